@@ -1,0 +1,82 @@
+"""A directory that appears whole or not at all, by one writer at a time."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dflash_trt.errors import BuildError
+
+
+@contextmanager
+def sole_writer(output: Path) -> Iterator[Path]:
+    """Lock `output` and yield an empty directory beside it to build in; `publish` moves it in.
+
+    What killed builds of this output left beside it is removed first; what this one leaves, last.
+    Raises BuildError when another process holds the lock.
+    """
+    scratch, aside = _beside(output, "building"), _beside(output, "replaced")
+    with _locked(output):
+        if aside.exists() and not output.exists():
+            aside.rename(output)  # killed between the two renames of `publish`
+        _remove(scratch, aside)
+        scratch.mkdir()
+        try:
+            yield scratch
+        finally:
+            _remove(scratch, aside)
+
+
+def publish(scratch: Path, output: Path) -> None:
+    """Make `scratch` durable, then put it in the place of `output`."""
+    for folder, _, files in os.walk(scratch):
+        for path in (*(Path(folder, name) for name in files), Path(folder)):
+            _sync(path)
+    aside = _beside(output, "replaced")
+    if output.exists():
+        output.rename(aside)
+    scratch.rename(output)
+    _sync(output.parent)
+
+
+def _beside(output: Path, what: str) -> Path:
+    return output.with_name(f".{output.name}.dflash-trt-{what}")
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    path = _beside(output, "lock")
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(lock), path.stat()):
+                break  # otherwise the last holder unlinked it after we opened it
+            os.close(lock)
+        except BlockingIOError:
+            os.close(lock)
+            raise BuildError(
+                f"another build of {output} is running",
+                "Wait for it, or give this one another --output",
+            ) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _remove(*directories: Path) -> None:
+    for directory in directories:
+        if directory.exists():
+            shutil.rmtree(directory)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,133 @@
+"""From a build config to a directory that needs nothing else to be served and verified."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from dflash_trt.atomic import publish, sole_writer
+from dflash_trt.checkpoints.drafter import Drafter, drafter_shapes, load_drafter
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
+from dflash_trt.checkpoints.target import Target, load_target, target_shapes
+from dflash_trt.checkpoints.tokenizer import check_vocabulary, load_tokenizer, tokenizer_files
+from dflash_trt.config import BuildConfig
+from dflash_trt.engines.onnxruntime import build_drafter, build_target
+from dflash_trt.errors import BuildError, ConfigError
+from dflash_trt.manifest import (
+    MANIFEST,
+    Manifest,
+    Report,
+    inputs_manifest,
+    matching_manifest,
+    read_manifest,
+    write_manifest,
+)
+from dflash_trt.serving.repository import write_repository
+
+DEFAULT_MAX_SEQ_LEN = 4096
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    directory: Path
+    manifest: Manifest
+    built: bool  # False: it was there already, made from the same inputs
+    seconds: float
+
+
+def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
+    """Check the pair and write engines, tokenizer, model repository and manifest to `output`.
+
+    All of it appears at once or not at all. An older build of ours is replaced.
+    Raises ConfigError, CheckpointError, PairError, or BuildError for the output's side.
+    """
+    started = time.monotonic()
+    output = output.resolve()
+    _check_output(output)
+    target, drafter = load_target(config.target.path), load_drafter(config.drafter.path)
+    check_pair(target, drafter, config.speculation.draft_tokens)
+    check_vocabulary(load_tokenizer(target.directory), target.spec.vocab_size, target.directory)
+    config = _with_max_seq_len(config, target.spec, drafter.spec)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with sole_writer(output) as scratch:
+            _check_output(output)  # again: now nobody else changes it
+            inputs = inputs_manifest(config, target, drafter, report)
+            manifest = matching_manifest(output, inputs)
+            built = manifest is None
+            if manifest is None:
+                _write(scratch, config, target, drafter, report)
+                manifest = write_manifest(scratch, inputs, report)
+                publish(scratch, output)
+    except OSError as error:
+        raise BuildError(
+            f"cannot write {error.filename or output}: {error.strerror or error}",
+            "Free the disk or give a writable --output; nothing was left half written",
+        ) from error
+    return BuildResult(output, manifest, built, time.monotonic() - started)
+
+
+def _check_output(output: Path) -> None:
+    """Only nothing, an empty folder, or a build of ours may be replaced."""
+    if (output / MANIFEST).is_file():
+        read_manifest(output)
+    elif output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise BuildError(
+            f"the output {output} exists and is not a build of dflash-trt",
+            "Give another --output, or remove it yourself; it was left as it is",
+        )
+
+
+def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> BuildConfig:
+    longest, asked = target.max_position_embeddings, config.serving.max_seq_len
+    length = min(longest, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
+    if not drafter.block_size < length <= longest:
+        raise ConfigError(
+            f"serving.max_seq_len is {length}, but this pair takes {drafter.block_size + 1} to "
+            f"{longest} (block size to the target's max_position_embeddings)",
+            "Correct it, or leave it out",
+        )
+    serving = config.serving.model_copy(update={"max_seq_len": length})
+    return config.model_copy(update={"serving": serving})
+
+
+def _write(
+    directory: Path, config: BuildConfig, target: Target, drafter: Drafter, report: Report
+) -> None:
+    slots, threads = config.serving.slots, config.engine.threads
+    max_seq_len = config.serving.max_seq_len
+    assert max_seq_len is not None
+    sizes = {"slots": slots, "max_seq_len": max_seq_len, "threads": threads}
+    engines = directory / "engines"
+    for role in ("target", "drafter"):
+        (engines / role).mkdir(parents=True)
+    count = _Counter("building the target engine", len(target_shapes(target.spec)), report)
+    build_target(target, drafter.spec, engines / "target", **sizes, progress=count)
+    tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
+    count = _Counter("building the drafter engine", tensors, report)
+    build_drafter(drafter, target, engines / "drafter", **sizes, progress=count)
+    (directory / "tokenizer").mkdir()
+    for file in tokenizer_files(target.directory):
+        shutil.copyfile(file, directory / "tokenizer" / file.name)
+    write_repository(
+        directory,
+        name=config.name,
+        target=target.spec,
+        drafter=drafter.spec,
+        config=config,
+        max_seq_len=max_seq_len,
+    )
+
+
+class _Counter:
+    """Turns an engine's tensor names ("a|b": tensors a and b fused) into counts."""
+
+    def __init__(self, step: str, total: int, report: Report) -> None:
+        self._done, self._total, self._report = 0, total, partial(report, step)
+        self._report(0, total)
+
+    def __call__(self, name: str) -> None:
+        self._done = min(self._done + name.count("|") + 1, self._total)
+        self._report(self._done, self._total)

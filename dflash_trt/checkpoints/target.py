@@ -1,0 +1,69 @@
+"""The target: the model whose output distribution is kept."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.checkpoints.files import check_directory, read_json
+from dflash_trt.checkpoints.spec import Shapes, TargetSpec, decoder_fields, layer_shapes, refuse
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.errors import CheckpointError
+
+QK_NORM = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
+
+
+@dataclass(frozen=True)
+class Target:
+    directory: Path
+    spec: TargetSpec
+    weights: Weights
+
+
+def load_target(directory: Path) -> Target:
+    """Read a Hugging Face directory: config.json, generation_config.json and weight headers.
+
+    Raises CheckpointError when a file is missing or broken or the model is not handled.
+    """
+    check_directory(directory, "target")
+    file = directory / "config.json"
+    config = read_json(file)
+    known = [name for name in config.get("architectures") or () if name in QK_NORM]
+    if not known:
+        raise refuse(file, f"the architecture is {config.get('architectures')}")
+    fields = decoder_fields(file, config, qk_norm=QK_NORM[known[0]])
+    spec = TargetSpec(
+        **fields,
+        model_type=str(config.get("model_type", "")),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        eos_token_ids=_eos_token_ids(directory, config, fields["vocab_size"]),
+    )
+    return Target(directory, spec, Weights(directory))
+
+
+def target_shapes(spec: TargetSpec) -> Shapes:
+    """Every tensor the target's graph reads."""
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
+        "model.norm.weight": (spec.hidden_size,),
+    }
+    if not spec.tie_word_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab_size, spec.hidden_size)
+    for i in range(spec.num_hidden_layers):
+        shapes |= layer_shapes(spec, f"model.layers.{i}")
+    return shapes
+
+
+def _eos_token_ids(directory: Path, config: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """generation_config.json first, then config.json; an id, a list of ids, or none."""
+    file = directory / "generation_config.json"
+    found = read_json(file).get("eos_token_id") if file.is_file() else None
+    found = config.get("eos_token_id") if found is None else found
+    ids = tuple(found) if isinstance(found, Iterable) else () if found is None else (found,)
+    for token in ids:
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise CheckpointError(
+                f"{directory}: eos_token_id {token!r} is not a token of the vocabulary",
+                "Correct eos_token_id in generation_config.json or config.json",
+            )
+    return ids

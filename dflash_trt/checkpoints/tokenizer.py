@@ -1,0 +1,51 @@
+"""The target's tokenizer: which files travel with a build, and how they are loaded."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from dflash_trt.errors import CheckpointError
+
+REQUIRED = "tokenizer.json"
+OPTIONAL = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
+
+
+def tokenizer_files(directory: Path) -> list[Path]:
+    """The files to copy, sorted; CheckpointError when there is no tokenizer.json."""
+    if not (directory / REQUIRED).is_file():
+        raise CheckpointError(
+            f"{directory} has no {REQUIRED}",
+            "Write it there with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+        )
+    return sorted(
+        directory / name for name in (REQUIRED, *OPTIONAL) if (directory / name).is_file()
+    )
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Load tokenizer.json; CheckpointError when it is missing or broken."""
+    file = tokenizer_files(directory)[-1].with_name(REQUIRED)
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(
+            f"{file} is not a tokenizer ({error})", "Download or export the tokenizer again"
+        ) from error
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, directory: Path) -> None:
+    """Every id the tokenizer can give has a row in the embedding."""
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if highest >= vocab_size:
+        raise CheckpointError(
+            f"the tokenizer of {directory} gives ids up to {highest}, but the model's vocabulary "
+            f"has {vocab_size}",
+            "Use the tokenizer that belongs to this model",
+        )

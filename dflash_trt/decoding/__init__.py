@@ -1,0 +1,1 @@
+"""The algorithm: rounds, acceptance, sampling, KV rows, scheduling."""

@@ -1,0 +1,47 @@
+"""Which drafts the target keeps. Both rules leave the target's own output unchanged."""
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.decoding.sampling import Floats, Ints, Sampling, distribution, draw
+
+Int64 = npt.NDArray[np.int64]
+
+
+def accept_greedy(drafts: Int64, argmax: Int64, counts: Int64) -> Int64:
+    """Accepted drafts per sequence: the leading ones that are the target's own choice.
+
+    drafts `[n, D]`; argmax `[n, D+1]`, the target's token after the anchor and after each draft;
+    counts `[n]`, how many of a row's drafts are real. Returns `[n]`.
+    """
+    depth = drafts.shape[1]
+    same = (drafts == argmax[:, :depth]) & (np.arange(depth) < counts[:, None])
+    accepted: Int64 = np.cumprod(same, axis=1).sum(axis=1)
+    return accepted
+
+
+def accept_sampled(
+    drafts: Ints,
+    logits: Floats,
+    candidate_ids: Ints,
+    candidate_probs: Floats,
+    sampling: Sampling,
+    rng: np.random.Generator,
+) -> tuple[int, int]:
+    """Rejection sampling: how many drafts of one sequence are kept, and the token after them.
+
+    drafts `[D]`, drawn from candidate_probs `[D, 16]` over candidate_ids `[D, 16]`; logits
+    `[D+1, vocab]` of the target. Draft i is kept with probability min(1, p_i / q_i); the first
+    one rejected is replaced by a draw from max(p - q, 0), so that the committed tokens follow p.
+    """
+    for i, draft in enumerate(drafts):
+        p = distribution(logits[i], sampling)
+        q = candidate_probs[i][candidate_ids[i] == draft].sum()
+        if rng.random() * q < p[draft]:
+            continue
+        residual = p.copy()
+        np.subtract.at(residual, candidate_ids[i], candidate_probs[i])
+        residual = np.maximum(residual, 0.0)
+        # p == q up to rounding leaves no residual; then p itself is the distribution
+        return i, draw(residual if residual.any() else p, rng)
+    return len(drafts), draw(distribution(logits[len(drafts)], sampling), rng)

@@ -1,0 +1,113 @@
+"""`dflash-trt verify`: DFlash against the target alone, in the same engine."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from dflash_trt.decoding.draft_length import DraftLength, measure
+from dflash_trt.decoding.rounds import RunRound, in_process
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.engines.onnxruntime import Engine
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Where DFlash first left the target's own text: indices and token ids."""
+
+    prompt: int
+    position: int
+    expected: int
+    got: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Greedy decoding of all prompts, both ways.
+
+    tau is over all rounds; speedup is the median over prompts of plain time / DFlash time.
+    """
+
+    identical: int
+    total: int
+    tau: float
+    speedup: float
+    dflash_tokens_per_s: float
+    plain_tokens_per_s: float
+    outputs: list[list[int]]
+    first_mismatch: Mismatch | None
+
+
+def check(
+    engines: Path,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    draft_tokens: int | None,
+    progress: Callable[[int], None],
+) -> Report:
+    """Decode each prompt with DFlash and with the target alone; stop tokens are ignored.
+
+    `engines` holds `target/` and `drafter/`; `draft_tokens` None lets measured costs decide.
+    `progress` is called with the number of prompts done.
+    """
+    target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
+    length = DraftLength(drafter.info.block_size, draft_tokens)
+    rounds = in_process(target, drafter)
+    if length.needs_costs:
+        measure(rounds, length, drafter.info.block_size, slots=1)
+    dflash = _scheduler(target, rounds, length)
+    plain = _scheduler(target, in_process(target, None), DraftLength(1))
+    requests = [Request(prompt, max_tokens) for prompt in prompts]
+    for warm_up in (dflash, plain):
+        _decode(warm_up, Request(requests[0].prompt, min(max_tokens, 16)))
+    pairs: list[tuple[Decoded, Decoded]] = []
+    times: list[tuple[float, float]] = []
+    for done, request in enumerate(requests):
+        # one after the other on each prompt, so that noise of the machine meets both
+        fast, fast_seconds = _decode(dflash, request)
+        slow, slow_seconds = _decode(plain, request)
+        pairs.append((fast, slow))
+        times.append((fast_seconds, slow_seconds))
+        progress(done + 1)
+    tokens = sum(len(fast.tokens) for fast, _ in pairs)
+    rounds_run = sum(fast.rounds for fast, _ in pairs)
+    return Report(
+        identical=sum(fast.tokens == slow.tokens for fast, slow in pairs),
+        total=len(pairs),
+        tau=(tokens - len(pairs)) / rounds_run if rounds_run else 0.0,
+        speedup=median(slow / fast for fast, slow in times),
+        dflash_tokens_per_s=tokens / sum(fast for fast, _ in times),
+        plain_tokens_per_s=tokens / sum(slow for _, slow in times),
+        outputs=[fast.tokens for fast, _ in pairs],
+        first_mismatch=_first_mismatch(pairs),
+    )
+
+
+def _scheduler(target: Engine, rounds: RunRound, length: DraftLength) -> Scheduler:
+    return Scheduler(
+        rounds,
+        slots=1,
+        max_seq_len=target.info.max_seq_len,
+        prefill_chunk=target.info.max_seq_len,
+        draft_length=length,
+        max_queue=1,
+    )
+
+
+def _decode(scheduler: Scheduler, request: Request) -> tuple[Decoded, float]:
+    start = time.perf_counter()
+    sequence = scheduler.submit(request)
+    while scheduler.busy:
+        scheduler.step()
+    return sequence, time.perf_counter() - start
+
+
+def _first_mismatch(pairs: Sequence[tuple[Decoded, Decoded]]) -> Mismatch | None:
+    for prompt, (fast, slow) in enumerate(pairs):
+        for position, (got, expected) in enumerate(zip(fast.tokens, slow.tokens, strict=True)):
+            if got != expected:
+                return Mismatch(prompt, position, expected, got)
+    return None

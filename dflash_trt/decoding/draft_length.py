@@ -1,0 +1,92 @@
+"""How many drafts a round should ask for: measured costs against observed acceptance."""
+
+import time
+
+import numpy as np
+
+from dflash_trt.decoding.rounds import RunRound, VerifyInput
+from dflash_trt.decoding.sampling import CANDIDATES
+
+MEMORY = 0.98  # weight of the past at each round: about the last 50 count
+FULL_EVERY = 64  # now and then a full block is drafted, so that long drafts are observed too
+WARM_UP = 8  # full blocks before the first choice
+
+
+class DraftLength:
+    """Chooses the number of draft tokens, 1 .. block_size-1, or keeps a fixed one.
+
+    A round with k drafts commits 1 + sum_{j<=k} P(the first j are accepted) tokens on average and
+    takes `seconds(n, k)`; the k with the best ratio wins.
+    """
+
+    def __init__(self, block_size: int, fixed: int | None = None) -> None:
+        self._longest = block_size - 1 if fixed is None else fixed
+        self._fixed = fixed is not None
+        # draft j was reached / kept, given that all before it were; the prior is weak and hopeful
+        self._reached = np.full(self._longest, 2.0)
+        self._kept = np.full(self._longest, 1.5)
+        self._rounds = 0
+        self._base = np.zeros(self._longest)
+        self._per_row = np.zeros(self._longest)
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether `measure` should run before the first request."""
+        return not self._fixed and not self._base.any()
+
+    def set_costs(self, one: list[float], many: list[float], rows: int) -> None:
+        """Seconds of a round with 1, 2, .. drafts for one sequence, and for `rows` sequences."""
+        slope = np.maximum(np.subtract(many, one), 0.0) / max(rows - 1, 1)
+        self._per_row = slope
+        self._base = np.maximum(np.array(one) - slope, 0.0)
+
+    def choose(self, n: int) -> int:
+        """Draft tokens for the next round of n sequences."""
+        self._rounds += 1
+        if self._fixed or not self._base.any():
+            return self._longest
+        if self._rounds <= WARM_UP or self._rounds % FULL_EVERY == 0:
+            return self._longest
+        committed = 1.0 + np.cumsum(np.cumprod(self._kept / self._reached))
+        return 1 + int(np.argmax(committed / (self._base + self._per_row * n)))
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Learn from one sequence's round."""
+        reached = min(accepted + 1, drafted)
+        self._reached *= MEMORY
+        self._kept *= MEMORY
+        self._reached[:reached] += 1.0
+        self._kept[:accepted] += 1.0
+
+
+def measure(run_round: RunRound, length: DraftLength, block_size: int, slots: int) -> None:
+    """Time rounds of every length on idle cache rows and hand the costs to `length`.
+
+    To be called while no sequence is active: it writes to rows 0 .. slots-1.
+    """
+    costs = [[_seconds(run_round, n, k) for k in range(1, block_size)] for n in (1, slots)]
+    length.set_costs(*costs, rows=slots)
+
+
+def _seconds(run_round: RunRound, n: int, drafts: int, repeats: int = 7) -> float:
+    """Median wall time of one round of n sequences with the given number of drafts."""
+    x = VerifyInput(
+        row=np.zeros(1, np.int64),
+        moves=np.full((1, 2), -1, np.int64),
+        tokens=np.zeros((n, drafts + 1), np.int64),
+        lengths=np.full(n, drafts + 1, np.int64),
+        forced=np.ones(n, np.int64),
+        positions=np.zeros(n, np.int64),
+        budget=np.full(n, 2 * drafts + 2, np.int64),
+        draft_tokens=np.array([drafts], np.int64),
+        sampling=np.tile(np.array([0, 0, 1], np.float32), (n, 1)),
+        seeds=np.zeros(n, np.int64),
+        candidate_ids=np.zeros((n, 1, CANDIDATES), np.int32),
+        candidate_probs=np.zeros((n, 1, CANDIDATES), np.float32),
+    )
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run_round(x)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))

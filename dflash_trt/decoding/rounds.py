@@ -1,0 +1,224 @@
+"""One round: verify, then draft. The dataclasses are also the tensors of the Triton ensemble."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
+from dflash_trt.decoding.sampling import CANDIDATES, Sampling, generator, propose
+from dflash_trt.engines.onnxruntime import Engine
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class VerifyInput:
+    """Tokens to check for n sequences, which occupy the cache rows row .. row+n-1.
+
+    A row's first `forced` tokens are known to be right (a prompt chunk, or the anchor); the rest,
+    up to `lengths`, are drafts. Prefilling is verifying a prompt.
+    """
+
+    row: Int64  # [1]
+    moves: Int64  # [m, 2]: cache rows (from, to) copied in order before the step; (-1, -1) is none
+    tokens: Int64  # [n, S]
+    lengths: Int64  # [n], 1..S
+    forced: Int64  # [n], 1..lengths
+    positions: Int64  # [n]: position of tokens[:, 0], the committed length before it
+    budget: Int64  # [n]: tokens still wanted; 0 for a prompt chunk that is not the last
+    draft_tokens: Int64  # [1]: the most drafts wanted for the next round
+    sampling: Float32  # [n, 3]: temperature, top_k, top_p
+    seeds: Int64  # [n]
+    candidate_ids: Int32  # [n, D, 16]: what each draft was drawn from; D may be 1 if all are greedy
+    candidate_probs: Float32  # [n, D, 16]
+
+
+@dataclass(frozen=True)
+class VerifyOutput:
+    """What the target says."""
+
+    accepted: Int64  # [n]: drafts kept
+    next_tokens: Int64  # [n]: the target's own token after them
+    features: Float32  # [n, S, taps * hidden_size]
+
+
+@dataclass(frozen=True)
+class DraftInput:
+    """Verified features to inject, and the anchor of the next block."""
+
+    row: Int64
+    moves: Int64
+    forced: Int64
+    positions: Int64
+    budget: Int64
+    draft_tokens: Int64
+    sampling: Float32
+    seeds: Int64
+    accepted: Int64
+    next_tokens: Int64
+    features: Float32
+
+
+@dataclass(frozen=True)
+class DraftOutput:
+    """The next drafts, `[n, D]`, and the distributions they were drawn from (greedy: zeros)."""
+
+    drafts: Int64
+    candidate_ids: Int32
+    candidate_probs: Float32
+
+
+@dataclass(frozen=True)
+class RoundOutput:
+    """What a round returns to the loop: tokens and counters, never features."""
+
+    accepted: Int64
+    next_tokens: Int64
+    drafts: Int64
+    candidate_ids: Int32
+    candidate_probs: Float32
+
+
+RunRound = Callable[[VerifyInput], RoundOutput]
+
+
+def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
+    """Run the target over the tokens, write their KV rows and decide how many drafts are kept."""
+    _move_rows(engine, x.moves)
+    n, width = x.tokens.shape
+    positions = x.positions[:, None] + np.arange(width)
+    depth = int((x.lengths - x.forced).max())
+    # only the last forced token and the drafts need logits
+    offsets = np.minimum(x.forced[:, None] - 1 + np.arange(depth + 1), x.lengths[:, None] - 1)
+    visible = int(x.positions.max()) + width
+    outputs = engine.run(
+        int(x.row[0]),
+        {
+            "tokens": x.tokens,
+            "positions": positions,
+            "write_index": x.positions,
+            "mask": (np.arange(visible) <= positions[:, :, None])[:, None],
+            "head_rows": (offsets + np.arange(n)[:, None] * width).ravel(),
+        },
+    )
+    argmax = outputs["argmax"].numpy().reshape(n, depth + 1)
+    drafts = np.take_along_axis(x.tokens, offsets[:, 1:], axis=1)
+    accepted = accept_greedy(drafts, argmax, x.lengths - x.forced)
+    next_tokens = argmax[np.arange(n), accepted]
+    sampled = np.flatnonzero(x.sampling[:, 0])
+    if sampled.size:
+        logits = outputs["logits"].numpy().reshape(n, depth + 1, -1)
+        for i in sampled:
+            count = int(x.lengths[i] - x.forced[i])
+            accepted[i], next_tokens[i] = accept_sampled(
+                drafts[i, :count],
+                logits[i],
+                x.candidate_ids[i],
+                x.candidate_probs[i],
+                _sampling(x.sampling[i], x.seeds[i]),
+                generator(int(x.seeds[i]), int(x.positions[i] + x.forced[i]), stage=1),
+            )
+    return VerifyOutput(accepted, next_tokens, outputs["features"].numpy())
+
+
+def draft(engine: Engine, x: DraftInput) -> DraftOutput:
+    """Inject the features and fill one block of masks behind each sequence's new anchor.
+
+    Features of rejected drafts are injected with the others: the mask hides them and the next
+    round's features overwrite them.
+    """
+    _move_rows(engine, x.moves)
+    n, width = x.features.shape[:2]
+    wanted = np.clip(x.budget - x.accepted - 1, 0, x.draft_tokens[0])
+    depth = max(1, int(wanted.max()))
+    if not wanted.any() and x.budget.all():  # every sequence ends with this round
+        return _no_drafts(n)
+    anchors = x.positions + x.forced + x.accepted
+    block = np.full((n, depth + 1), engine.info.mask_token_id)
+    block[:, 0] = x.next_tokens
+    context = x.positions[:, None] + np.arange(width)
+    places = np.arange(int(x.positions.max()) + width + depth + 1)
+    start = (x.positions + width)[:, None]  # the block's keys stand behind the features'
+    seen = (places < anchors[:, None]) | ((places >= start) & (places <= start + depth))
+    outputs = engine.run(
+        int(x.row[0]),
+        {
+            "features": x.features,
+            "block": block,
+            "positions": np.hstack([context, anchors[:, None] + np.arange(depth + 1)]),
+            "write_index": x.positions,
+            "mask": np.repeat(seen[:, None, None], depth + 1, axis=2),
+        },
+    )
+    drafts = outputs["argmax"].numpy().reshape(n, depth)
+    sampled = np.flatnonzero(x.sampling[:, 0])
+    ids = np.zeros((n, depth if sampled.size else 1, CANDIDATES), np.int32)
+    probs = np.zeros(ids.shape, np.float32)
+    if sampled.size:
+        logits = outputs["logits"].numpy().reshape(n, depth, -1)
+        for i in sampled:
+            sampling = _sampling(x.sampling[i], x.seeds[i])
+            rng = generator(sampling.seed, int(anchors[i]), stage=0)
+            for j in range(depth):
+                drafts[i, j], ids[i, j], probs[i, j] = propose(logits[i, j], sampling, rng)
+    return DraftOutput(drafts, ids, probs)
+
+
+def in_process(target: Engine, drafter: Engine | None) -> RunRound:
+    """Rounds on engines of this process; without a drafter the target decodes alone."""
+
+    def run(x: VerifyInput) -> RoundOutput:
+        checked = verify(target, x)
+        if drafter is None:
+            drafted = _no_drafts(len(x.tokens))
+        else:
+            drafted = draft(drafter, draft_input(x, checked))
+        return RoundOutput(
+            checked.accepted,
+            checked.next_tokens,
+            drafted.drafts,
+            drafted.candidate_ids,
+            drafted.candidate_probs,
+        )
+
+    return run
+
+
+def draft_input(x: VerifyInput, checked: VerifyOutput) -> DraftInput:
+    """What the ensemble wires from its inputs and from `verify` into `draft`."""
+    return DraftInput(
+        row=x.row,
+        moves=x.moves,
+        forced=x.forced,
+        positions=x.positions,
+        budget=x.budget,
+        draft_tokens=x.draft_tokens,
+        sampling=x.sampling,
+        seeds=x.seeds,
+        accepted=checked.accepted,
+        next_tokens=checked.next_tokens,
+        features=checked.features,
+    )
+
+
+def _no_drafts(n: int) -> DraftOutput:
+    # one column, so that no tensor of the ensemble is ever empty
+    return DraftOutput(
+        np.zeros((n, 1), np.int64),
+        np.zeros((n, 1, CANDIDATES), np.int32),
+        np.zeros((n, 1, CANDIDATES), np.float32),
+    )
+
+
+def _move_rows(engine: Engine, moves: Int64) -> None:
+    for source, destination in moves:
+        if source >= 0:
+            engine.move_row(int(source), int(destination))
+
+
+def _sampling(row: Float32, seed: np.int64) -> Sampling:
+    return Sampling(float(row[0]), int(row[1]), float(row[2]), int(seed))

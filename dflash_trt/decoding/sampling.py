@@ -1,0 +1,74 @@
+"""Distributions that tokens are drawn from, and the random numbers that draw them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+CANDIDATES = 16  # a drafter's distribution is carried as its best 16 tokens; exact, see `propose`
+
+Floats = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one request draws tokens; temperature 0 is greedy, top_k 0 and top_p 1 are off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+def distribution(logits: Floats, sampling: Sampling) -> npt.NDArray[np.float64]:
+    """Probabilities `[vocab]` under temperature, then top-k, then top-p (as z-lab samples).
+
+    top-p keeps the smallest set of most likely tokens whose mass reaches it, at least one.
+    """
+    scores = logits.astype(np.float64) / sampling.temperature
+    if 0 < sampling.top_k < scores.size:
+        kept = np.argpartition(-scores, sampling.top_k - 1)[: sampling.top_k]
+        cut = np.full_like(scores, -np.inf)
+        cut[kept] = scores[kept]
+        scores = cut
+    probs = np.exp(scores - scores.max())
+    probs /= probs.sum()
+    if sampling.top_p < 1.0:
+        order = np.argsort(-probs, kind="stable")
+        mass_before = np.cumsum(probs[order]) - probs[order]
+        probs[order[mass_before >= sampling.top_p]] = 0.0
+        probs /= probs.sum()
+    return probs
+
+
+def generator(seed: int, position: int, stage: int) -> np.random.Generator:
+    """Random numbers that depend on the request's seed and the token position alone.
+
+    `stage` keeps drafting (0) and acceptance (1) at one position independent.
+    """
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, stage, position]))
+
+
+def draw(weights: Floats, rng: np.random.Generator) -> int:
+    """One index drawn in proportion to non-negative `weights`."""
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    index = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")
+    return int(min(index, weights.size - 1))
+
+
+def propose(
+    logits: Floats, sampling: Sampling, rng: np.random.Generator
+) -> tuple[int, Ints, npt.NDArray[np.float32]]:
+    """Draw one draft token: the token, its candidates int32 `[16]`, their probabilities `[16]`.
+
+    The drafter's distribution is cut to its 16 best tokens. Rejection sampling is exact for
+    whatever distribution the draft was drawn from, so the cut costs acceptance, never exactness.
+    """
+    probs = distribution(logits, sampling)
+    count = min(CANDIDATES, probs.size)
+    best = np.argpartition(-probs, count - 1)[:count]
+    ids = np.zeros(CANDIDATES, np.int32)
+    kept = np.zeros(CANDIDATES, np.float32)
+    ids[:count], kept[:count] = best, probs[best] / probs[best].sum()
+    return int(ids[draw(kept, rng)]), ids, kept

@@ -1,0 +1,65 @@
+"""What a caller asks for, and how far it has come."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from dflash_trt.decoding.rounds import Float32, Int32
+from dflash_trt.decoding.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Request:
+    """Prompt token ids and how to continue them; a token of `stop_ids` ends the text."""
+
+    prompt: Seq[int]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request under way. Its row in the KV caches is its index among the active ones."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)  # generated so far
+    accepted_per_round: list[int] = field(default_factory=list)  # drafts kept in each round
+    drafted: int = 0
+    finish_reason: str | None = None  # "stop", "length" or "cancelled"
+    position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
+    drafts: list[int] = field(default_factory=list)  # to be verified next
+    candidate_ids: Int32 | None = None  # [D, 16]
+    candidate_probs: Float32 | None = None
+
+    @property
+    def rounds(self) -> int:
+        """Rounds after prefill."""
+        return len(self.accepted_per_round)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that are part of the text."""
+        return sum(self.accepted_per_round)
+
+    @property
+    def acceptance_length(self) -> float:
+        """tau: tokens committed per round; the first token comes from prefill."""
+        return (len(self.tokens) - 1) / self.rounds if self.rounds else 0.0
+
+    @property
+    def budget(self) -> int:
+        """Tokens still wanted."""
+        return self.request.max_tokens - len(self.tokens)
+
+    def commit(self, tokens: Seq[int]) -> int:
+        """Append what fits the budget, up to a stop token; returns how many were taken."""
+        taken = 0
+        for token in tokens[: self.budget]:
+            self.tokens.append(token)
+            taken += 1
+            if token in self.request.stop_ids:
+                self.finish_reason = "stop"
+                return taken
+        if self.budget == 0:
+            self.finish_reason = "length"
+        return taken

@@ -1,0 +1,1 @@
+"""One module per engine kind: build it, load it, step it."""

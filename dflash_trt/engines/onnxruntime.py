@@ -1,0 +1,196 @@
+"""The `onnxruntime` engine: an opset-24 graph with its weights beside it, for any CPU."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.spec import DrafterSpec
+from dflash_trt.checkpoints.target import Target
+from dflash_trt.errors import EngineError
+from dflash_trt.graphs.drafter import drafter_graph
+from dflash_trt.graphs.target import target_graph
+
+KIND = "onnxruntime"
+ENGINE_FILE = "engine.json"
+GRAPH_FILE = "model.onnx"
+MAX_CACHED_BINDINGS = 64
+
+Progress = Callable[[str], None]
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What `engine.json` says: shapes that whoever steps the engine must know."""
+
+    kind: str
+    role: str  # "target" or "drafter"
+    slots: int
+    max_seq_len: int
+    cache_len: int  # max_seq_len plus room for rows that are written but never seen
+    threads: int
+    vocab_size: int
+    block_size: int
+    mask_token_id: int
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+
+
+def build_target(
+    target: Target,
+    drafter: DrafterSpec,
+    directory: Path,
+    *,
+    slots: int,
+    max_seq_len: int,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Write the target's engine directory; the drafter says which layers are tapped."""
+    # a block that starts on the last position still writes all its rows
+    cache_len = max_seq_len + drafter.block_size
+    graph = target_graph(target, drafter.target_layer_ids, cache_len)
+    graph.save(directory, progress)
+    _write_info(directory, "target", target, drafter, cache_len, slots, max_seq_len, threads)
+
+
+def build_drafter(
+    drafter: Drafter,
+    target: Target,
+    directory: Path,
+    *,
+    slots: int,
+    max_seq_len: int,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Write the drafter's engine directory, with a copy of the target's embedding and head."""
+    # features of one more block, and the block itself, stand behind the last position
+    cache_len = max_seq_len + 2 * drafter.spec.block_size
+    drafter_graph(drafter, target, cache_len).save(directory, progress)
+    _write_info(directory, "drafter", drafter, drafter.spec, cache_len, slots, max_seq_len, threads)
+
+
+def _write_info(
+    directory: Path,
+    role: str,
+    model: Target | Drafter,
+    drafter: DrafterSpec,
+    cache_len: int,
+    slots: int,
+    max_seq_len: int,
+    threads: int,
+) -> None:
+    info = EngineInfo(
+        kind=KIND,
+        role=role,
+        slots=slots,
+        max_seq_len=max_seq_len,
+        cache_len=cache_len,
+        threads=threads,
+        vocab_size=model.spec.vocab_size,
+        block_size=drafter.block_size,
+        mask_token_id=drafter.mask_token_id,
+        num_layers=model.spec.num_hidden_layers,
+        kv_heads=model.spec.num_key_value_heads,
+        head_dim=model.spec.head_dim,
+    )
+    (directory / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n")
+
+
+class Engine:
+    """A loaded graph with its KV caches, float32 `[slots, kv_heads, cache_len, head_dim]`.
+
+    Only `run` and `move_row` touch the caches; a caller rolls back by passing a lower
+    `write_index` the next time.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.info = read_info(directory)
+        self._session = _load_session(directory / GRAPH_FILE, self.info.threads)
+        shape = (self.info.slots, self.info.kv_heads, self.info.cache_len, self.info.head_dim)
+        self._caches = {
+            f"{part}_{layer}": np.zeros(shape, np.float32)
+            for layer in range(self.info.num_layers)
+            for part in ("key", "value")
+        }
+        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
+        self._outputs = [o.name for o in self._session.get_outputs() if "_" not in o.name]
+
+    def run(self, row: int, inputs: Mapping[str, Array]) -> dict[str, ort.OrtValue]:
+        """Step the sequences in cache rows `row .. row+n-1`; n is the inputs' first dimension.
+
+        Inputs as the graph names them. Returns `argmax`, `logits` and, for a target, `features`
+        as values that convert with `.numpy()`; what is not converted is not copied.
+        """
+        binding = self._binding(row, len(inputs["write_index"]))
+        held = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        for name, array in held.items():
+            binding.bind_cpu_input(name, array)
+        for name in self._outputs:
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        values = binding.get_outputs()
+        return dict(zip(self._outputs, values[-len(self._outputs) :], strict=True))
+
+    def move_row(self, source: int, destination: int) -> None:
+        """Copy one sequence's cache to another row, so that active rows stay dense."""
+        for array in self._caches.values():
+            array[destination] = array[source]
+
+    def _binding(self, row: int, n: int) -> ort.IOBinding:
+        """A binding whose caches are rows `row .. row+n-1`, in place: inputs are the outputs."""
+        if (row, n) not in self._bindings:
+            if len(self._bindings) >= MAX_CACHED_BINDINGS:
+                self._bindings.clear()
+            binding = self._session.io_binding()
+            for name, array in self._caches.items():
+                value = ort.OrtValue.ortvalue_from_numpy(array[row : row + n])
+                binding.bind_ortvalue_input(name, value)
+                binding.bind_ortvalue_output(f"new_{name}", value)
+            self._bindings[row, n] = binding
+        return self._bindings[row, n]
+
+
+def read_info(directory: Path) -> EngineInfo:
+    """Read `engine.json`; EngineError when it is missing or was written by another version."""
+    path = directory / ENGINE_FILE
+    try:
+        info = EngineInfo(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise EngineError(
+            f"{path} is not an engine description ({error})", "Run `dflash-trt build` again."
+        ) from error
+    if info.kind != KIND:
+        raise EngineError(
+            f"{path} describes a {info.kind!r} engine", f"This loader runs {KIND!r} engines only."
+        )
+    return info
+
+
+@cache
+def _use_global_threads(threads: int) -> None:
+    """One pool for all sessions of a process: target and drafter take turns on the same cores."""
+    ort.set_global_thread_pool_sizes(threads, 1)
+
+
+def _load_session(path: Path, threads: int) -> ort.InferenceSession:
+    _use_global_threads(threads)
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    options.log_severity_level = 3
+    try:
+        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own classes, all unlike each other
+        raise EngineError(
+            f"ONNX Runtime cannot load {path}: {error}",
+            "The engine directory is damaged or from another version: run `dflash-trt build` again.",
+        ) from error

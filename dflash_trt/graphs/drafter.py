@@ -1,0 +1,62 @@
+"""The DFlash drafter's graph: tap features are injected, a block of masks is filled at once."""
+
+import onnx_ir as ir
+
+from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.target import Target
+from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.layers import (
+    Positions,
+    attention_block,
+    head,
+    mlp_block,
+    open_layer,
+    rms_norm,
+    rope_tables,
+)
+
+
+def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuilder:
+    """Build the drafter's graph with the target's embedding and head (paper section 4.1).
+
+    Inputs: features float32 `[n, C, taps * hidden_size]` of newly verified tokens; block int64
+    `[n, W]`, the anchor and W-1 mask tokens; positions int64 `[n, C + W]`, first the features',
+    then the block's; write_index int64 `[n]`; mask bool `[n, 1, W, N]`; `key_i`, `value_i` float32
+    `[n, kv_heads, cache_len, head_dim]`. Outputs: argmax int64 `[n * (W-1)]`, logits float32
+    `[n * (W-1), vocab]` of the mask positions, `new_key_i`, `new_value_i`.
+
+    The keys and values of the context features and of the block are written to the cache together.
+    The block's are garbage after the call: the next one writes its features over them.
+    """
+    spec, weights = drafter.spec, drafter.weights
+    g = GraphBuilder("drafter")
+    width = len(spec.target_layer_ids) * spec.hidden_size
+    features = g.input("features", ir.DataType.FLOAT, ("n", "C", width))
+    block = g.input("block", ir.DataType.INT64, ("n", "W"))
+    positions = g.input("positions", ir.DataType.INT64, ("n", "C_W"))
+    write_index = g.input("write_index", ir.DataType.INT64, ("n",))
+    mask = g.input("mask", ir.DataType.BOOL, ("n", 1, "W", "N"))
+
+    context_len = g.op("Shape", features, start=1, end=2)
+    end = g.op("Shape", positions, start=1, end=2)
+    block_positions = g.op("Slice", positions, context_len, end, g.ints(1))
+    visible = g.op("Shape", mask, start=3, end=4)
+    at = Positions(
+        *rope_tables(g, spec, cache_len), block_positions, positions, write_index, mask, visible
+    )
+    context = g.op("MatMul", features, g.linear(weights, "fc.weight"))
+    context = rms_norm(g, context, weights, "hidden_norm", spec)
+    embedding = g.vector(target.weights, "model.embed_tokens.weight")
+    hidden = g.op("Gather", embedding, block, axis=0)
+    for index in range(spec.num_hidden_layers):
+        layer = open_layer(g, spec, index, "", cache_len)
+        hidden = attention_block(g, spec, weights, layer, hidden, context, at)
+        hidden = mlp_block(g, spec, weights, layer, hidden)
+    # position 0, the anchor, proposes nothing
+    masks = g.op("Slice", hidden, g.ints(1), g.op("Shape", block, start=1, end=2), g.ints(1))
+    rows = g.op("Reshape", masks, g.ints(-1, spec.hidden_size))
+    rows = rms_norm(g, rows, weights, "norm", spec)
+    tied = target.spec.tie_word_embeddings
+    table = embedding if tied else g.vector(target.weights, "lm_head.weight")
+    head(g, rows, table, target.spec.vocab_size)
+    return g

@@ -1,0 +1,58 @@
+"""The target's graph: tokens in; argmax, logits and tap features out; KV caches in place."""
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from dflash_trt.checkpoints.target import Target
+from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.layers import (
+    Positions,
+    attention_block,
+    head,
+    mlp_block,
+    open_layer,
+    rms_norm,
+    rope_tables,
+)
+
+
+def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBuilder:
+    """Build the graph of a Llama or Qwen3 shaped target.
+
+    Inputs: tokens, positions int64 `[n, S]`; write_index int64 `[n]`; mask bool `[n, 1, S, N]`;
+    head_rows int64 `[r]`, which of the `n * S` tokens get logits; `key_i`, `value_i` float32
+    `[n, kv_heads, cache_len, head_dim]`. Outputs: argmax int64 `[r]`, logits float32 `[r, vocab]`,
+    features float32 `[n, S, taps * hidden_size]`, `new_key_i`, `new_value_i`, to be bound to the
+    input caches. `taps` are `dflash_config.target_layer_ids`: feature l is the residual stream
+    after decoder block l (z-lab `extract_context_feature`).
+    """
+    spec, weights = target.spec, target.weights
+    g = GraphBuilder("target")
+    tokens = g.input("tokens", ir.DataType.INT64, ("n", "S"))
+    positions = g.input("positions", ir.DataType.INT64, ("n", "S"))
+    write_index = g.input("write_index", ir.DataType.INT64, ("n",))
+    mask = g.input("mask", ir.DataType.BOOL, ("n", 1, "S", "N"))
+    head_rows = g.input("head_rows", ir.DataType.INT64, ("r",))
+    visible = g.op("Shape", mask, start=3, end=4)
+    at = Positions(
+        *rope_tables(g, spec, cache_len), positions, positions, write_index, mask, visible
+    )
+    embedding = g.vector(weights, "model.embed_tokens.weight")
+    hidden = g.op("Gather", embedding, tokens, axis=0)
+    after: dict[int, ir.Value] = {}
+    for index in range(spec.num_hidden_layers):
+        layer = open_layer(g, spec, index, "model.", cache_len)
+        hidden = attention_block(g, spec, weights, layer, hidden, None, at)
+        hidden = mlp_block(g, spec, weights, layer, hidden)
+        after[index] = hidden
+    rows = g.op("Reshape", hidden, g.ints(-1, spec.hidden_size))
+    rows = g.op("Gather", rows, head_rows, axis=0)
+    rows = rms_norm(g, rows, weights, "model.norm", spec)
+    table = embedding if spec.tie_word_embeddings else g.vector(weights, "lm_head.weight")
+    head(g, rows, table, spec.vocab_size)
+    features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
+    g.output(
+        features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size)
+    )
+    return g

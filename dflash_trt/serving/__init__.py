@@ -1,0 +1,1 @@
+"""Triton: the model repository, the server, the front model's logic and the client."""

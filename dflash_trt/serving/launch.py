@@ -1,0 +1,110 @@
+"""How tritonserver is started: the binary, the directories and the environment it needs.
+
+The binary of the `nvidia-pytriton` wheel runs in place, but its Python backend wants the stub of
+this Python beside the backend library: a runtime directory of symbolic links gives it that.
+"""
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_trt.errors import ServerError
+
+HOST = "127.0.0.1"  # the wheel's server is from 2024 and has known holes: never beyond loopback
+EXIT_TIMEOUT = 4  # seconds tritonserver waits for running requests when it is asked to stop
+
+
+@dataclass(frozen=True)
+class Ports:
+    http: int
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A tritonserver, with what must be said to it beyond the defaults of its container image."""
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+    libraries: tuple[Path, ...] = ()
+
+
+def find_binary(runtime: Path) -> Binary:
+    """The tritonserver of the wheel, else the one on PATH; `runtime` is a directory for links."""
+    package = importlib.util.find_spec("pytriton")  # found, not imported
+    if package is not None and package.submodule_search_locations:
+        root = Path(package.submodule_search_locations[0]) / "tritonserver"
+        if (root / "bin" / "tritonserver").is_file():
+            return _wheel_binary(root, runtime)
+    found = shutil.which("tritonserver")
+    if found is None:
+        raise ServerError(
+            "there is no tritonserver: neither the nvidia-pytriton wheel nor one on PATH",
+            "pip install 'dflash-trt[server]'",
+        )
+    return Binary(Path(found))
+
+
+def _wheel_binary(root: Path, runtime: Path) -> Binary:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = root / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise ServerError(
+            f"the nvidia-pytriton wheel has no Triton Python backend for Python {version}",
+            "use Python 3.10 to 3.13",
+        )
+    backend = runtime / "backends" / "python"
+    backend.mkdir(parents=True)
+    library = root / "backends" / "python"
+    for file in (library / "libtriton_python.so", library / "triton_python_backend_utils.py", stub):
+        (backend / file.name).symlink_to(file)
+    (runtime / "caches").mkdir()
+    return Binary(
+        root / "bin" / "tritonserver",
+        (
+            f"--backend-directory={runtime / 'backends'}",
+            f"--cache-directory={runtime / 'caches'}",
+            "--allow-gpu-metrics=false",
+        ),
+        (root.parent.parent / "nvidia_pytriton.libs",),
+    )
+
+
+def command(binary: Binary, repository: Path, ports: Ports, shm_prefix: str) -> list[str]:
+    """The command line; `shm_prefix` starts the names of this server's shared memory regions."""
+    return [
+        str(binary.path),
+        f"--model-repository={repository}",
+        *binary.arguments,
+        *(f"--{kind}-address={HOST}" for kind in ("http", "grpc", "metrics")),
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+        f"--exit-timeout-secs={EXIT_TIMEOUT}",
+        "--disable-auto-complete-config",  # it would import every Python model twice
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+    ]
+
+
+def environment(binary: Binary) -> dict[str, str]:
+    """This process's environment, such that the models run in this very Python installation."""
+    package = importlib.util.find_spec("dflash_trt")
+    assert package is not None
+    assert package.submodule_search_locations
+    env = dict(os.environ)
+    _prepend(env, "PYTHONPATH", [Path(package.submodule_search_locations[0]).parent])
+    # the embedded interpreter takes its prefix from the first `python3` on PATH
+    _prepend(env, "PATH", [Path(sys.prefix) / "bin"])
+    libdir = sysconfig.get_config_var("LIBDIR")  # where libpython3.x.so is
+    _prepend(env, "LD_LIBRARY_PATH", [*binary.libraries, *([Path(libdir)] if libdir else [])])
+    return env
+
+
+def _prepend(env: dict[str, str], name: str, paths: Sequence[Path]) -> None:
+    env[name] = os.pathsep.join([*map(str, paths), *filter(None, [env.get(name)])])

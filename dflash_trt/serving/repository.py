@@ -1,0 +1,84 @@
+"""Write a Triton model repository: the models of `model_repository/`, filled in for one build."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
+from dflash_trt.config import BuildConfig
+from dflash_trt.errors import BuildError
+from dflash_trt.serving.settings import Settings
+
+MODELS = ("dflash", "dflash_infer", "draft_verify", "verify", "draft")
+
+
+def write_repository(
+    directory: Path,
+    *,
+    name: str,
+    target: TargetSpec,
+    drafter: DrafterSpec,
+    config: BuildConfig,
+    max_seq_len: int,
+) -> None:
+    """Writes `directory/model_repository`; the same arguments give the same bytes.
+
+    The models find `directory/engines/{target,drafter}` and `directory/tokenizer` by relative
+    paths, so a built directory can be moved.
+    """
+    settings = Settings(
+        tokenizer="../../tokenizer",
+        eos_token_ids=frozenset(target.eos_token_ids),
+        slots=config.serving.slots,
+        max_queue=config.serving.max_queue,
+        max_seq_len=max_seq_len,
+        prefill_chunk=config.serving.prefill_chunk,
+        block_size=drafter.block_size,
+        draft_tokens=config.speculation.draft_tokens,
+    )
+    parameters = {
+        "dflash": settings.to_parameters(),
+        "verify": {"engine": "../../engines/target"},
+        "draft": {"engine": "../../engines/drafter"},
+    }
+    for model in MODELS:
+        template = templates() / model
+        message = read_config(template / "config.pbtxt")
+        for key, value in parameters.get(model, {}).items():
+            message.parameters[key].string_value = value
+        if model == "dflash_infer":  # an instance waits for one request at a time
+            message.instance_group[0].count = config.serving.slots
+        _write_model(directory / "model_repository" / model, template, message, name)
+
+
+def templates() -> Path:
+    """The repository as people read it: inside a wheel, at the top of a source checkout."""
+    spec = importlib.util.find_spec("dflash_trt")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    package = Path(spec.submodule_search_locations[0])
+    for directory in (package / "model_repository", package.parent / "model_repository"):
+        if (directory / "dflash" / "config.pbtxt").is_file():
+            return directory
+    raise BuildError(
+        f"the Triton model templates are missing beside {package}", "Install dflash-trt again"
+    )
+
+
+def read_config(path: Path) -> Any:
+    """A config.pbtxt as the protobuf message `inference.ModelConfig`."""
+    return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+
+
+def _write_model(directory: Path, template: Path, message: Any, name: str) -> None:
+    version = directory / "1"
+    version.mkdir(parents=True)
+    for file in (template / "1").iterdir():
+        if file.is_file():
+            shutil.copyfile(file, version / file.name)
+    text = f"# {name}: written by `dflash-trt build`.\n" + text_format.MessageToString(message)
+    (directory / "config.pbtxt").write_text(text, encoding="utf-8")

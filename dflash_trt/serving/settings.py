@@ -1,0 +1,46 @@
+"""What the build tells the front model, through the parameters of its config.pbtxt."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# the request parameter by which dflash_infer asks for "CODE: message" errors: a BLS call hands on
+# an error's message but not its code
+CODED_ERRORS = "coded_errors"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Field names are the parameter names; `to_parameters` and `from_parameters` are inverse."""
+
+    tokenizer: str  # directory, relative to the model's folder
+    eos_token_ids: frozenset[int]
+    slots: int
+    max_queue: int
+    max_seq_len: int
+    prefill_chunk: int
+    block_size: int
+    draft_tokens: int | None  # None: chosen by measured cost
+
+    def to_parameters(self) -> dict[str, str]:
+        """As strings, all that Triton's parameters can hold."""
+        numbers = ("slots", "max_queue", "max_seq_len", "prefill_chunk", "block_size")
+        return {
+            "tokenizer": self.tokenizer,
+            "eos_token_ids": " ".join(map(str, sorted(self.eos_token_ids))),
+            "draft_tokens": "auto" if self.draft_tokens is None else str(self.draft_tokens),
+            **{name: str(getattr(self, name)) for name in numbers},
+        }
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> "Settings":
+        draft_tokens = parameters["draft_tokens"]
+        return cls(
+            tokenizer=parameters["tokenizer"],
+            eos_token_ids=frozenset(map(int, parameters["eos_token_ids"].split())),
+            draft_tokens=None if draft_tokens == "auto" else int(draft_tokens),
+            slots=int(parameters["slots"]),
+            max_queue=int(parameters["max_queue"]),
+            max_seq_len=int(parameters["max_seq_len"]),
+            prefill_chunk=int(parameters["prefill_chunk"]),
+            block_size=int(parameters["block_size"]),
+        )

@@ -1,0 +1,88 @@
+"""Pairs and engines that several test files share, each built once a session."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from pairs import Pair, make_pair, teach
+
+from dflash_trt.checkpoints.drafter import Drafter, load_drafter
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import Target, load_target
+from dflash_trt.engines.onnxruntime import build_drafter, build_target
+
+# one thread: the shapes are tiny, and texts must not depend on how a machine splits a sum
+torch.set_num_threads(1)
+transformers.utils.logging.disable_progress_bar()
+
+SLOTS = 4
+MAX_SEQ_LEN = 160
+
+
+@dataclass(frozen=True)
+class BuiltPair:
+    """A random pair, its checkpoints as the package reads them, and its two engine directories."""
+
+    pair: Pair
+    texts: list[list[int]]  # greedy texts of the target; the drafter knows them when `taught`
+    target: Target
+    drafter: Drafter
+    target_engine: Path
+    drafter_engine: Path
+
+
+BuildPair = Callable[..., BuiltPair]
+
+
+def build_engines(
+    target_dir: Path, drafter_dir: Path, directory: Path, *, slots: int, max_seq_len: int
+) -> tuple[Target, Drafter]:
+    """Check a pair and write `directory/target` and `directory/drafter`, as `build` does."""
+    target, drafter = load_target(target_dir), load_drafter(drafter_dir)
+    check_pair(target, drafter, None)
+    (directory / "target").mkdir(parents=True)
+    (directory / "drafter").mkdir()
+    common: dict[str, Any] = {
+        "slots": slots,
+        "max_seq_len": max_seq_len,
+        "threads": 1,
+        "progress": lambda name: None,
+    }
+    build_target(target, drafter.spec, directory / "target", **common)
+    build_drafter(drafter, target, directory / "drafter", **common)
+    return target, drafter
+
+
+@pytest.fixture(scope="session")
+def built_pair(tmp_path_factory: pytest.TempPathFactory) -> BuildPair:
+    """`built_pair(taught=True, **shape)`: make a pair (see `pairs.make_pair`) and its engines."""
+    cache: dict[tuple[object, ...], BuiltPair] = {}
+    numbers = itertools.count()
+
+    def build(*, taught: bool = True, max_seq_len: int = MAX_SEQ_LEN, **shape: Any) -> BuiltPair:
+        key = (taught, max_seq_len, *sorted(shape.items()))
+        if key not in cache:
+            directory = tmp_path_factory.mktemp(f"pair{next(numbers)}")
+            pair = make_pair(directory, **shape)
+            texts = teach(pair, steps=120 if taught else 0)
+            target, drafter = build_engines(
+                pair.target_dir,
+                pair.drafter_dir,
+                directory / "engines",
+                slots=SLOTS,
+                max_seq_len=max_seq_len,
+            )
+            engines = directory / "engines"
+            cache[key] = BuiltPair(
+                pair, texts, target, drafter, engines / "target", engines / "drafter"
+            )
+        return cache[key]
+
+    return build

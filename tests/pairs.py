@@ -1,0 +1,208 @@
+"""Random tiny target/drafter pairs, written by `transformers` and z-lab's `dflash` themselves.
+
+The weights are random but not degenerate: greedy text wanders over a handful of favoured tokens that
+target and drafter share (they share the output head), so that drafts are accepted now and then and a
+wrong rollback shows in the text.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from dflash.model import DFlashDraftModel, extract_context_feature
+from safetensors import safe_open
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+FAVOURED = 6  # tokens that win nearly every argmax; fewer of them means more drafts accepted
+LAYER_TENSORS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Where a target and its drafter lie, both as Hugging Face directories."""
+
+    target_dir: Path
+    drafter_dir: Path
+
+
+def make_pair(
+    directory: Path,
+    *,
+    family: Literal["qwen3", "llama"] = "qwen3",
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    layers: int = 4,
+    hidden: int = 64,
+    intermediate: int = 96,
+    vocab: int = 320,
+    tied: bool = True,
+    block_size: int = 8,
+    taps: tuple[int, ...] = (0, 2),
+    draft_layers: int = 1,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> Pair:
+    """Write `directory/target` and `directory/drafter`; the same arguments give the same bytes.
+
+    taps are z-lab's `target_layer_ids` (0 = after the first layer); the last layer cannot be tapped.
+    The end-of-text id is vocab-2, the drafter's mask id vocab-1.
+    """
+    pair = Pair(directory / "target", directory / "drafter")
+    generator = torch.Generator().manual_seed(seed)
+    shape = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": vocab - 2,
+        "pad_token_id": None,
+    }
+
+    if family == "qwen3":
+        config = Qwen3Config(**shape, num_hidden_layers=layers, tie_word_embeddings=tied)
+        target = Qwen3ForCausalLM(config)
+    else:
+        config = LlamaConfig(
+            **shape, num_hidden_layers=layers, tie_word_embeddings=tied, rms_norm_eps=1e-5
+        )
+        target = LlamaForCausalLM(config)
+    _redraw(target, generator)
+    target.to(getattr(torch, dtype)).save_pretrained(pair.target_dir)
+    _tokenizer(vocab).save_pretrained(pair.target_dir)
+
+    # its own width and RoPE base, so that a value read from the wrong config shows
+    draft_config = Qwen3Config(
+        **(shape | {"intermediate_size": intermediate + 32}),
+        num_hidden_layers=draft_layers,
+        rope_parameters={"rope_type": "default", "rope_theta": 50000.0},
+        tie_word_embeddings=False,
+        num_target_layers=layers,
+        block_size=block_size,
+        dflash_config={"mask_token_id": vocab - 1, "target_layer_ids": list(taps)},
+    )
+    drafter = DFlashDraftModel(draft_config)
+    _redraw(drafter, generator)
+    drafter.to(getattr(torch, dtype)).save_pretrained(pair.drafter_dir)
+
+    _assert_zlab_layout(pair.drafter_dir, draft_layers)
+    return pair
+
+
+def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
+    """Have the pair's drafter learn some greedy texts of the target by heart, in place (1 to 3 s).
+
+    Random drafts are hardly ever accepted; these are, at every length, so that what happens after an
+    acceptance is tested too. Returns the texts: 12 random tokens and 68 the target continued with,
+    so that any prefix of 12 tokens or more is a prompt whose continuation the drafter knows.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
+    drafter = DFlashDraftModel.from_pretrained(pair.drafter_dir, dtype=torch.float32)
+    width = drafter.block_size
+    with torch.no_grad():
+        prompts = torch.randint(target.config.vocab_size - 2, (8, 12), generator=generator)
+        target.generation_config.eos_token_id = None
+        texts = target.generate(prompts, do_sample=False, max_new_tokens=68, pad_token_id=0)
+        hidden = target(texts, output_hidden_states=True).hidden_states
+        features = extract_context_feature(hidden, drafter.target_layer_ids)
+        embed = target.get_input_embeddings()
+        head = target.get_output_embeddings().weight
+
+    optimizer = torch.optim.Adam(drafter.parameters(), lr=3e-3)
+    for _ in range(steps):
+        start = int(torch.randint(12, texts.shape[1] - width, (1,), generator=generator))
+        block = torch.full((len(texts), width), drafter.mask_token_id)
+        block[:, 0] = texts[:, start]
+        with torch.no_grad():
+            noise = embed(block)
+        states = drafter(
+            target_hidden=features[:, :start],
+            noise_embedding=noise,
+            position_ids=torch.arange(start + width)[None],
+        )
+        logits = states[:, 1:] @ head.detach().T
+        wanted = texts[:, start + 1 : start + width]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    drafter.save_pretrained(pair.drafter_dir)
+    return texts.tolist()
+
+
+@torch.no_grad()
+def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
+    """Matrices at std 1/sqrt(fan-in), norm weights around 1, a few favoured rows in the head."""
+    tensors = dict(model.named_parameters())
+    for name, tensor in tensors.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        if tensor.ndim == 1:
+            tensor.copy_(1.0 + 0.2 * noise)
+        elif "embed_tokens" in name or "lm_head" in name:
+            rows = torch.full((tensor.shape[0], 1), 0.3)
+            rows[torch.randperm(tensor.shape[0] - 2, generator=generator)[:FAVOURED]] = 0.9
+            tensor.copy_(noise * rows)
+        else:
+            # 2.0: the layers, not the embedding of the last token, should decide the next one
+            tensor.copy_(2.0 * noise / tensor.shape[1] ** 0.5)
+
+
+def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+    """Byte-level where the vocabulary has room for 256 bytes, else one word per id."""
+    special = {vocab - 2: "<|end|>", vocab - 1: "<|mask|>"}
+    if vocab >= 258:
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        words = letters + [f"<|unused{i}|>" for i in range(len(letters), vocab - 2)]
+        ids = {word: i for i, word in enumerate(words)}
+        ids |= {word: i for i, word in special.items()}
+        tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    else:
+        ids = {special.get(i, f"w{i}"): i for i in range(vocab)}
+        tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token="w0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(list(special.values()))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+def _assert_zlab_layout(drafter_dir: Path, draft_layers: int) -> None:
+    """The released layout: one file, no embedding, no head, no `model.` prefix."""
+    expected = {"fc.weight", "hidden_norm.weight", "norm.weight"} | {
+        f"layers.{i}.{name}.weight" for i in range(draft_layers) for name in LAYER_TENSORS
+    }
+    with safe_open(drafter_dir / "model.safetensors", framework="pt") as file:
+        names = set(file.keys())
+    assert names == expected, f"not z-lab's layout: {sorted(names ^ expected)}"
+    config = json.loads((drafter_dir / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["DFlashDraftModel"]
+    assert {"block_size", "dflash_config", "num_target_layers"} <= config.keys()

@@ -1,0 +1,136 @@
+"""What the tests hold our engine against: `transformers` and z-lab's `dflash`, fp32 on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import dflash.model as zlab
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+# return_stats=True would call torch.cuda.synchronize()
+zlab._cuda_time = time.perf_counter
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One prompt's new tokens and, with speculation, the tokens each round committed."""
+
+    tokens: list[int]
+    acceptance_lengths: list[int]
+
+
+@functools.lru_cache(maxsize=4)
+def load_target(target_dir: Path, attention: str = "sdpa") -> PreTrainedModel:
+    """The target in fp32; an end-of-text token never ends a text."""
+    model = AutoModelForCausalLM.from_pretrained(
+        target_dir, dtype=torch.float32, attn_implementation=attention
+    ).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@functools.lru_cache(maxsize=4)
+def load_drafter(drafter_dir: Path) -> zlab.DFlashDraftModel:
+    return zlab.DFlashDraftModel.from_pretrained(drafter_dir, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def greedy(target_dir: Path, prompts: Sequence[Sequence[int]], max_new: int) -> list[list[int]]:
+    """`transformers` greedy `generate`, prompts of one length in a batch (no padding, so exact)."""
+    model = load_target(target_dir)
+    texts: list[list[int]] = [[] for _ in prompts]
+    for length in {len(prompt) for prompt in prompts}:
+        same = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+        ids = torch.tensor([list(prompts[i]) for i in same])
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_new,
+            min_new_tokens=max_new,
+            pad_token_id=0,
+        )
+        for i, row in zip(same, output[:, length:].tolist(), strict=True):
+            assert len(row) == max_new
+            texts[i] = row
+    return texts
+
+
+def dflash_generate(
+    target_dir: Path,
+    drafter_dir: Path,
+    prompts: Sequence[Sequence[int]],
+    max_new: int,
+    block_size: int | None = None,
+) -> list[Generated]:
+    """z-lab's own greedy loop, one prompt at a time; acceptance lengths per round, bonus included."""
+    target, drafter = load_target(target_dir), load_drafter(drafter_dir)
+    results = []
+    for prompt in prompts:
+        stats = zlab.dflash_generate(
+            drafter,
+            target=target,
+            input_ids=torch.tensor([list(prompt)]),
+            max_new_tokens=max_new,
+            stop_token_ids=None,
+            block_size=block_size,
+            return_stats=True,
+        )
+        tokens = stats.output_ids[0, len(prompt) :].tolist()
+        assert len(tokens) == 1 + sum(stats.acceptance_lengths)
+        results.append(Generated(tokens, list(stats.acceptance_lengths)))
+    return results
+
+
+@torch.inference_mode()
+def target_logits_and_taps(
+    target_dir: Path, tokens: Sequence[int], taps: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits f32[N, vocab] and concatenated taps f32[N, n*hidden] of one text, no cache."""
+    output = load_target(target_dir)(torch.tensor([list(tokens)]), output_hidden_states=True)
+    features = zlab.extract_context_feature(output.hidden_states, list(taps))
+    return output.logits[0].numpy(), features[0].numpy()
+
+
+@torch.inference_mode()
+def drafter_logits(
+    target_dir: Path,
+    drafter_dir: Path,
+    tokens: Sequence[int],
+    starts: Sequence[int],
+    block_size: int | None = None,
+) -> list[np.ndarray]:
+    """z-lab's draft logits f32[B-1, vocab] for an anchor at each of `starts`, teacher-forced.
+
+    The drafter's cache grows as it does while generating: the features of the tokens between two
+    anchors are ingested at the second one, and the block's own rows are cropped away.
+    """
+    target, drafter = load_target(target_dir), load_drafter(drafter_dir)
+    width = drafter.block_size if block_size is None else block_size
+    text = torch.tensor([list(tokens)])
+    hidden = target(text, output_hidden_states=True).hidden_states
+    features = zlab.extract_context_feature(hidden, drafter.target_layer_ids)
+    cache = zlab._make_cache(drafter.config)
+    positions = torch.arange(len(tokens) + width)[None]
+    logits, seen = [], 0
+    for start in starts:
+        block = torch.full((1, width), drafter.mask_token_id)
+        block[0, 0] = text[0, start]
+        states = drafter(
+            target_hidden=features[:, seen:start],
+            noise_embedding=zlab._raw_input_embeddings(target, block),
+            position_ids=positions[:, seen : start + width],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        zlab._crop_to(cache, start)
+        seen = start
+        head = zlab._output_head(target)
+        logits.append(drafter.compute_logits(states[:, 1:], head)[0].numpy())
+    return logits
