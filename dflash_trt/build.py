@@ -13,7 +13,6 @@ from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
 from dflash_trt.checkpoints.target import Target, load_target, target_shapes
 from dflash_trt.checkpoints.tokenizer import check_vocabulary, load_tokenizer, tokenizer_files
 from dflash_trt.config import BuildConfig
-from dflash_trt.engines.onnxruntime import build_drafter, build_target
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.manifest import (
     MANIFEST,
@@ -96,6 +95,9 @@ def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterS
 def _write(
     directory: Path, config: BuildConfig, target: Target, drafter: Drafter, report: Report
 ) -> None:
+    # here, because loading it takes most of the time of a build that has nothing to do
+    from dflash_trt.engines.onnxruntime import build_drafter, build_target  # noqa: PLC0415
+
     slots, threads = config.serving.slots, config.engine.threads
     max_seq_len = config.serving.max_seq_len
     assert max_seq_len is not None

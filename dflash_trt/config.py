@@ -143,10 +143,17 @@ def _explain(path: Path, root: yaml.MappingNode, error: ValidationError) -> Conf
             f"{where}: unknown field '{field}'", f"{guess}Known here: {', '.join(known)}"
         )
     if first["type"] == "missing":
-        return ConfigError(f"{where}: field '{field}' is missing", f"Add {field} to the config")
+        source = field in ("target", "drafter")
+        return ConfigError(
+            f"{where}: field '{field}' is missing",
+            f"Add {field}: {'{path: DIRECTORY}' if source else 'VALUE'} to the config",
+        )
     if first["type"] == "not_built":
         return ConfigError(f"{where}: {field}: {first['msg']}", "Use engine: {kind: onnxruntime}")
-    message = first["msg"][0].lower() + first["msg"][1:]
+    if first["type"] == "model_type":
+        message = f"it takes fields: {', '.join(_fields(first['loc']))}"
+    else:
+        message = first["msg"][0].lower() + first["msg"][1:]
     return ConfigError(
         f"{where}: {field} is {first['input']!r}, but {message}",
         f"Correct {field}; `dflash-trt schema` shows what each field takes",

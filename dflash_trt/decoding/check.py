@@ -12,6 +12,7 @@ from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
 from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.errors import RequestError
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def check(
     `engines` holds `target/` and `drafter/`; `draft_tokens` None lets measured costs decide.
     `progress` is called with the number of prompts done.
     """
+    if not prompts:
+        raise RequestError("There are no prompts", "Give at least one line with `text` or `ids`.")
     target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
     length = DraftLength(drafter.info.block_size, draft_tokens)
     rounds = in_process(target, drafter)

@@ -53,9 +53,8 @@ class DraftLength:
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from one sequence's round."""
         reached = min(accepted + 1, drafted)
-        self._reached *= MEMORY
-        self._kept *= MEMORY
-        self._reached[:reached] += 1.0
+        self._reached[:reached] = self._reached[:reached] * MEMORY + 1.0
+        self._kept[:reached] *= MEMORY
         self._kept[:accepted] += 1.0
 
 
@@ -64,8 +63,8 @@ def measure(run_round: RunRound, length: DraftLength, block_size: int, slots: in
 
     To be called while no sequence is active: it writes to rows 0 .. slots-1.
     """
-    costs = [[_seconds(run_round, n, k) for k in range(1, block_size)] for n in (1, slots)]
-    length.set_costs(*costs, rows=slots)
+    one, many = ([_seconds(run_round, n, k) for k in range(1, block_size)] for n in (1, slots))
+    length.set_costs(one, many, slots)
 
 
 def _seconds(run_round: RunRound, n: int, drafts: int, repeats: int = 7) -> float:

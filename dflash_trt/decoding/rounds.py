@@ -10,6 +10,8 @@ from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
 from dflash_trt.decoding.sampling import CANDIDATES, Sampling, generator, propose
 from dflash_trt.engines.onnxruntime import Engine
 
+VISIBLE_STEP = 32
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -94,7 +96,7 @@ def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
     depth = int((x.lengths - x.forced).max())
     # only the last forced token and the drafts need logits
     offsets = np.minimum(x.forced[:, None] - 1 + np.arange(depth + 1), x.lengths[:, None] - 1)
-    visible = int(x.positions.max()) + width
+    visible = _visible(engine, int(x.positions.max()) + width)
     outputs = engine.run(
         int(x.row[0]),
         {
@@ -105,13 +107,13 @@ def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
             "head_rows": (offsets + np.arange(n)[:, None] * width).ravel(),
         },
     )
-    argmax = outputs["argmax"].numpy().reshape(n, depth + 1)
+    argmax = outputs["argmax"].reshape(n, depth + 1)
     drafts = np.take_along_axis(x.tokens, offsets[:, 1:], axis=1)
     accepted = accept_greedy(drafts, argmax, x.lengths - x.forced)
     next_tokens = argmax[np.arange(n), accepted]
     sampled = np.flatnonzero(x.sampling[:, 0])
     if sampled.size:
-        logits = outputs["logits"].numpy().reshape(n, depth + 1, -1)
+        logits = outputs["logits"].reshape(n, depth + 1, -1)
         for i in sampled:
             count = int(x.lengths[i] - x.forced[i])
             accepted[i], next_tokens[i] = accept_sampled(
@@ -122,7 +124,7 @@ def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
                 _sampling(x.sampling[i], x.seeds[i]),
                 generator(int(x.seeds[i]), int(x.positions[i] + x.forced[i]), stage=1),
             )
-    return VerifyOutput(accepted, next_tokens, outputs["features"].numpy())
+    return VerifyOutput(accepted, next_tokens, outputs["features"])
 
 
 def draft(engine: Engine, x: DraftInput) -> DraftOutput:
@@ -141,9 +143,10 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     block = np.full((n, depth + 1), engine.info.mask_token_id)
     block[:, 0] = x.next_tokens
     context = x.positions[:, None] + np.arange(width)
-    places = np.arange(int(x.positions.max()) + width + depth + 1)
+    places = np.arange(_visible(engine, int(x.positions.max()) + width + depth + 1))
     start = (x.positions + width)[:, None]  # the block's keys stand behind the features'
-    seen = (places < anchors[:, None]) | ((places >= start) & (places <= start + depth))
+    # a row that wants fewer drafts than the batch sees fewer masks, as if it were alone
+    seen = (places < anchors[:, None]) | ((places >= start) & (places <= start + wanted[:, None]))
     outputs = engine.run(
         int(x.row[0]),
         {
@@ -152,14 +155,16 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
             "positions": np.hstack([context, anchors[:, None] + np.arange(depth + 1)]),
             "write_index": x.positions,
             "mask": np.repeat(seen[:, None, None], depth + 1, axis=2),
+            # the anchor proposes nothing
+            "head_rows": np.arange(n * (depth + 1)).reshape(n, -1)[:, 1:].ravel(),
         },
     )
-    drafts = outputs["argmax"].numpy().reshape(n, depth)
+    drafts = outputs["argmax"].reshape(n, depth).copy()
     sampled = np.flatnonzero(x.sampling[:, 0])
     ids = np.zeros((n, depth if sampled.size else 1, CANDIDATES), np.int32)
     probs = np.zeros(ids.shape, np.float32)
     if sampled.size:
-        logits = outputs["logits"].numpy().reshape(n, depth, -1)
+        logits = outputs["logits"].reshape(n, depth, -1)
         for i in sampled:
             sampling = _sampling(x.sampling[i], x.seeds[i])
             rng = generator(sampling.seed, int(anchors[i]), stage=0)
@@ -212,6 +217,11 @@ def _no_drafts(n: int) -> DraftOutput:
         np.zeros((n, 1, CANDIDATES), np.int32),
         np.zeros((n, 1, CANDIDATES), np.float32),
     )
+
+
+def _visible(engine: Engine, length: int) -> int:
+    """How many cache rows to attend over: few distinct numbers, so that bound steps are reused."""
+    return min(-(-length // VISIBLE_STEP) * VISIBLE_STEP, engine.info.cache_len)
 
 
 def _move_rows(engine: Engine, moves: Int64) -> None:

@@ -1,14 +1,17 @@
 """Distributions that tokens are drawn from, and the random numbers that draw them."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.errors import RequestError
+
 CANDIDATES = 16  # a drafter's distribution is carried as its best 16 tokens; exact, see `propose`
 
-Floats = npt.NDArray[np.floating]
-Ints = npt.NDArray[np.integer]
+Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,17 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """RequestError for a value that no distribution can be made from."""
+        if not 0 <= self.temperature < math.inf:
+            raise RequestError(f"temperature is {self.temperature}", "Give 0 (greedy) or more.")
+        if self.top_k < 0:
+            raise RequestError(f"top_k is {self.top_k}", "Give 0 (off) or more.")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p is {self.top_p}", "Give more than 0, at most 1 (off).")
+        if not 0 <= self.seed < 2**63:
+            raise RequestError(f"seed is {self.seed}", "Give an integer from 0 to 2^63 - 1.")
 
 
 def distribution(logits: Floats, sampling: Sampling) -> npt.NDArray[np.float64]:
@@ -32,7 +46,7 @@ def distribution(logits: Floats, sampling: Sampling) -> npt.NDArray[np.float64]:
         cut = np.full_like(scores, -np.inf)
         cut[kept] = scores[kept]
         scores = cut
-    probs = np.exp(scores - scores.max())
+    probs: npt.NDArray[np.float64] = np.exp(scores - scores.max())
     probs /= probs.sum()
     if sampling.top_p < 1.0:
         order = np.argsort(-probs, kind="stable")

@@ -166,7 +166,9 @@ class Scheduler:
                     [s.budget for s in sequences] if budget is None else [budget], np.int64
                 ),
                 draft_tokens=np.array([self._draft_tokens]),
-                sampling=np.array([(s.temperature, s.top_k, s.top_p) for s in settings], np.float32),
+                sampling=np.array(
+                    [(s.temperature, s.top_k, s.top_p) for s in settings], np.float32
+                ),
                 seeds=np.array([s.seed for s in settings]),
                 candidate_ids=ids,
                 candidate_probs=probs,
@@ -185,7 +187,7 @@ class Scheduler:
         sequence.candidate_probs = None if greedy else output.candidate_probs[i, :count]
 
     def _release(self, sequence: Sequence) -> None:
-        """Free a row: the last decoding sequence moves into it, then the prefilling one moves up."""
+        """Free a row: the last decoding sequence moves into it, the prefilling one moves up."""
         index, last = self._decoding.index(sequence), len(self._decoding) - 1
         moved = self._decoding.pop()
         if index != last:

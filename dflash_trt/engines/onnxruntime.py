@@ -1,10 +1,10 @@
 """The `onnxruntime` engine: an opset-24 graph with its weights beside it, for any CPU."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from dflash_trt.graphs.target import target_graph
 KIND = "onnxruntime"
 ENGINE_FILE = "engine.json"
 GRAPH_FILE = "model.onnx"
-MAX_CACHED_BINDINGS = 64
+MAX_BOUND_STEPS = 256
 
 Progress = Callable[[str], None]
 Array = npt.NDArray[np.generic]
@@ -42,6 +42,7 @@ class EngineInfo:
     num_layers: int
     kv_heads: int
     head_dim: int
+    feature_size: int  # taps * hidden_size
 
 
 def build_target(
@@ -102,6 +103,7 @@ def _write_info(
         num_layers=model.spec.num_hidden_layers,
         kv_heads=model.spec.num_key_value_heads,
         head_dim=model.spec.head_dim,
+        feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
     )
     (directory / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n")
 
@@ -122,42 +124,63 @@ class Engine:
             for layer in range(self.info.num_layers)
             for part in ("key", "value")
         }
-        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
-        self._outputs = [o.name for o in self._session.get_outputs() if "_" not in o.name]
+        self._steps: dict[tuple[object, ...], _Step] = {}
 
-    def run(self, row: int, inputs: Mapping[str, Array]) -> dict[str, ort.OrtValue]:
+    def run(self, row: int, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Step the sequences in cache rows `row .. row+n-1`; n is the inputs' first dimension.
 
-        Inputs as the graph names them. Returns `argmax`, `logits` and, for a target, `features`
-        as values that convert with `.numpy()`; what is not converted is not copied.
+        Inputs as the graph names them. Returns `argmax`, `logits` and, for a target, `features`;
+        the arrays are reused by the next call with inputs of the same shapes.
         """
-        binding = self._binding(row, len(inputs["write_index"]))
-        held = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
-        for name, array in held.items():
-            binding.bind_cpu_input(name, array)
-        for name in self._outputs:
-            binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
-        values = binding.get_outputs()
-        return dict(zip(self._outputs, values[-len(self._outputs) :], strict=True))
+        key = (row, *(array.shape for array in inputs.values()))
+        step = self._steps.get(key)
+        if step is None:
+            if len(self._steps) >= MAX_BOUND_STEPS:
+                self._steps.clear()
+            step = self._steps[key] = self._bind(row, inputs)
+        for name, array in inputs.items():
+            step.inputs[name][...] = array
+        self._session.run_with_iobinding(step.binding)
+        return step.outputs
 
     def move_row(self, source: int, destination: int) -> None:
         """Copy one sequence's cache to another row, so that active rows stay dense."""
         for array in self._caches.values():
             array[destination] = array[source]
 
-    def _binding(self, row: int, n: int) -> ort.IOBinding:
-        """A binding whose caches are rows `row .. row+n-1`, in place: inputs are the outputs."""
-        if (row, n) not in self._bindings:
-            if len(self._bindings) >= MAX_CACHED_BINDINGS:
-                self._bindings.clear()
-            binding = self._session.io_binding()
-            for name, array in self._caches.items():
-                value = ort.OrtValue.ortvalue_from_numpy(array[row : row + n])
-                binding.bind_ortvalue_input(name, value)
-                binding.bind_ortvalue_output(f"new_{name}", value)
-            self._bindings[row, n] = binding
-        return self._bindings[row, n]
+    def _bind(self, row: int, inputs: Mapping[str, Array]) -> "_Step":
+        """Bind buffers of these shapes once: binding costs more than copying small inputs."""
+        info, n, tokens = self.info, len(inputs["write_index"]), len(inputs["head_rows"])
+        step = _Step(
+            self._session.io_binding(),
+            {name: np.empty_like(array) for name, array in inputs.items()},
+            {
+                "argmax": np.empty(tokens, np.int64),
+                "logits": np.empty((tokens, info.vocab_size), np.float32),
+            },
+        )
+        if info.role == "target":
+            shape = (*inputs["tokens"].shape, info.feature_size)
+            step.outputs["features"] = np.empty(shape, np.float32)
+        for name, array in step.inputs.items():
+            step.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for name, array in step.outputs.items():
+            step.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for name, array in self._caches.items():
+            # in place: the same memory is input and output
+            value = ort.OrtValue.ortvalue_from_numpy(array[row : row + n])
+            step.binding.bind_ortvalue_input(name, value)
+            step.binding.bind_ortvalue_output(f"new_{name}", value)
+        return step
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A binding and the arrays that it reads and writes."""
+
+    binding: ort.IOBinding
+    inputs: dict[str, Array]
+    outputs: dict[str, Any]  # argmax int64, logits and features float32
 
 
 def read_info(directory: Path) -> EngineInfo:
@@ -176,14 +199,22 @@ def read_info(directory: Path) -> EngineInfo:
     return info
 
 
-@cache
-def _use_global_threads(threads: int) -> None:
-    """One pool for all sessions of a process: target and drafter take turns on the same cores."""
-    ort.set_global_thread_pool_sizes(threads, 1)
+_pool_is_set = False
+
+
+def _use_one_pool(threads: int) -> None:
+    """One pool for all sessions of a process: target and drafter take turns on the same cores.
+
+    ONNX Runtime lets it be sized once; the first engine of the process decides.
+    """
+    global _pool_is_set
+    if not _pool_is_set:
+        ort.set_global_thread_pool_sizes(threads, 1)
+        _pool_is_set = True
 
 
 def _load_session(path: Path, threads: int) -> ort.InferenceSession:
-    _use_global_threads(threads)
+    _use_one_pool(threads)
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 3
@@ -192,5 +223,5 @@ def _load_session(path: Path, threads: int) -> ort.InferenceSession:
     except Exception as error:  # onnxruntime raises its own classes, all unlike each other
         raise EngineError(
             f"ONNX Runtime cannot load {path}: {error}",
-            "The engine directory is damaged or from another version: run `dflash-trt build` again.",
+            "The engine directory is damaged or from another version: run `dflash-trt build`.",
         ) from error

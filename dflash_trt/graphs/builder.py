@@ -36,7 +36,9 @@ class GraphBuilder:
         value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)
         self._graph.outputs.append(value)
 
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: int | float | str) -> ir.Value:
+    def op(
+        self, op_type: str, *inputs: ir.Value, **attributes: int | float | str | Sequence[int]
+    ) -> ir.Value:
         """Add a node of the standard domain with one output."""
         return self._tape.op(op_type, inputs, attributes)
 

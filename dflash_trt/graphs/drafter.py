@@ -21,9 +21,10 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
 
     Inputs: features float32 `[n, C, taps * hidden_size]` of newly verified tokens; block int64
     `[n, W]`, the anchor and W-1 mask tokens; positions int64 `[n, C + W]`, first the features',
-    then the block's; write_index int64 `[n]`; mask bool `[n, 1, W, N]`; `key_i`, `value_i` float32
-    `[n, kv_heads, cache_len, head_dim]`. Outputs: argmax int64 `[n * (W-1)]`, logits float32
-    `[n * (W-1), vocab]` of the mask positions, `new_key_i`, `new_value_i`.
+    then the block's; write_index int64 `[n]`; mask bool `[n, 1, W, N]`; head_rows int64 `[r]`,
+    which of the `n * W` block positions get logits; `key_i`, `value_i` float32
+    `[n, kv_heads, cache_len, head_dim]`. Outputs: argmax int64 `[r]`, logits float32
+    `[r, vocab]`, `new_key_i`, `new_value_i`, to be bound to the input caches.
 
     The keys and values of the context features and of the block are written to the cache together.
     The block's are garbage after the call: the next one writes its features over them.
@@ -36,6 +37,7 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
     positions = g.input("positions", ir.DataType.INT64, ("n", "C_W"))
     write_index = g.input("write_index", ir.DataType.INT64, ("n",))
     mask = g.input("mask", ir.DataType.BOOL, ("n", 1, "W", "N"))
+    head_rows = g.input("head_rows", ir.DataType.INT64, ("r",))
 
     context_len = g.op("Shape", features, start=1, end=2)
     end = g.op("Shape", positions, start=1, end=2)
@@ -52,11 +54,7 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
         layer = open_layer(g, spec, index, "", cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, context, at)
         hidden = mlp_block(g, spec, weights, layer, hidden)
-    # position 0, the anchor, proposes nothing
-    masks = g.op("Slice", hidden, g.ints(1), g.op("Shape", block, start=1, end=2), g.ints(1))
-    rows = g.op("Reshape", masks, g.ints(-1, spec.hidden_size))
-    rows = rms_norm(g, rows, weights, "norm", spec)
     tied = target.spec.tie_word_embeddings
     table = embedding if tied else g.vector(target.weights, "lm_head.weight")
-    head(g, rows, table, target.spec.vocab_size)
+    head(g, spec, weights, "norm", hidden, table, head_rows)
     return g

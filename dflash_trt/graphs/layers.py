@@ -118,22 +118,34 @@ def mlp_block(
     """SwiGLU with residual."""
     mlp = f"{layer.prefix}mlp"
     x = rms_norm(g, hidden, weights, f"{layer.prefix}post_attention_layernorm", spec)
-    both = g.op(
-        "MatMul", x, g.linear(weights, f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight")
-    )
+    both = g.op("MatMul", x, g.linear(weights, f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"))
     gate, up = g.split(both, (spec.intermediate_size, spec.intermediate_size), axis=-1)
     x = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
     x = g.op("MatMul", x, g.linear(weights, f"{mlp}.down_proj.weight"))
     return g.op("Add", hidden, x)
 
 
-def head(g: GraphBuilder, rows: ir.Value, embedding: ir.Value, vocab_size: int) -> None:
-    """Logits float32 `[r, vocab]` and their argmax int64 `[r]` as graph outputs; rows `[r, H]`."""
-    # `[vocab, H]` as stored: an embedding that is also the head is kept once on disk
-    logits = g.op("MatMul", rows, g.op("Transpose", embedding, perm=(1, 0)))
+def head(
+    g: GraphBuilder,
+    spec: DecoderSpec,
+    weights: Weights,
+    norm: str,
+    hidden: ir.Value,
+    embedding: ir.Value,
+    rows: ir.Value,
+) -> None:
+    """Final norm and output head: argmax int64 `[r]` and logits float32 `[r, vocab]` as outputs.
+
+    hidden `[n, S, hidden_size]`; embedding `[vocab, hidden_size]`; rows int64 `[r]`, which of the
+    `n * S` hidden states get logits.
+    """
+    x = g.op("Reshape", hidden, g.ints(-1, spec.hidden_size))
+    x = rms_norm(g, g.op("Gather", x, rows, axis=0), weights, norm, spec)
+    # as stored: an embedding that is also the head is kept once on disk
+    logits = g.op("MatMul", x, g.op("Transpose", embedding, perm=(1, 0)))
     tokens = g.op("ArgMax", logits, axis=-1, keepdims=0)
     g.output(tokens, "argmax", ir.DataType.INT64, ("r",))
-    g.output(logits, "logits", ir.DataType.FLOAT, ("r", vocab_size))
+    g.output(logits, "logits", ir.DataType.FLOAT, ("r", spec.vocab_size))
 
 
 def _project(

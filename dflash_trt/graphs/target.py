@@ -12,7 +12,6 @@ from dflash_trt.graphs.layers import (
     head,
     mlp_block,
     open_layer,
-    rms_norm,
     rope_tables,
 )
 
@@ -46,13 +45,8 @@ def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBu
         hidden = attention_block(g, spec, weights, layer, hidden, None, at)
         hidden = mlp_block(g, spec, weights, layer, hidden)
         after[index] = hidden
-    rows = g.op("Reshape", hidden, g.ints(-1, spec.hidden_size))
-    rows = g.op("Gather", rows, head_rows, axis=0)
-    rows = rms_norm(g, rows, weights, "model.norm", spec)
     table = embedding if spec.tie_word_embeddings else g.vector(weights, "lm_head.weight")
-    head(g, rows, table, spec.vocab_size)
+    head(g, spec, weights, "model.norm", hidden, table, head_rows)
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
-    g.output(
-        features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size)
-    )
+    g.output(features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size))
     return g

@@ -69,16 +69,14 @@ class Front:
     def submit(self, inputs: Mapping[str, np.ndarray[Any, Any]], reply: Reply) -> None:
         """Queues a request; bad ones, and those that find the queue full, are answered at once."""
         try:
-            request, streaming = parse_request(
-                inputs, self._tokenizer, self._settings.eos_token_ids
-            )
+            request, streaming = parse_request(inputs, self._tokenizer, self._settings)
         except RequestError as error:
             return reply.fail(INVALID, str(error))
         with self._lock:
             full = self._open >= self._settings.slots + self._settings.max_queue
             self._open += not full
         if full:
-            return reply.fail(UNAVAILABLE, "the request queue is full. Try again later.")
+            return reply.fail(UNAVAILABLE, "The request queue is full. Try again later.")
         self._inbox.put((request, streaming, reply))
 
     def close(self) -> None:
@@ -108,10 +106,9 @@ class Front:
                     self._send(self._streams[id(sequence)])
             except Exception:
                 log.exception("a round failed")
-                self._fail_all(INTERNAL, "a decoding round failed. The server's log says why.")
-                self._draft_length = DraftLength(settings.block_size, settings.draft_tokens)
-        self._scheduler = self._new_scheduler()
-        self._fail_all(UNAVAILABLE, "the server is stopping. Try again later.")
+                self._fail_all(INTERNAL, "A decoding round failed. The server's log says why.")
+                self._scheduler = self._new_scheduler()
+        self._fail_all(UNAVAILABLE, "The server is stopping. Try again later.")
 
     def _take_requests(self) -> bool:
         """Moves the inbox to the scheduler, waiting for one when idle; False: closed."""
@@ -141,7 +138,7 @@ class Front:
             if stream.reply.cancelled():
                 self._scheduler.cancel(stream.sequence)
                 self._finish(stream)
-                stream.reply.fail("CANCELLED", "the request was cancelled.")
+                stream.reply.fail("CANCELLED", "The request was cancelled.")
 
     def _send(self, stream: _Stream) -> None:
         sequence = stream.sequence

@@ -46,7 +46,7 @@ def find_binary(runtime: Path) -> Binary:
     if found is None:
         raise ServerError(
             "there is no tritonserver: neither the nvidia-pytriton wheel nor one on PATH",
-            "pip install 'dflash-trt[server]'",
+            "Run: pip install 'dflash-trt[server]'",
         )
     return Binary(Path(found))
 
@@ -57,7 +57,7 @@ def _wheel_binary(root: Path, runtime: Path) -> Binary:
     if not stub.is_file():
         raise ServerError(
             f"the nvidia-pytriton wheel has no Triton Python backend for Python {version}",
-            "use Python 3.10 to 3.13",
+            "Use Python 3.10 to 3.13",
         )
     backend = runtime / "backends" / "python"
     backend.mkdir(parents=True)
@@ -94,16 +94,26 @@ def command(binary: Binary, repository: Path, ports: Ports, shm_prefix: str) -> 
 
 def environment(binary: Binary) -> dict[str, str]:
     """This process's environment, such that the models run in this very Python installation."""
-    package = importlib.util.find_spec("dflash_trt")
-    assert package is not None
-    assert package.submodule_search_locations
     env = dict(os.environ)
-    _prepend(env, "PYTHONPATH", [Path(package.submodule_search_locations[0]).parent])
     # the embedded interpreter takes its prefix from the first `python3` on PATH
     _prepend(env, "PATH", [Path(sys.prefix) / "bin"])
     libdir = sysconfig.get_config_var("LIBDIR")  # where libpython3.x.so is
     _prepend(env, "LD_LIBRARY_PATH", [*binary.libraries, *([Path(libdir)] if libdir else [])])
     return env
+
+
+def working_directory(runtime: Path) -> Path:
+    """A directory with a link to this `dflash_trt` only: the models import it from there.
+
+    The embedded interpreter ignores PYTHONPATH, but its path starts with the working directory.
+    """
+    package = importlib.util.find_spec("dflash_trt")
+    assert package is not None
+    assert package.submodule_search_locations
+    directory = runtime / "python"
+    directory.mkdir()
+    (directory / "dflash_trt").symlink_to(package.submodule_search_locations[0])
+    return directory
 
 
 def _prepend(env: dict[str, str], name: str, paths: Sequence[Path]) -> None:

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.errors import RequestError
+from dflash_trt.serving.settings import Settings
 
-MAX_TOKENS = 128  # when the client does not say
+MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Part:
 
 
 def parse_request(
-    inputs: Mapping[str, np.ndarray[Any, Any]], tokenizer: Tokenizer, eos_token_ids: frozenset[int]
+    inputs: Mapping[str, np.ndarray[Any, Any]], tokenizer: Tokenizer, settings: Settings
 ) -> tuple[Request, bool]:
     """A request and whether it wants a stream, from the input tensors; raises `RequestError`."""
 
@@ -40,22 +41,24 @@ def parse_request(
     try:
         text: str = value("text_input", b"").decode()
     except UnicodeDecodeError as error:
-        raise RequestError("text_input is not UTF-8", "encode the prompt as UTF-8") from error
+        raise RequestError("text_input is not UTF-8", "Encode the prompt as UTF-8") from error
     prompt: list[int] = tokenizer.encode(text).ids if text else []
     if not prompt:
-        raise RequestError("text_input is empty", "send a prompt of at least one token")
-    max_tokens, temperature = value("max_tokens", MAX_TOKENS), value("temperature", 0.0)
-    top_k, top_p, seed = value("top_k", 0), value("top_p", 1.0), value("seed", 0)
+        raise RequestError("text_input is empty", "Send a prompt of at least one token")
+    room = settings.max_seq_len - len(prompt)
+    max_tokens = value("max_tokens", max(1, min(MAX_TOKENS, room)))
+    temperature, top_k, top_p = value("temperature", 0.0), value("top_k", 0), value("top_p", 1.0)
+    seed = value("seed", 0)
     _require(max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
     _require(0 <= temperature < np.inf, "temperature", temperature, "0 (greedy) or more")
     _require(top_k >= 0, "top_k", top_k, "0 (all tokens) or more")
     _require(0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
     _require(seed < 2**63, "seed", seed, "less than 2**63")
-    stop_ids = frozenset[int]() if value("ignore_eos", False) else eos_token_ids
+    stop_ids = frozenset[int]() if value("ignore_eos", False) else settings.eos_token_ids
     request = Request(prompt, max_tokens, Sampling(temperature, top_k, top_p, seed), stop_ids)
     return request, bool(value("stream", False))
 
 
 def _require(holds: bool, name: str, value: Any, range_: str) -> None:
     if not holds:  # a NaN fails every comparison and ends here too
-        raise RequestError(f"{name} is {value}", f"it must be {range_}")
+        raise RequestError(f"{name} is {value}", f"It must be {range_}")

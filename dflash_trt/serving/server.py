@@ -19,7 +19,15 @@ from pathlib import Path
 from rich.console import Console
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.launch import EXIT_TIMEOUT, HOST, Ports, command, environment, find_binary
+from dflash_trt.serving.launch import (
+    EXIT_TIMEOUT,
+    HOST,
+    Ports,
+    command,
+    environment,
+    find_binary,
+    working_directory,
+)
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
 SHARED_MEMORY = Path("/dev/shm")
@@ -88,6 +96,7 @@ class Server:
             self.process = subprocess.Popen(
                 command(binary, self.repository, self.ports, self._shm_prefix),
                 env=environment(binary),
+                cwd=working_directory(self._runtime),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -137,7 +146,7 @@ class Server:
             region.unlink(missing_ok=True)
 
     def _look(self) -> str:
-        return f"read its log: {self.log}"
+        return f"Read its log: {self.log}"
 
 
 def _repository(directory: Path) -> Path:
@@ -146,7 +155,7 @@ def _repository(directory: Path) -> Path:
             return repository.resolve()
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
-        "build one: dflash-trt build build_configs/pycode.yaml --output DIR",
+        "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
     )
 
 
@@ -164,7 +173,7 @@ def _check_ports(ports: Ports) -> None:
         if not usable:
             raise ServerError(
                 f"port {port} ({kind}) is in use or may not be used",
-                f"stop what listens on it, or give another: --{kind}-port PORT",
+                f"Stop what listens on it, or give another: --{kind}-port PORT",
             )
         taken.append(port)
 

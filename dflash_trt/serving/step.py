@@ -32,5 +32,5 @@ class EngineStep:
             # Triton would send an exception's traceback, with server paths, to the client
             name = request.requested_output_names()
             pb.Logger.log_error(f"step for {name} failed: {type(error).__name__}: {error}")
-            return pb.InferenceResponse(error=pb.TritonError("the engine step failed"))
+            return pb.InferenceResponse(error=pb.TritonError("The engine step failed."))
         return pb.InferenceResponse(to_tensors(output))

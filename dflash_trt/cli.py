@@ -1,0 +1,210 @@
+"""The command line. Commands map one to one to functions; heavy modules load inside them."""
+# ruff: noqa: PLC0415
+
+import json
+import os
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dflash_trt.errors import DflashError, RequestError
+
+app = typer.Typer(
+    help="From a language model and its DFlash drafter to a running Triton Inference Server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Port = typer.Option(min=1, max=65535)
+
+
+@app.command()
+def build(
+    config: Annotated[Path, typer.Argument(help="Build config, YAML (see `schema`).")],
+    output: Annotated[Path | None, typer.Option(help="Default: build/NAME.")] = None,
+    json_: Json = False,
+) -> None:
+    """Check a pair and write its engines and model repository."""
+    from dflash_trt.build import build as run
+    from dflash_trt.config import load_config
+    from dflash_trt.progress import reporting
+
+    settings = load_config(config)
+    directory = output or Path("build") / settings.name
+    with reporting() as report:
+        result = run(settings, directory, report)
+    files = result.manifest["files"]
+    size = sum(entry["size"] for entry in files.values())
+    if json_:
+        _print_json(
+            directory=str(result.directory),
+            built=result.built,
+            files=len(files),
+            bytes=size,
+            seconds=round(result.seconds, 3),
+        )
+    elif result.built:
+        print(
+            f"built {directory} in {result.seconds:.1f} s: {len(files)} files, {size / 1e6:.1f} MB"
+        )
+        print(f"serve it: dflash-trt serve {directory}")
+    else:
+        print(f"{directory} is already built from these inputs; nothing to do")
+
+
+@app.command()
+def serve(
+    repo: Annotated[Path, typer.Argument(help="Directory that `build` wrote.")],
+    http_port: Annotated[int, Port] = 8000,
+    grpc_port: Annotated[int, Port] = 8001,
+    metrics_port: Annotated[int, Port] = 8002,
+) -> None:
+    """Run Triton on a built directory until it is told to stop."""
+    from dflash_trt.serving.server import serve as run
+
+    raise typer.Exit(run(repo, http_port, grpc_port, metrics_port))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
+    url: Annotated[str, typer.Option(help="The server's gRPC address.")] = "127.0.0.1:8001",
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+    json_: Json = False,
+) -> None:
+    """Stream a completion from a running server."""
+    from dflash_trt.serving.client import stream
+
+    text, final = "", None
+    for chunk in stream(url, _prompt(prompt), max_tokens=max_tokens, temperature=temperature):
+        text, final = text + chunk.text, chunk.final or final
+        if not json_:
+            print(chunk.text, end="", flush=True)
+    assert final is not None  # the client raises when a stream ends without its summary
+    rate = final.completion_tokens / max(final.seconds, 1e-9)
+    if json_:
+        _print_json(text=text, **asdict(final), tokens_per_s=round(rate, 1))
+        return
+    print(flush=True)
+    print(
+        f"{final.completion_tokens} tokens, {rate:.0f} tokens/s, {final.rounds} rounds, "
+        f"tau {final.acceptance_length:.2f} ({final.finish_reason})",
+        file=sys.stderr,
+    )
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(help="Directory that `build` wrote.")],
+    prompts: Annotated[Path, typer.Option(help='JSON lines with "text" or "ids".')],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode; EOS is ignored.")],
+    outputs: Annotated[Path | None, typer.Option(help="Write token ids as JSON lines.")] = None,
+    json_: Json = False,
+) -> None:
+    """Compare greedy DFlash decoding with the target alone; exit 1 on any difference."""
+    from dflash_trt.checkpoints.tokenizer import load_tokenizer
+    from dflash_trt.decoding.check import check
+    from dflash_trt.manifest import read_manifest
+    from dflash_trt.progress import reporting
+    from dflash_trt.prompts import read_prompts
+
+    manifest = read_manifest(directory)
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    serving, speculation = manifest["config"]["serving"], manifest["config"]["speculation"]
+    asked = read_prompts(
+        prompts,
+        lambda text: list(tokenizer.encode(text).ids),
+        vocab_size=manifest["target"]["vocab_size"],
+        longest=serving["max_seq_len"] - max_tokens,
+    )
+    with reporting() as report:
+        found = check(
+            directory / "engines",
+            asked,
+            max_tokens,
+            speculation["draft_tokens"],
+            lambda done: report("prompts", done, len(asked)),
+        )
+    if outputs is not None:
+        _write_outputs(outputs, found.outputs)
+    summary = {name: value for name, value in asdict(found).items() if name != "outputs"}
+    if json_:
+        _print_json(**summary)
+    else:
+        print(
+            f"{found.identical}/{found.total} identical, tau {found.tau:.2f}, speedup "
+            f"{found.speedup:.2f}x ({found.dflash_tokens_per_s:.0f} tokens/s, target alone "
+            f"{found.plain_tokens_per_s:.0f})"
+        )
+    if (first := found.first_mismatch) is not None:
+        print(
+            f"error: prompt {first.prompt} differs first at token {first.position}: the target "
+            f"alone gives id {first.expected}, DFlash gave {first.got}.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the build config."""
+    from dflash_trt.config import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def main() -> int:
+    """Entry point; the exit code: 0, 1 failed, 2 bad usage or config, 130 interrupted."""
+    try:
+        app()
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except DflashError as error:
+        if "--json" in sys.argv[1:]:
+            _print_json(error={"problem": error.problem, "fix": error.fix})
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        if os.environ.get("DFLASH_TRT_DEBUG"):
+            traceback.print_exc()
+        print(
+            f"internal error: {type(error).__name__}: {error}. Please report it with the output "
+            "under DFLASH_TRT_DEBUG=1.",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def _print_json(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _prompt(argument: str) -> str:
+    """The prompt itself, or stdin's for "-"; RequestError unless it is UTF-8 text."""
+    try:
+        raw = sys.stdin.buffer.read() if argument == "-" else os.fsencode(argument)
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError("the prompt is not UTF-8 text", "Encode the prompt as UTF-8") from error
+    if not text:
+        raise RequestError("the prompt is empty", "Give at least one character")
+    return text
+
+
+def _write_outputs(path: Path, outputs: list[list[int]]) -> None:
+    try:
+        path.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in outputs))
+    except OSError as error:
+        raise RequestError(
+            f"cannot write {path}: {error.strerror}", "Give another --outputs"
+        ) from error

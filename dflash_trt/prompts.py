@@ -1,0 +1,57 @@
+"""Prompt files: JSON lines with `text` or `ids`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from dflash_trt.errors import RequestError
+
+
+def read_prompts(
+    path: Path, encode: Callable[[str], list[int]], *, vocab_size: int, longest: int
+) -> list[list[int]]:
+    """The token ids of every line; blank lines are skipped.
+
+    longest: tokens that a prompt may have. Raises RequestError naming file and line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise RequestError(
+            f"cannot read {path}: {error.strerror}",
+            'Give a file with one {"text": ...} or {"ids": [...]} a line',
+        ) from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not UTF-8 text", "Save the prompts as UTF-8") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            ids = _ids(json.loads(line), encode)
+            if not ids:
+                raise ValueError("the prompt is empty")
+            if not all(0 <= token < vocab_size for token in ids):
+                raise ValueError(f"a token id is outside 0 to {vocab_size - 1}")
+            if len(ids) > longest:
+                raise ValueError(f"the prompt has {len(ids)} tokens, at most {longest} fit")
+        except ValueError as error:
+            raise RequestError(
+                f"{path}:{number}: {error}", "Correct or remove that line"
+            ) from error
+        prompts.append(ids)
+    if not prompts:
+        raise RequestError(f"{path} holds no prompt", "Give at least one line")
+    return prompts
+
+
+def _ids(entry: object, encode: Callable[[str], list[int]]) -> list[int]:
+    """ValueError says what is wrong with the line."""
+    if isinstance(entry, dict) and isinstance(entry.get("text"), str) and "ids" not in entry:
+        return encode(entry["text"])
+    ids = entry.get("ids") if isinstance(entry, dict) and "text" not in entry else None
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise ValueError(
+            'not an object with either "text" (a string) or "ids" (a list of integers)'
+        )
+    return ids

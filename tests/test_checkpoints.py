@@ -1,0 +1,297 @@
+"""Reading checkpoints that transformers and z-lab's dflash wrote, and refusing the rest."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from pairs import make_pair
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from dflash_trt.checkpoints.drafter import drafter_shapes, load_drafter
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.target import load_target, target_shapes
+from dflash_trt.checkpoints.tokenizer import check_vocabulary, load_tokenizer, tokenizer_files
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.errors import CheckpointError, PairError
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("original")
+    make_pair(directory)
+    return directory
+
+
+@pytest.fixture
+def pair(original: Path, tmp_path: Path) -> Path:
+    """A copy to spoil: `target` and `drafter` in one directory."""
+    return Path(shutil.copytree(original, tmp_path / "pair"))
+
+
+def edit(directory: Path, **changes: object) -> None:
+    """Set fields of config.json; None removes one."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config.update(changes)
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def edit_weights(directory: Path, change: Change) -> None:
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def check(pair: Path, draft_tokens: int | None = None) -> None:
+    check_pair(load_target(pair / "target"), load_drafter(pair / "drafter"), draft_tokens)
+
+
+@pytest.mark.parametrize(
+    ("family", "tied", "dtype"),
+    [("qwen3", True, "float32"), ("llama", False, "bfloat16"), ("llama", True, "float16")],
+)
+def test_specs_and_tensors_are_what_transformers_wrote(
+    tmp_path: Path, family: Any, tied: bool, dtype: str
+) -> None:
+    pair = make_pair(tmp_path, family=family, tied=tied, dtype=dtype, kv_heads=1, taps=(0, 1, 2))
+    target, drafter = load_target(pair.target_dir), load_drafter(pair.drafter_dir)
+    check_pair(target, drafter, 7)
+    assert target.spec.qk_norm is (family == "qwen3")
+    assert target.spec.tie_word_embeddings is tied
+    assert target.spec.eos_token_ids == (318,)
+    assert (target.spec.num_key_value_heads, target.spec.head_dim) == (1, 16)
+    assert target.spec.rms_norm_eps == (1e-6 if family == "qwen3" else 1e-5)
+    assert (drafter.spec.block_size, drafter.spec.mask_token_id) == (8, 319)
+    assert (drafter.spec.target_layer_ids, drafter.spec.rope_theta) == ((0, 1, 2), 50000.0)
+    assert drafter.weights.names == sorted(drafter_shapes(drafter.spec))
+    model = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=getattr(torch, dtype))
+    state = model.state_dict()
+    for name in target_shapes(target.spec):
+        read = target.weights.read(name)
+        assert read.dtype == np.dtype(getattr(ml_dtypes, dtype, dtype))
+        assert np.array_equal(read.astype(np.float32), state[name].float().numpy())
+
+
+def test_shards_are_read_like_one_file(pair: Path) -> None:
+    whole = Weights(pair / "target")
+    model = AutoModelForCausalLM.from_pretrained(pair / "target")
+    model.save_pretrained(pair / "sharded", max_shard_size="20KB")
+    shards = Weights(pair / "sharded")
+    assert len(shards.files) > 3
+    assert shards.names == whole.names
+    for name in whole.names:
+        assert shards.shape(name) == whole.shape(name)
+        assert np.array_equal(shards.read(name), whole.read(name))
+    shards.files[1].unlink()
+    with pytest.raises(CheckpointError, match=shards.files[1].name):
+        Weights(pair / "sharded")
+
+
+def test_a_shard_outside_the_folder_is_refused(pair: Path) -> None:
+    target = pair / "target"
+    (target / "model.safetensors").rename(pair / "model.safetensors")
+    index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="outside its folder"):
+        Weights(target)
+
+
+def test_reading_keeps_one_tensor_in_memory(pair: Path) -> None:
+    def rss_kb() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0])
+
+    big = {f"t{i}": torch.ones(1 << 20) for i in range(32)}  # 4 MiB each
+    save_file(big, pair / "model.safetensors")
+    weights, before = Weights(pair), rss_kb()
+    for name in weights.names:
+        assert weights.read(name)[-1] == 1
+    assert rss_kb() - before < 3 * 4096
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 5000, -1])
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_a_truncated_file_is_named(pair: Path, role: str, keep: int) -> None:
+    file = pair / role / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated"):
+        check(pair)
+
+
+def test_a_corrupt_header_is_named(pair: Path) -> None:
+    file = pair / "target" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[8:40] = b"\0" * 32
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        check(pair)
+
+
+def test_pickles_are_never_loaded(pair: Path) -> None:
+    (pair / "target" / "model.safetensors").rename(pair / "target" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="only pickled weights"):
+        load_target(pair / "target")
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_a_missing_directory_is_named(pair: Path, role: str) -> None:
+    shutil.rmtree(pair / role)
+    with pytest.raises(CheckpointError, match=rf"the {role} .* does not exist"):
+        check(pair)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_broken_config_is_named(pair: Path, text: str) -> None:
+    (pair / "target" / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"target/config\.json"):
+        check(pair)
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "says"),
+    [
+        ("target", {"architectures": ["GptOssForCausalLM"]}, "GptOssForCausalLM"),
+        ("target", {"mlp_bias": True}, "mlp_bias"),
+        ("target", {"hidden_act": "gelu"}, "gelu"),
+        ("target", {"quantization_config": {"bits": 4}}, "quantised"),
+        ("target", {"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
+        ("target", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3"),
+        ("target", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "linear"),
+        ("target", {"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ("target", {"hidden_size": None}, "hidden_size is missing"),
+        ("target", {"num_key_value_heads": 3}, "kv heads"),
+        ("drafter", {"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
+        ("drafter", {"speculators_model_type": "dflash"}, "speculators"),
+        ("drafter", {"is_causal": True}, "is_causal"),
+        ("drafter", {"layer_types": ["sliding_attention"]}, "sliding_attention"),
+        ("drafter", {"input_embedding_scale": 8.0}, "input_embedding_scale"),
+        ("drafter", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("drafter", {"dflash_config": {"target_layer_ids": [0, 2]}}, "no mask_token_id"),
+        ("drafter", {"num_target_layers": None}, "num_target_layers is missing"),
+    ],
+)
+def test_what_is_not_handled_is_refused(
+    pair: Path, role: str, change: dict[str, object], says: str
+) -> None:
+    edit(pair / role, **change)
+    with pytest.raises(CheckpointError, match=says):
+        check(pair)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": 32}, "hidden_size is 32, but the target has 64"),
+        ({"vocab_size": 321}, "vocab_size is 321, but the target has 320"),
+        ({"num_target_layers": 5}, "num_target_layers is 5, but the target has 4"),
+        ({"block_size": 1}, "block_size is 1"),
+        ({"dflash_config": {"mask_token_id": 319, "target_layer_ids": [0, 9]}}, "taps layer 9"),
+        ({"dflash_config": {"mask_token_id": 319, "target_layer_ids": [-1, 2]}}, "taps layer -1"),
+        (
+            {"dflash_config": {"mask_token_id": 320, "target_layer_ids": [0, 2]}},
+            "mask_token_id 320",
+        ),
+        ({"dflash_config": {"mask_token_id": 319, "target_layer_ids": [0]}}, r"fc\.weight"),
+    ],
+)
+def test_a_drafter_for_another_target_is_refused(
+    pair: Path, change: dict[str, object], says: str
+) -> None:
+    edit(pair / "drafter", **change)
+    with pytest.raises(PairError, match=says):
+        check(pair)
+
+
+def test_draft_tokens_fit_the_block(pair: Path) -> None:
+    check(pair, draft_tokens=7)
+    with pytest.raises(PairError, match=r"draft_tokens is 8.*at most 7"):
+        check(pair, draft_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "says"),
+    [
+        (
+            "target",
+            lambda t: t.pop("model.layers.3.mlp.up_proj.weight"),
+            "no tensor model.layers.3",
+        ),
+        ("drafter", lambda t: t.pop("hidden_norm.weight"), "no tensor hidden_norm"),
+        ("drafter", lambda t: t.pop("fc.weight"), "no tensor fc"),
+        ("target", lambda t: t.update({"model.norm.weight": torch.ones(65)}), r"is \[65\]"),
+        ("drafter", lambda t: t.update({"embed_tokens.weight": torch.ones(4)}), "embed_tokens"),
+        ("target", lambda t: t.update({"model.norm.weight": torch.ones(64).double()}), "F64"),
+    ],
+)
+def test_tensors_must_be_those_of_the_spec(
+    pair: Path, role: str, change: Change, says: str
+) -> None:
+    edit_weights(pair / role, change)
+    with pytest.raises(CheckpointError, match=says):
+        check(pair)
+
+
+def test_fields_of_older_transformers_are_read(pair: Path) -> None:
+    edit(pair / "target", rope_parameters=None, rope_theta=1e6, rope_scaling=None)
+    edit(pair / "drafter", block_size=None, layer_types=None)
+    assert load_target(pair / "target").spec.rope_theta == 1e6
+    assert load_drafter(pair / "drafter").spec.block_size == 16  # z-lab's default
+
+
+def test_dflash_config_wins_over_top_level(pair: Path) -> None:
+    own = {"mask_token_id": 5, "target_layer_ids": [2, 1], "block_size": 4}
+    edit(pair / "drafter", dflash_config=own, block_size=8, mask_token_id=6)
+    spec = load_drafter(pair / "drafter").spec
+    assert (spec.block_size, spec.mask_token_id, spec.target_layer_ids) == (4, 5, (2, 1))
+
+
+def test_default_taps_are_zlabs(pair: Path) -> None:
+    edit(pair / "drafter", dflash_config={"mask_token_id": 319}, num_target_layers=36)
+    edit(pair / "drafter", num_hidden_layers=5)
+    assert load_drafter(pair / "drafter").spec.target_layer_ids == (1, 9, 17, 25, 33)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [({"eos_token_id": [3, 4]}, 5, (3, 4)), ({}, [5], (5,)), (None, 6, (6,)), (None, None, ())],
+)
+def test_eos_ids_come_from_the_generation_config_first(
+    pair: Path, generation: object, config: object, expected: tuple[int, ...]
+) -> None:
+    file = pair / "target" / "generation_config.json"
+    file.unlink()
+    if generation is not None:
+        file.write_text(json.dumps(generation))
+    edit(pair / "target", eos_token_id=config)
+    assert load_target(pair / "target").spec.eos_token_ids == expected
+
+
+def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
+    target = pair / "target"
+    tokenizer = load_tokenizer(target)
+    ids = tokenizer.encode("def f():\n").ids
+    assert tokenizer.decode(ids) == "def f():\n"
+    assert [file.name for file in tokenizer_files(target)] == [
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    check_vocabulary(tokenizer, 320, target)
+    with pytest.raises(CheckpointError, match="ids up to 319"):
+        check_vocabulary(tokenizer, 319, target)
+    (target / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is not a tokenizer"):
+        load_tokenizer(target)
+    (target / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        load_tokenizer(target)

@@ -1,0 +1,98 @@
+"""Build configs: defaults, paths, and errors that name file, line, field and fix."""
+
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.config import BuildConfig, json_schema, load_config
+from dflash_trt.errors import ConfigError
+
+GOOD = "name: x\ntarget: {path: a}\ndrafter: {path: b}\n"
+
+
+def write(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "pair.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD))
+    assert config.engine.model_dump() == {"kind": "onnxruntime", "threads": 2}
+    assert config.speculation.draft_tokens is None
+    assert config.serving.model_dump() == {
+        "slots": 4,
+        "max_seq_len": None,
+        "prefill_chunk": 256,
+        "max_queue": 64,
+    }
+
+
+def test_paths_are_relative_to_the_config_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    path = write(
+        tmp_path / "configs", "name: x\ntarget: {path: ../a}\ndrafter: {path: /models/b}\n"
+    )
+    monkeypatch.chdir("/")
+    config = load_config(path)
+    assert config.target.path == tmp_path / "a"
+    assert config.drafter.path == Path("/models/b")
+
+
+def test_the_demo_config_is_as_the_readme_shows_it() -> None:
+    path = Path(__file__).parents[1] / "build_configs" / "pycode.yaml"
+    assert load_config(path).target.path == path.parents[1] / "examples" / "pycode" / "target"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field", "fix"),
+    [
+        (GOOD + "speculaton: {draft_tokens: 7}\n", 4, "speculaton", "Did you mean 'speculation'?"),
+        (GOOD + "serving:\n  slots: 2\n  slot: 2\n", 6, "serving.slot", "'slots'"),
+        (GOOD + "serving:\n  slots: two\n", 5, "serving.slots", "schema"),
+        (GOOD + "serving: {slots: 0}\n", 4, "serving.slots", "schema"),
+        (GOOD + "speculation: {draft_tokens: true}\n", 4, "speculation.draft_tokens", "schema"),
+        (GOOD + "engine:\n  kind: tensorrt\n", 5, "not built yet", "kind: onnxruntime"),
+        (GOOD + "engine:\n  kind: vllm\n", 5, "engine.kind", "schema"),
+        (GOOD + "name: y\n", 4, "name", "Keep one"),
+        ("name: x\ndrafter: {path: b}\n", 1, "target", "{path: DIRECTORY}"),
+        ("name: x\ntarget: a\ndrafter: {path: b}\n", 2, "target", "fields: path"),
+        ("name: No Good\ntarget: {path: a}\ndrafter: {path: b}\n", 1, "name", "schema"),
+        ("name: x\ntarget: {path: a\ndrafter: {path: b}\n", 3, "YAML", "Correct"),
+    ],
+)
+def test_errors_name_file_line_field_and_fix(
+    tmp_path: Path, text: str, line: int, field: str, fix: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    message = str(caught.value)
+    assert f"{path}:{line}:" in message
+    assert field in message
+    assert fix in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "name\n", b"name: \xff\n"])
+def test_what_is_not_a_mapping_is_refused(tmp_path: Path, text: str | bytes) -> None:
+    with pytest.raises(ConfigError, match=r"pair\.yaml"):
+        load_config(write(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the config"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_schema_describes_every_field() -> None:
+    schema = json_schema()
+    assert set(schema["properties"]) == set(BuildConfig.model_fields)
+    assert schema["required"] == ["name", "target", "drafter"]
+    assert schema["additionalProperties"] is False
+    for section in ("Engine", "Speculation", "Serving", "Source"):
+        for name, field in schema["$defs"][section]["properties"].items():
+            assert field["description"], f"{section}.{name}"

@@ -1,0 +1,419 @@
+"""Lossless, on pairs no one trained: our engines against `transformers` and z-lab's `dflash`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from conftest import MAX_SEQ_LEN, SLOTS, BuildPair, BuiltPair
+
+from dflash_trt.decoding.draft_length import DraftLength, measure
+from dflash_trt.decoding.rounds import RoundOutput, RunRound, VerifyInput, in_process
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.engines.onnxruntime import Engine
+
+# every shape the issue names: families, GQA ratios 1, 2, 4, heads tied and not, blocks of 4, 8, 16,
+# 1 to 8 taps, tap counts other than the drafter's layer count
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-gqa1-tied-b8-1tap": {"heads": 4, "kv_heads": 4, "taps": (1,), "draft_layers": 2},
+    "qwen3-gqa2-untied-b16-8taps": {
+        "layers": 10,
+        "taps": (0, 1, 2, 3, 4, 6, 7, 8),
+        "draft_layers": 2,
+        "tied": False,
+        "block_size": 16,
+    },
+    "qwen3-gqa4-tied-b4-3taps": {
+        "kv_heads": 1,
+        "taps": (0, 1, 2),
+        "block_size": 4,
+        "hidden": 48,  # heads * head_dim is not hidden_size
+        "head_dim": 32,
+    },
+    "qwen3-gqa2-tied-b8-bf16": {"taps": (1, 2), "draft_layers": 3, "dtype": "bfloat16"},
+    "llama-gqa1-untied-b4-2taps": {
+        "family": "llama",
+        "kv_heads": 4,
+        "tied": False,
+        "block_size": 4,
+        "vocab": 100,
+    },
+    "llama-gqa2-tied-b8-5taps": {
+        "family": "llama",
+        "layers": 7,
+        "taps": (5, 1, 2, 0, 4),  # features follow the list's order, not the layers'
+        "draft_layers": 2,
+    },
+    "llama-gqa4-untied-b16-1tap": {
+        "family": "llama",
+        "heads": 8,
+        "kv_heads": 2,
+        "taps": (2,),
+        "tied": False,
+        "block_size": 16,
+    },
+}
+NEW_TOKENS = 40
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A built pair, four prompts of different lengths, and what the references make of them."""
+
+    built: BuiltPair
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+    zlab: list[reference.Generated]
+
+
+CaseOf = Callable[[str, bool], Case]
+
+
+@pytest.fixture(scope="module")
+def case_of(built_pair: BuildPair) -> CaseOf:
+    cases: dict[tuple[str, bool], Case] = {}
+
+    def get(name: str, taught: bool = True) -> Case:
+        if (name, taught) not in cases:
+            seed = list(SHAPES).index(name)
+            built = built_pair(taught=taught, seed=seed, **SHAPES[name])
+            prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
+            pair = built.pair
+            cases[name, taught] = Case(
+                built,
+                prompts,
+                reference.greedy(pair.target_dir, prompts, NEW_TOKENS),
+                reference.dflash_generate(
+                    pair.target_dir, pair.drafter_dir, prompts, NEW_TOKENS
+                ),
+            )
+        return cases[name, taught]
+
+    return get
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def case(request: pytest.FixtureRequest, case_of: CaseOf) -> Case:
+    return case_of(request.param, True)
+
+
+def rounds_of(built: BuiltPair, *, drafting: bool = True) -> RunRound:
+    target = Engine(built.target_engine)
+    return in_process(target, Engine(built.drafter_engine) if drafting else None)
+
+
+def scheduler_of(
+    rounds: RunRound,
+    length: DraftLength,
+    *,
+    slots: int = SLOTS,
+    prefill_chunk: int = MAX_SEQ_LEN,
+) -> Scheduler:
+    return Scheduler(
+        rounds,
+        slots=slots,
+        max_seq_len=MAX_SEQ_LEN,
+        prefill_chunk=prefill_chunk,
+        draft_length=length,
+        max_queue=64,
+    )
+
+
+def run_all(scheduler: Scheduler, requests: Sequence[Request]) -> list[Decoded]:
+    sequences = [scheduler.submit(request) for request in requests]
+    while scheduler.busy:
+        scheduler.step()
+    return sequences
+
+
+def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[Decoded]:
+    return [run_all(scheduler, [Request(prompt, NEW_TOKENS)])[0] for prompt in prompts]
+
+
+# --- the graphs ---------------------------------------------------------------------------------
+
+
+def target_step(engine: Engine, tokens: Sequence[int], start: int, row: int = 0) -> dict[str, Any]:
+    """All logits and features of `tokens`, which stand at `start ..` of their text."""
+    positions = start + np.arange(len(tokens))
+    return engine.run(
+        row,
+        {
+            "tokens": np.array([tokens], np.int64),
+            "positions": positions[None],
+            "write_index": np.array([start]),
+            "mask": (np.arange(start + len(tokens)) <= positions[:, None])[None, None],
+            "head_rows": np.arange(len(tokens)),
+        },
+    )
+
+
+def test_target_logits_and_taps(case: Case) -> None:
+    text = case.built.texts[0]
+    taps = case.built.drafter.spec.target_layer_ids
+    logits, features = reference.target_logits_and_taps(case.built.pair.target_dir, text, taps)
+    engine = Engine(case.built.target_engine)
+    # whole, then again in another row in uneven chunks over the same cache
+    chunks = [(0, 0, 80), (1, 0, 33), (1, 33, 34), (1, 34, 50), (1, 50, 80)]
+    for row, start, end in chunks:
+        output = target_step(engine, text[start:end], start, row)
+        np.testing.assert_allclose(
+            output["logits"], logits[start:end], atol=TOLERANCE, rtol=0
+        )
+        np.testing.assert_allclose(
+            output["features"][0], features[start:end], atol=TOLERANCE, rtol=0
+        )
+        assert (output["argmax"] == logits[start:end].argmax(-1)).all()
+
+
+def test_drafter_logits(case: Case) -> None:
+    text, pair, spec = case.built.texts[0], case.built.pair, case.built.drafter.spec
+    starts = [13, 14, 17, 18, 26, 41, 60]
+    expected = reference.drafter_logits(pair.target_dir, pair.drafter_dir, text, starts)
+    _, features = reference.target_logits_and_taps(pair.target_dir, text, spec.target_layer_ids)
+    engine = Engine(case.built.drafter_engine)
+    seen, width = 0, spec.block_size
+    for start, logits in zip(starts, expected, strict=True):
+        positions = np.concatenate([np.arange(seen, start), start + np.arange(width)])
+        output = engine.run(
+            2,
+            {
+                "features": features[None, seen:start],
+                "block": np.array([[text[start]] + [spec.mask_token_id] * (width - 1)]),
+                "positions": positions[None],
+                "write_index": np.array([seen]),
+                "mask": np.ones((1, 1, width, start + width), bool),
+                "head_rows": np.arange(1, width),
+            },
+        )
+        np.testing.assert_allclose(output["logits"], logits, atol=TOLERANCE, rtol=0)
+        seen = start
+
+
+# --- the text -----------------------------------------------------------------------------------
+
+
+def committed_per_round(sequence: Decoded) -> list[int]:
+    """Tokens each round added; the last round's bonus may not have fitted."""
+    committed = [accepted + 1 for accepted in sequence.accepted_per_round]
+    committed[-1] -= sum(committed) - (len(sequence.tokens) - 1)
+    return committed
+
+
+def test_same_text_and_same_rounds(case: Case) -> None:
+    block_size = case.built.drafter.spec.block_size
+    scheduler = scheduler_of(rounds_of(case.built), DraftLength(block_size, block_size - 1))
+    sequences = one_by_one(scheduler, case.prompts)
+    assert [s.tokens for s in sequences] == case.greedy
+    assert [z.tokens for z in case.zlab] == case.greedy
+    for sequence, zlab in zip(sequences, case.zlab, strict=True):
+        assert committed_per_round(sequence) == zlab.acceptance_lengths
+        assert sequence.acceptance_length == (NEW_TOKENS - 1) / len(zlab.acceptance_lengths)
+        assert sequence.finish_reason == "length"
+    # the comparison means something only if drafts were accepted and rejected
+    rounds = sum(len(zlab.acceptance_lengths) for zlab in case.zlab)
+    assert 1.15 < len(case.prompts) * (NEW_TOKENS - 1) / rounds < block_size
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3-gqa2-untied-b16-8taps", "qwen3-gqa4-tied-b4-3taps", "llama-gqa2-tied-b8-5taps"]
+)
+def test_random_drafter(name: str, case_of: CaseOf) -> None:
+    case = case_of(name, False)
+    block_size = case.built.drafter.spec.block_size
+    scheduler = scheduler_of(rounds_of(case.built), DraftLength(block_size, block_size - 1))
+    sequences = one_by_one(scheduler, case.prompts)
+    assert [s.tokens for s in sequences] == case.greedy
+    for sequence, zlab in zip(sequences, case.zlab, strict=True):
+        assert zlab.tokens == sequence.tokens
+        assert committed_per_round(sequence) == zlab.acceptance_lengths
+
+
+def test_together_as_alone(case: Case) -> None:
+    """Eight requests join and leave four slots; prompts come in chunks; text and tau stay."""
+    block_size = case.built.drafter.spec.block_size
+    scheduler = scheduler_of(
+        rounds_of(case.built), DraftLength(block_size, block_size - 1), prefill_chunk=5
+    )
+    order = [0, 1, 2, 3, 3, 2, 1, 0]
+    wanted = [NEW_TOKENS, 7, NEW_TOKENS, 1, NEW_TOKENS, 23, 12, NEW_TOKENS]
+    sequences = []
+    for i, count in zip(order, wanted, strict=True):
+        sequences.append(scheduler.submit(Request(case.prompts[i], count)))
+        for _ in range(4):
+            scheduler.step()
+    while scheduler.busy:
+        scheduler.step()
+    for sequence, i, count in zip(sequences, order, wanted, strict=True):
+        assert sequence.tokens == case.greedy[i][:count]
+        if count == NEW_TOKENS:
+            assert committed_per_round(sequence) == case.zlab[i].acceptance_lengths
+
+
+def test_target_alone(case: Case) -> None:
+    scheduler = scheduler_of(rounds_of(case.built, drafting=False), DraftLength(1))
+    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])
+    assert [s.tokens for s in sequences] == case.greedy
+    assert all(s.acceptance_length == 1.0 for s in sequences)
+
+
+# --- what may not matter, on one pair ------------------------------------------------------------
+
+ONE = "llama-gqa2-tied-b8-5taps"
+
+
+@pytest.mark.parametrize("drafts", range(1, 8))
+def test_any_draft_length(drafts: int, case_of: CaseOf) -> None:
+    case = case_of(ONE, True)
+    scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, drafts))
+    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])
+    assert [s.tokens for s in sequences] == case.greedy
+    # z-lab's loop takes a block size, too
+    zlab = reference.dflash_generate(
+        case.built.pair.target_dir,
+        case.built.pair.drafter_dir,
+        case.prompts,
+        NEW_TOKENS,
+        block_size=drafts + 1,
+    )
+    for sequence, expected in zip(sequences, zlab, strict=True):
+        assert committed_per_round(sequence) == expected.acceptance_lengths
+
+
+def test_measured_draft_length(case_of: CaseOf) -> None:
+    case = case_of(ONE, True)
+    rounds, length = rounds_of(case.built), DraftLength(8)
+    assert length.needs_costs
+    measure(rounds, length, 8, slots=SLOTS)
+    assert not length.needs_costs
+    sequences = run_all(
+        scheduler_of(rounds, length), [Request(prompt, NEW_TOKENS) for prompt in case.prompts]
+    )
+    assert [s.tokens for s in sequences] == case.greedy
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_drafts(seed: int, case_of: CaseOf) -> None:
+    """Drafts that are right up to a random place and wrong from there: exactly these are kept."""
+    case = case_of(ONE, True)
+    rng = np.random.default_rng(seed)
+    rounds = rounds_of(case.built)
+    texts = {
+        tuple(prompt[:12]): prompt + text
+        for prompt, text in zip(case.prompts, case.greedy, strict=True)
+    }
+    history: dict[int, list[int]] = {}  # row -> tokens committed; one sequence, so row 0
+    expected: list[int] = []
+
+    def run(x: VerifyInput) -> RoundOutput:
+        output = rounds(x)
+        n_forced, kept = int(x.forced[0]), int(output.accepted[0])
+        if x.positions[0] == 0:
+            history[0] = []
+            expected.clear()
+        history[0] = history[0][: int(x.positions[0])]
+        history[0] += x.tokens[0, : n_forced + kept].tolist() + [int(output.next_tokens[0])]
+        text = texts[tuple(history[0][:12])]
+        drafts = output.drafts.copy()
+        place = len(history[0])
+        right = int(rng.integers(0, drafts.shape[1] + 1))
+        for j in range(drafts.shape[1]):
+            true = text[place + j] if place + j < len(text) else 0
+            drafts[0, j] = true if j < right else (true + 1 + rng.integers(0, 98)) % 100
+        expected.append(right)
+        return replace(output, drafts=drafts)
+
+    for prompt, greedy in zip(case.prompts, case.greedy, strict=True):
+        (sequence,) = run_all(
+            scheduler_of(run, DraftLength(8, 7)), [Request(prompt, NEW_TOKENS)]
+        )
+        assert sequence.tokens == greedy
+        # the last round's drafts are cut to what is still wanted
+        assert sequence.accepted_per_round[:-1] == expected[: sequence.rounds - 1]
+
+
+def test_a_sampling_neighbour_changes_nothing(case_of: CaseOf) -> None:
+    case = case_of(ONE, True)
+    requests = []
+    for i, prompt in enumerate(case.prompts):
+        requests.append(Request(prompt, NEW_TOKENS))
+        requests.append(Request(prompt, 30, Sampling(1.0, 20, 0.9, seed=i)))
+    sequences = run_all(scheduler_of(rounds_of(case.built), DraftLength(8, 7)), requests)
+    assert [s.tokens for s in sequences[::2]] == case.greedy
+    assert all(len(s.tokens) == 30 for s in sequences[1::2])
+
+
+def test_sampling_is_repeatable(case_of: CaseOf) -> None:
+    """The same seed gives the same text, alone or among others; another seed another text."""
+    case = case_of(ONE, True)
+    request = Request(case.prompts[0], NEW_TOKENS, Sampling(1.0, seed=7))
+    rounds = rounds_of(case.built)
+    (alone,) = run_all(scheduler_of(rounds, DraftLength(8, 7)), [request])
+    others = [Request(prompt, 25, Sampling(0.7, seed=3)) for prompt in case.prompts[1:]]
+    among = run_all(scheduler_of(rounds, DraftLength(8, 7)), [*others, request])[-1]
+    (other,) = run_all(
+        scheduler_of(rounds, DraftLength(8, 7)),
+        [replace(request, sampling=Sampling(1.0, seed=8))],
+    )
+    assert alone.tokens == among.tokens
+    assert alone.tokens != other.tokens
+
+
+def test_stop_token(case_of: CaseOf) -> None:
+    case = case_of(ONE, True)
+    scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7))
+    stops = [text[20] for text in case.greedy]
+    sequences = run_all(
+        scheduler,
+        [
+            Request(prompt, NEW_TOKENS, stop_ids=frozenset({stop}))
+            for prompt, stop in zip(case.prompts, stops, strict=True)
+        ],
+    )
+    for sequence, text, stop in zip(sequences, case.greedy, stops, strict=True):
+        assert sequence.tokens == text[: text.index(stop) + 1]
+        assert sequence.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8])
+def test_cancelling_one_changes_nothing_else(after: int, case_of: CaseOf) -> None:
+    case = case_of(ONE, True)
+    for cancelled in range(4):
+        scheduler = scheduler_of(
+            rounds_of(case.built), DraftLength(8, 7), slots=3, prefill_chunk=8
+        )
+        sequences = [scheduler.submit(Request(prompt, NEW_TOKENS)) for prompt in case.prompts]
+        for _ in range(after):
+            scheduler.step()
+        scheduler.cancel(sequences[cancelled])
+        while scheduler.busy:
+            scheduler.step()
+        assert sequences[cancelled].finish_reason == "cancelled"
+        for i, sequence in enumerate(sequences):
+            if i != cancelled:
+                assert sequence.tokens == case.greedy[i]
+
+
+def test_up_to_the_last_position(case_of: CaseOf) -> None:
+    """Texts that fill the cache to its end, side by side at different positions."""
+    case = case_of(ONE, True)
+    prompts = [case.built.texts[i][: 80 - 17 * i] for i in range(4)]
+    greedy = reference.greedy(case.built.pair.target_dir, prompts, MAX_SEQ_LEN - 29)
+    requests = [
+        Request(prompt, count)
+        for prompt in prompts
+        for count in (MAX_SEQ_LEN - len(prompt), 3)
+    ]
+    for chunk in (MAX_SEQ_LEN, 7):
+        scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7), prefill_chunk=chunk)
+        sequences = run_all(scheduler, requests)
+        for i, sequence in enumerate(sequences):
+            assert sequence.tokens == greedy[i // 2][: requests[i].max_tokens]
