@@ -1,7 +1,5 @@
 """The build config: the one schema a user writes, as YAML."""
 
-import difflib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +7,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
+from dflash_trt.config_errors import explain, repeated_keys
 from dflash_trt.errors import ConfigError
 
 PLANNED_KINDS = ("tensorrt", "tensorrt_llm")
@@ -115,82 +114,15 @@ def load_config(path: Path) -> BuildConfig:
             f"{path} does not hold a mapping of fields",
             "Start from build_configs/pycode.yaml: it needs name, target and drafter",
         )
-    for line, key in _repeated_keys(root):
+    for line, key in repeated_keys(root):
         raise ConfigError(f"{path}:{line}: '{key}' is given twice", "Keep one of the two")
     try:
         config = BuildConfig.model_validate(data)
     except ValidationError as error:
-        raise _explain(path, root, error) from None
+        raise explain(path, root, BuildConfig, error) from None
     folder = path.resolve().parent
     sources = {
         role: Source(path=(folder / getattr(config, role).path.expanduser()).resolve())
         for role in ("target", "drafter")
     }
     return config.model_copy(update=sources)
-
-
-def _explain(path: Path, root: yaml.MappingNode, error: ValidationError) -> ConfigError:
-    """The first complaint in the file's own order, with its line."""
-    complaints = error.errors(include_url=False, include_input=True)
-    first = min(complaints, key=lambda e: _line(root, e["loc"]))
-    field = ".".join(str(part) for part in first["loc"])
-    where = f"{path}:{_line(root, first['loc'])}"
-    if first["type"] == "extra_forbidden":
-        known = _fields(first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        guess = f"Did you mean '{near[0]}'? " if near else ""
-        return ConfigError(
-            f"{where}: unknown field '{field}'", f"{guess}Known here: {', '.join(known)}"
-        )
-    if first["type"] == "missing":
-        source = field in ("target", "drafter")
-        return ConfigError(
-            f"{where}: field '{field}' is missing",
-            f"Add {field}: {'{path: DIRECTORY}' if source else 'VALUE'} to the config",
-        )
-    if first["type"] == "not_built":
-        return ConfigError(f"{where}: {field}: {first['msg']}", "Use engine: {kind: onnxruntime}")
-    if first["type"] == "model_type":
-        message = f"it takes fields: {', '.join(_fields(first['loc']))}"
-    else:
-        message = first["msg"][0].lower() + first["msg"][1:]
-    return ConfigError(
-        f"{where}: {field} is {first['input']!r}, but {message}",
-        f"Correct {field}; `dflash-trt schema` shows what each field takes",
-    )
-
-
-def _line(node: yaml.Node, loc: tuple[int | str, ...]) -> int:
-    """1-based line of the key at `loc`, or of the deepest part of it that is in the file."""
-    line = node.start_mark.line + 1
-    for part in loc:
-        if not isinstance(node, yaml.MappingNode):
-            break
-        for key, value in node.value:
-            if key.value == part:
-                line, node = key.start_mark.line + 1, value
-                break
-        else:
-            break
-    return line
-
-
-def _fields(loc: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = BuildConfig
-    for part in loc:
-        annotation = model.model_fields[str(part)].annotation
-        assert isinstance(annotation, type)  # every section is a plain class
-        model = annotation
-    return list(model.model_fields)
-
-
-def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """(line, key) of keys that YAML would silently override."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen: set[str] = set()
-    for key, value in node.value:
-        if key.value in seen:
-            yield key.start_mark.line + 1, key.value
-        seen.add(str(key.value))
-        yield from _repeated_keys(value)

@@ -15,7 +15,7 @@ def read_prompts(
     longest: tokens that a prompt may have. Raises RequestError naming file and line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028, which JSON allows
     except OSError as error:
         raise RequestError(
             f"cannot read {path}: {error.strerror}",
@@ -34,7 +34,9 @@ def read_prompts(
             if not all(0 <= token < vocab_size for token in ids):
                 raise ValueError(f"a token id is outside 0 to {vocab_size - 1}")
             if len(ids) > longest:
-                raise ValueError(f"the prompt has {len(ids)} tokens, at most {longest} fit")
+                raise ValueError(
+                    f"the prompt has {len(ids)} tokens, at most {longest} fit beside --max-tokens"
+                )
         except ValueError as error:
             raise RequestError(
                 f"{path}:{number}: {error}", "Correct or remove that line"

@@ -1,8 +1,8 @@
 """Random tiny target/drafter pairs, written by `transformers` and z-lab's `dflash` themselves.
 
-The weights are random but not degenerate: greedy text wanders over a handful of favoured tokens that
-target and drafter share (they share the output head), so that drafts are accepted now and then and a
-wrong rollback shows in the text.
+The weights are random but not degenerate: greedy text wanders over a handful of favoured tokens
+that target and drafter share (they share the output head), so that drafts are accepted now and then
+and a wrong rollback shows in the text.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def make_pair(
 ) -> Pair:
     """Write `directory/target` and `directory/drafter`; the same arguments give the same bytes.
 
-    taps are z-lab's `target_layer_ids` (0 = after the first layer); the last layer cannot be tapped.
+    taps are z-lab's `target_layer_ids`: 0 is after the first layer; the last cannot be tapped.
     The end-of-text id is vocab-2, the drafter's mask id vocab-1.
     """
     pair = Pair(directory / "target", directory / "drafter")
@@ -120,9 +120,9 @@ def make_pair(
 def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
     """Have the pair's drafter learn some greedy texts of the target by heart, in place (1 to 3 s).
 
-    Random drafts are hardly ever accepted; these are, at every length, so that what happens after an
-    acceptance is tested too. Returns the texts: 12 random tokens and 68 the target continued with,
-    so that any prefix of 12 tokens or more is a prompt whose continuation the drafter knows.
+    Random drafts are hardly ever accepted; these are, at every length, so that what happens after
+    an acceptance is tested too. Returns the texts: 12 random tokens and 68 the target continued
+    with, so that any prefix of 12 tokens or more is a prompt whose continuation the drafter knows.
     """
     generator = torch.Generator().manual_seed(seed)
     target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
@@ -172,8 +172,10 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
             rows[torch.randperm(tensor.shape[0] - 2, generator=generator)[:FAVOURED]] = 0.9
             tensor.copy_(noise * rows)
         else:
-            # 2.0: the layers, not the embedding of the last token, should decide the next one
-            tensor.copy_(2.0 * noise / tensor.shape[1] ** 0.5)
+            # 2.0: the layers, not the embedding of the last token, should decide the next one;
+            # 1.0: sharper attention would blow rounding up beyond what can be compared in fp32
+            gain = 1.0 if "q_proj" in name or "k_proj" in name else 2.0
+            tensor.copy_(gain * noise / tensor.shape[1] ** 0.5)
 
 
 def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:

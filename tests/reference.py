@@ -69,7 +69,7 @@ def dflash_generate(
     max_new: int,
     block_size: int | None = None,
 ) -> list[Generated]:
-    """z-lab's own greedy loop, one prompt at a time; acceptance lengths per round, bonus included."""
+    """z-lab's own greedy loop, a prompt at a time; acceptance lengths count the bonus."""
     target, drafter = load_target(target_dir), load_drafter(drafter_dir)
     results = []
     for prompt in prompts:

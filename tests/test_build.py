@@ -209,7 +209,7 @@ def test_a_second_builder_is_told_of_the_first(pair: Path) -> None:
     output = pair / "shared"
     with hanging_build(pair, output) as process:
         started = time.monotonic()
-        with pytest.raises(BuildError, match="another build of .* is running"):
+        with pytest.raises(BuildError, match=r"another build of .* is running"):
             build(config(pair), output, quiet)
         assert time.monotonic() - started < 5
         assert build(config(pair), pair / "other", quiet).built  # another output is free

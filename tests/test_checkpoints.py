@@ -167,6 +167,7 @@ def test_a_broken_config_is_named(pair: Path, text: str) -> None:
         ("target", {"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
         ("target", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3"),
         ("target", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "linear"),
+        ("target", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "by layer type"),
         ("target", {"rms_norm_eps": "small"}, "rms_norm_eps"),
         ("target", {"hidden_size": None}, "hidden_size is missing"),
         ("target", {"num_key_value_heads": 3}, "kv heads"),

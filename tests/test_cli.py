@@ -47,7 +47,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "tiny.yaml").write_text(
         "name: tiny\ntarget: {path: target}\ndrafter: {path: drafter}\n"
     )
-    (directory / "prompts.jsonl").write_text('{"text": "def f"}\n\n{"ids": [1, 2, 3]}\n')
+    lines = ['{"text": "def\u2028f"}', "", '{"ids": [1, 2, 3]}']
+    (directory / "prompts.jsonl").write_text("\r\n".join(lines), encoding="utf-8")
     done = shell("build", directory / "tiny.yaml", "--output", directory / "built")
     assert done.returncode == 0, done.stderr
     return directory
@@ -187,7 +188,7 @@ def test_serve_hands_on_ports_and_exit_code(
 
 def fake_stream(url: str, prompt: str, *, max_tokens: int, temperature: float) -> Iterator[Any]:
     assert (url, max_tokens, temperature) == ("127.0.0.1:8001", 5, 0.0)
-    yield client.Chunk(text=prompt.upper(), final=None)
+    yield client.Chunk(text=prompt.upper(), token_ids=[1, 2, 3, 4], final=None)
     summary = client.Summary(
         finish_reason="length",
         prompt_tokens=2,
@@ -198,7 +199,7 @@ def fake_stream(url: str, prompt: str, *, max_tokens: int, temperature: float) -
         acceptance_length=2.0,
         seconds=0.5,
     )
-    yield client.Chunk(text="!", final=summary)
+    yield client.Chunk(text="!", token_ids=[5], final=summary)
 
 
 def test_generate_streams_text_and_then_its_figures(
@@ -209,7 +210,7 @@ def test_generate_streams_text_and_then_its_figures(
     assert (result.code, result.out) == (0, "HELLO!\n")
     assert result.err == "5 tokens, 10 tokens/s, 2 rounds, tau 2.00 (length)\n"
     found = json.loads(run("generate", "hello", "--max-tokens", "5", "--json").out)
-    assert found["text"] == "HELLO!"
+    assert (found["text"], found["token_ids"]) == ("HELLO!", [1, 2, 3, 4, 5])
     assert (found["completion_tokens"], found["rounds"], found["acceptance_length"]) == (5, 2, 2.0)
     assert found["tokens_per_s"] == 10.0
 

@@ -91,9 +91,7 @@ def case_of(built_pair: BuildPair) -> CaseOf:
                 built,
                 prompts,
                 reference.greedy(pair.target_dir, prompts, NEW_TOKENS),
-                reference.dflash_generate(
-                    pair.target_dir, pair.drafter_dir, prompts, NEW_TOKENS
-                ),
+                reference.dflash_generate(pair.target_dir, pair.drafter_dir, prompts, NEW_TOKENS),
             )
         return cases[name, taught]
 
@@ -165,9 +163,7 @@ def test_target_logits_and_taps(case: Case) -> None:
     chunks = [(0, 0, 80), (1, 0, 33), (1, 33, 34), (1, 34, 50), (1, 50, 80)]
     for row, start, end in chunks:
         output = target_step(engine, text[start:end], start, row)
-        np.testing.assert_allclose(
-            output["logits"], logits[start:end], atol=TOLERANCE, rtol=0
-        )
+        np.testing.assert_allclose(output["logits"], logits[start:end], atol=TOLERANCE, rtol=0)
         np.testing.assert_allclose(
             output["features"][0], features[start:end], atol=TOLERANCE, rtol=0
         )
@@ -320,7 +316,7 @@ def test_any_drafts(seed: int, case_of: CaseOf) -> None:
             history[0] = []
             expected.clear()
         history[0] = history[0][: int(x.positions[0])]
-        history[0] += x.tokens[0, : n_forced + kept].tolist() + [int(output.next_tokens[0])]
+        history[0] += [*x.tokens[0, : n_forced + kept].tolist(), int(output.next_tokens[0])]
         text = texts[tuple(history[0][:12])]
         drafts = output.drafts.copy()
         place = len(history[0])
@@ -332,9 +328,7 @@ def test_any_drafts(seed: int, case_of: CaseOf) -> None:
         return replace(output, drafts=drafts)
 
     for prompt, greedy in zip(case.prompts, case.greedy, strict=True):
-        (sequence,) = run_all(
-            scheduler_of(run, DraftLength(8, 7)), [Request(prompt, NEW_TOKENS)]
-        )
+        (sequence,) = run_all(scheduler_of(run, DraftLength(8, 7)), [Request(prompt, NEW_TOKENS)])
         assert sequence.tokens == greedy
         # the last round's drafts are cut to what is still wanted
         assert sequence.accepted_per_round[:-1] == expected[: sequence.rounds - 1]
@@ -387,9 +381,7 @@ def test_stop_token(case_of: CaseOf) -> None:
 def test_cancelling_one_changes_nothing_else(after: int, case_of: CaseOf) -> None:
     case = case_of(ONE, True)
     for cancelled in range(4):
-        scheduler = scheduler_of(
-            rounds_of(case.built), DraftLength(8, 7), slots=3, prefill_chunk=8
-        )
+        scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7), slots=3, prefill_chunk=8)
         sequences = [scheduler.submit(Request(prompt, NEW_TOKENS)) for prompt in case.prompts]
         for _ in range(after):
             scheduler.step()
@@ -408,9 +400,7 @@ def test_up_to_the_last_position(case_of: CaseOf) -> None:
     prompts = [case.built.texts[i][: 80 - 17 * i] for i in range(4)]
     greedy = reference.greedy(case.built.pair.target_dir, prompts, MAX_SEQ_LEN - 29)
     requests = [
-        Request(prompt, count)
-        for prompt in prompts
-        for count in (MAX_SEQ_LEN - len(prompt), 3)
+        Request(prompt, count) for prompt in prompts for count in (MAX_SEQ_LEN - len(prompt), 3)
     ]
     for chunk in (MAX_SEQ_LEN, 7):
         scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7), prefill_chunk=chunk)

@@ -137,6 +137,8 @@ def layer_shapes(spec: DecoderSpec, layer: str) -> Shapes:
 def _rope_theta(file: Path, config: dict[str, Any]) -> float:
     """transformers 5 writes rope_parameters, older ones rope_theta beside rope_scaling."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise refuse(file, "RoPE differs by layer type")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise refuse(file, f"RoPE scaling of type {kind!r}")

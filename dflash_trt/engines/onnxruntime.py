@@ -1,6 +1,7 @@
 """The `onnxruntime` engine: an opset-24 graph with its weights beside it, for any CPU."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,19 +126,21 @@ class Engine:
             for part in ("key", "value")
         }
         self._steps: dict[tuple[object, ...], _Step] = {}
+        self._buffers: dict[str, Array] = {}
 
     def run(self, row: int, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Step the sequences in cache rows `row .. row+n-1`; n is the inputs' first dimension.
 
         Inputs as the graph names them. Returns `argmax`, `logits` and, for a target, `features`;
-        the arrays are reused by the next call with inputs of the same shapes.
+        the arrays are overwritten by the next call.
         """
         key = (row, *(array.shape for array in inputs.values()))
         step = self._steps.get(key)
         if step is None:
             if len(self._steps) >= MAX_BOUND_STEPS:
                 self._steps.clear()
-            step = self._steps[key] = self._bind(row, inputs)
+            step = self._bind(row, inputs)
+            self._steps[key] = step
         for name, array in inputs.items():
             step.inputs[name][...] = array
         self._session.run_with_iobinding(step.binding)
@@ -151,17 +154,15 @@ class Engine:
     def _bind(self, row: int, inputs: Mapping[str, Array]) -> "_Step":
         """Bind buffers of these shapes once: binding costs more than copying small inputs."""
         info, n, tokens = self.info, len(inputs["write_index"]), len(inputs["head_rows"])
-        step = _Step(
-            self._session.io_binding(),
-            {name: np.empty_like(array) for name, array in inputs.items()},
-            {
-                "argmax": np.empty(tokens, np.int64),
-                "logits": np.empty((tokens, info.vocab_size), np.float32),
-            },
-        )
+        outputs = {
+            "argmax": self._output("argmax", np.int64, tokens),
+            "logits": self._output("logits", np.float32, tokens, info.vocab_size),
+        }
         if info.role == "target":
             shape = (*inputs["tokens"].shape, info.feature_size)
-            step.outputs["features"] = np.empty(shape, np.float32)
+            outputs["features"] = self._output("features", np.float32, *shape)
+        buffers = {name: np.empty_like(array) for name, array in inputs.items()}
+        step = _Step(self._session.io_binding(), buffers, outputs)
         for name, array in step.inputs.items():
             step.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         for name, array in step.outputs.items():
@@ -172,6 +173,14 @@ class Engine:
             step.binding.bind_ortvalue_input(name, value)
             step.binding.bind_ortvalue_output(f"new_{name}", value)
         return step
+
+    def _output(self, name: str, dtype: type[np.generic], *shape: int) -> Array:
+        """A view of the one buffer that all steps share: a real vocabulary's logits are large."""
+        size = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].size < size:
+            self._buffers[name] = np.empty(size, dtype)
+            self._steps.clear()  # they hold on to the smaller one
+        return self._buffers[name][:size].reshape(shape)
 
 
 @dataclass(frozen=True)

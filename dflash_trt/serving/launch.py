@@ -16,7 +16,7 @@ from pathlib import Path
 from dflash_trt.errors import ServerError
 
 HOST = "127.0.0.1"  # the wheel's server is from 2024 and has known holes: never beyond loopback
-EXIT_TIMEOUT = 4  # seconds tritonserver waits for running requests when it is asked to stop
+EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it is asked to stop
 
 
 @dataclass(frozen=True)

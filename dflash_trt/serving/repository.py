@@ -14,6 +14,7 @@ from dflash_trt.errors import BuildError
 from dflash_trt.serving.settings import Settings
 
 MODELS = ("dflash", "dflash_infer", "draft_verify", "verify", "draft")
+INFER_INSTANCES = 4  # at most: each takes 40 MB, and a second when the server stops
 
 
 def write_repository(
@@ -51,7 +52,7 @@ def write_repository(
         for key, value in parameters.get(model, {}).items():
             message.parameters[key].string_value = value
         if model == "dflash_infer":  # an instance waits for one request at a time
-            message.instance_group[0].count = config.serving.slots
+            message.instance_group[0].count = min(config.serving.slots, INFER_INSTANCES)
         _write_model(directory / "model_repository" / model, template, message, name)
 
 

@@ -1,0 +1,35 @@
+# Both commands set themselves up: they need Python 3.10 to 3.13, pip, make and git.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/.server  ## build the demo pair, serve it with Triton, stream code from it
+	$(BIN)/python examples/demo.py
+
+test: .venv/.dev  ## run the tests, against a real Triton server
+	$(BIN)/python -m pytest
+
+lint: .venv/.dev  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.dev  ## measure the demo pair on this machine
+	$(BIN)/python -m pytest tests/benchmarks -o addopts= -s
+
+clean:
+	rm -rf .venv build
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.server: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server]'
+	touch $@
+
+# torch on its own first: where pip knows a CPU build of it, the pinned version takes that one
+.venv/.dev: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server,dev]'
+	touch $@

@@ -1,0 +1,7 @@
+"""`python -m dflash_trt` is `dflash-trt`."""
+
+import sys
+
+from dflash_trt.cli import main
+
+sys.exit(main())

@@ -1,0 +1,79 @@
+"""What is wrong with a build config, told by file, line, field and fix."""
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from dflash_trt.errors import ConfigError
+
+
+def explain(
+    path: Path, root: yaml.Node, model: type[BaseModel], error: ValidationError
+) -> ConfigError:
+    """The first complaint in the file's own order, with its line."""
+    complaints = error.errors(include_url=False, include_input=True)
+    first = min(complaints, key=lambda e: _line(root, e["loc"]))
+    field = ".".join(str(part) for part in first["loc"])
+    where = f"{path}:{_line(root, first['loc'])}"
+    if first["type"] == "extra_forbidden":
+        known = _fields(model, first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        guess = f"Did you mean '{near[0]}'? " if near else ""
+        return ConfigError(
+            f"{where}: unknown field '{field}'", f"{guess}Known here: {', '.join(known)}"
+        )
+    if first["type"] == "missing":
+        source = field in ("target", "drafter")
+        return ConfigError(
+            f"{where}: field '{field}' is missing",
+            f"Add {field}: {'{path: DIRECTORY}' if source else 'VALUE'} to the config",
+        )
+    if first["type"] == "not_built":
+        return ConfigError(f"{where}: {field}: {first['msg']}", "Use engine: {kind: onnxruntime}")
+    if first["type"] == "model_type":
+        message = f"it takes fields: {', '.join(_fields(model, first['loc']))}"
+    else:
+        message = first["msg"][0].lower() + first["msg"][1:]
+    return ConfigError(
+        f"{where}: {field} is {first['input']!r}, but {message}",
+        f"Correct {field}; `dflash-trt schema` shows what each field takes",
+    )
+
+
+def _line(node: yaml.Node, loc: tuple[int | str, ...]) -> int:
+    """1-based line of the key at `loc`, or of the deepest part of it that is in the file."""
+    line = node.start_mark.line + 1
+    for part in loc:
+        if not isinstance(node, yaml.MappingNode):
+            break
+        for key, value in node.value:
+            if key.value == part:
+                line, node = key.start_mark.line + 1, value
+                break
+        else:
+            break
+    return line
+
+
+def _fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """The fields of the section at `loc`."""
+    for part in loc:
+        annotation = model.model_fields[str(part)].annotation
+        assert isinstance(annotation, type)  # every section is a plain class
+        model = annotation
+    return list(model.model_fields)
+
+
+def repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
+    """(line, key) of keys that YAML would silently override."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if key.value in seen:
+            yield key.start_mark.line + 1, key.value
+        seen.add(str(key.value))
+        yield from repeated_keys(value)
