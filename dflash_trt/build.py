@@ -96,7 +96,7 @@ def _write(
     directory: Path, config: BuildConfig, target: Target, drafter: Drafter, report: Report
 ) -> None:
     # here, because loading it takes most of the time of a build that has nothing to do
-    from dflash_trt.engines.onnxruntime import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
 
     slots, threads = config.serving.slots, config.engine.threads
     max_seq_len = config.serving.max_seq_len

@@ -16,7 +16,7 @@ from pairs import Pair, make_pair, teach
 from dflash_trt.checkpoints.drafter import Drafter, load_drafter
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import Target, load_target
-from dflash_trt.engines.onnxruntime import build_drafter, build_target
+from dflash_trt.engines.build import build_drafter, build_target
 
 # one thread: the shapes are tiny, and texts must not depend on how a machine splits a sum
 torch.set_num_threads(1)

@@ -146,7 +146,7 @@ def test_a_failed_build_keeps_the_old_one(
         raise OSError(28, "No space left on device", "model.onnx.data")
 
     name = {
-        "engine": "dflash_trt.engines.onnxruntime.build_drafter",
+        "engine": "dflash_trt.engines.build.build_drafter",
         "repository": "dflash_trt.build.write_repository",
         "disk": "os.fsync",
     }[stage]

@@ -1,4 +1,4 @@
-"""The graphs as files: the op profile that ONNX Runtime and TensorRT share, and how they are built."""
+"""The graphs as files: the op profile that ONNX Runtime and TensorRT share; memory of a build."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.engines.onnxruntime import build_drafter, build_target
+from dflash_trt.engines.build import build_drafter, build_target
 
 # accepted by ONNX Runtime 1.31 and by TensorRT's ONNX parser, fused where it matters
 PROFILE = {
@@ -91,7 +91,7 @@ from dataclasses import asdict
 from pathlib import Path
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.engines.onnxruntime import build_target
+from dflash_trt.engines.build import build_target
 target = load_target(Path(sys.argv[1]))
 shared = asdict(target.spec)
 for name in ("model_type", "tie_word_embeddings", "eos_token_ids"):

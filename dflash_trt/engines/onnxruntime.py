@@ -1,9 +1,8 @@
-"""The `onnxruntime` engine: an opset-24 graph with its weights beside it, for any CPU."""
+"""The `onnxruntime` engine: loads an opset-24 graph and steps it, on any CPU."""
 
-import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,102 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.spec import DrafterSpec
-from dflash_trt.checkpoints.target import Target
+from dflash_trt.engines.info import read_info
 from dflash_trt.errors import EngineError
-from dflash_trt.graphs.drafter import drafter_graph
-from dflash_trt.graphs.target import target_graph
 
 KIND = "onnxruntime"
-ENGINE_FILE = "engine.json"
 GRAPH_FILE = "model.onnx"
 MAX_BOUND_STEPS = 256
 
-Progress = Callable[[str], None]
 Array = npt.NDArray[np.generic]
-
-
-@dataclass(frozen=True)
-class EngineInfo:
-    """What `engine.json` says: shapes that whoever steps the engine must know."""
-
-    kind: str
-    role: str  # "target" or "drafter"
-    slots: int
-    max_seq_len: int
-    cache_len: int  # max_seq_len plus room for rows that are written but never seen
-    threads: int
-    vocab_size: int
-    block_size: int
-    mask_token_id: int
-    num_layers: int
-    kv_heads: int
-    head_dim: int
-    feature_size: int  # taps * hidden_size
-
-
-def build_target(
-    target: Target,
-    drafter: DrafterSpec,
-    directory: Path,
-    *,
-    slots: int,
-    max_seq_len: int,
-    threads: int,
-    progress: Progress,
-) -> None:
-    """Write the target's engine directory; the drafter says which layers are tapped."""
-    # a block that starts on the last position still writes all its rows
-    cache_len = max_seq_len + drafter.block_size
-    graph = target_graph(target, drafter.target_layer_ids, cache_len)
-    graph.save(directory, progress)
-    _write_info(directory, "target", target, drafter, cache_len, slots, max_seq_len, threads)
-
-
-def build_drafter(
-    drafter: Drafter,
-    target: Target,
-    directory: Path,
-    *,
-    slots: int,
-    max_seq_len: int,
-    threads: int,
-    progress: Progress,
-) -> None:
-    """Write the drafter's engine directory, with a copy of the target's embedding and head."""
-    # features of one more block, and the block itself, stand behind the last position
-    cache_len = max_seq_len + 2 * drafter.spec.block_size
-    drafter_graph(drafter, target, cache_len).save(directory, progress)
-    _write_info(directory, "drafter", drafter, drafter.spec, cache_len, slots, max_seq_len, threads)
-
-
-def _write_info(
-    directory: Path,
-    role: str,
-    model: Target | Drafter,
-    drafter: DrafterSpec,
-    cache_len: int,
-    slots: int,
-    max_seq_len: int,
-    threads: int,
-) -> None:
-    info = EngineInfo(
-        kind=KIND,
-        role=role,
-        slots=slots,
-        max_seq_len=max_seq_len,
-        cache_len=cache_len,
-        threads=threads,
-        vocab_size=model.spec.vocab_size,
-        block_size=drafter.block_size,
-        mask_token_id=drafter.mask_token_id,
-        num_layers=model.spec.num_hidden_layers,
-        kv_heads=model.spec.num_key_value_heads,
-        head_dim=model.spec.head_dim,
-        feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
-    )
-    (directory / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n")
 
 
 class Engine:
@@ -117,7 +28,7 @@ class Engine:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.info = read_info(directory)
+        self.info = read_info(directory, KIND)
         self._session = _load_session(directory / GRAPH_FILE, self.info.threads)
         shape = (self.info.slots, self.info.kv_heads, self.info.cache_len, self.info.head_dim)
         self._caches = {
@@ -190,22 +101,6 @@ class _Step:
     binding: ort.IOBinding
     inputs: dict[str, Array]
     outputs: dict[str, Any]  # argmax int64, logits and features float32
-
-
-def read_info(directory: Path) -> EngineInfo:
-    """Read `engine.json`; EngineError when it is missing or was written by another version."""
-    path = directory / ENGINE_FILE
-    try:
-        info = EngineInfo(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise EngineError(
-            f"{path} is not an engine description ({error})", "Run `dflash-trt build` again."
-        ) from error
-    if info.kind != KIND:
-        raise EngineError(
-            f"{path} describes a {info.kind!r} engine", f"This loader runs {KIND!r} engines only."
-        )
-    return info
 
 
 _pool_is_set = False

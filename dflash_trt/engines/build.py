@@ -1,0 +1,81 @@
+"""Engine directories made from graphs: `model.onnx`, its weights beside it, `engine.json`.
+
+Apart from what runs them: a process that steps an engine never loads the graph builder.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.spec import DrafterSpec
+from dflash_trt.checkpoints.target import Target
+from dflash_trt.engines.info import EngineInfo, write_info
+from dflash_trt.graphs.drafter import drafter_graph
+from dflash_trt.graphs.target import target_graph
+
+Progress = Callable[[str], None]
+
+
+def build_target(
+    target: Target,
+    drafter: DrafterSpec,
+    directory: Path,
+    *,
+    slots: int,
+    max_seq_len: int,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Write the target's engine; the drafter says which layers are tapped.
+
+    `progress` is called with each tensor's name as it is written.
+    """
+    # a block that starts on the last position still writes all its rows
+    cache_len = max_seq_len + drafter.block_size
+    target_graph(target, drafter.target_layer_ids, cache_len).save(directory, progress)
+    info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads)
+    write_info(directory, info)
+
+
+def build_drafter(
+    drafter: Drafter,
+    target: Target,
+    directory: Path,
+    *,
+    slots: int,
+    max_seq_len: int,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Write the drafter's engine, with a copy of the target's embedding and head."""
+    # features of one more block, and the block itself, stand behind the last position
+    cache_len = max_seq_len + 2 * drafter.spec.block_size
+    drafter_graph(drafter, target, cache_len).save(directory, progress)
+    info = _info("drafter", drafter, drafter.spec, slots, max_seq_len, cache_len, threads)
+    write_info(directory, info)
+
+
+def _info(
+    role: str,
+    model: Target | Drafter,
+    drafter: DrafterSpec,
+    slots: int,
+    max_seq_len: int,
+    cache_len: int,
+    threads: int,
+) -> EngineInfo:
+    return EngineInfo(
+        kind="onnxruntime",
+        role=role,
+        slots=slots,
+        max_seq_len=max_seq_len,
+        cache_len=cache_len,
+        threads=threads,
+        vocab_size=model.spec.vocab_size,
+        block_size=drafter.block_size,
+        mask_token_id=drafter.mask_token_id,
+        num_layers=model.spec.num_hidden_layers,
+        kv_heads=model.spec.num_key_value_heads,
+        head_dim=model.spec.head_dim,
+        feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
+    )

@@ -1,0 +1,49 @@
+"""`engine.json`: what whoever steps an engine must know of it."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dflash_trt.errors import EngineError
+
+ENGINE_FILE = "engine.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """One model's engine; lengths are in tokens."""
+
+    kind: str
+    role: str  # "target" or "drafter"
+    slots: int
+    max_seq_len: int
+    cache_len: int  # max_seq_len plus room for rows that are written but never seen
+    threads: int
+    vocab_size: int
+    block_size: int
+    mask_token_id: int
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    feature_size: int  # taps * hidden_size
+
+
+def write_info(directory: Path, info: EngineInfo) -> None:
+    """Write `engine.json` into an engine directory."""
+    (directory / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n")
+
+
+def read_info(directory: Path, kind: str) -> EngineInfo:
+    """Read `engine.json`; EngineError when it is missing, damaged or of another kind."""
+    path = directory / ENGINE_FILE
+    try:
+        info = EngineInfo(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise EngineError(
+            f"{path} is not an engine description ({error})", "Run `dflash-trt build` again."
+        ) from error
+    if info.kind != kind:
+        raise EngineError(
+            f"{path} describes a {info.kind!r} engine", f"This loader runs {kind!r} engines only."
+        )
+    return info
