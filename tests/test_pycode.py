@@ -1,0 +1,154 @@
+"""The demo pair in examples/pycode: the issue's bars, held on the 40 held-out prompts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+from conftest import build_engines
+from test_exact import committed_per_round, target_step
+from tokenizers import Tokenizer
+
+from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.engines.onnxruntime import Engine
+
+PYCODE = Path(__file__).parents[1] / "examples" / "pycode"
+PROMPTS, NEW_TOKENS, SLOTS = 40, 128, 4
+BAR = 3.2  # generated tau, greedy, block 8
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The demo's engines, its prompts, and what the references make of them."""
+
+    target: Engine
+    drafter: Engine
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+    zlab: list[reference.Generated]
+
+    def scheduler(self, *, slots: int = 1, drafts: int | None = None) -> Scheduler:
+        drafts = self.drafter.info.block_size - 1 if drafts is None else drafts
+        return Scheduler(
+            in_process(self.target, self.drafter),
+            slots=slots,
+            max_seq_len=self.target.info.max_seq_len,
+            prefill_chunk=64,
+            draft_length=DraftLength(self.drafter.info.block_size, drafts),
+            max_queue=PROMPTS,
+        )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    directory = tmp_path_factory.mktemp("pycode")
+    prompts = read_prompts()
+    longest = max(map(len, prompts)) + NEW_TOKENS
+    build_engines(
+        PYCODE / "target", PYCODE / "drafter", directory, slots=SLOTS, max_seq_len=longest
+    )
+    return Demo(
+        Engine(directory / "target"),
+        Engine(directory / "drafter"),
+        prompts,
+        reference.greedy(PYCODE / "target", prompts, NEW_TOKENS),
+        reference.dflash_generate(PYCODE / "target", PYCODE / "drafter", prompts, NEW_TOKENS),
+    )
+
+
+def read_prompts() -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(PYCODE / "target" / "tokenizer.json"))
+    lines = (PYCODE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert len(entries) == PROMPTS
+    return [e["ids"] if "ids" in e else tokenizer.encode(e["text"]).ids for e in entries]
+
+
+def run_all(scheduler: Scheduler, requests: list[Request]) -> list[Sequence]:
+    sequences = [scheduler.submit(request) for request in requests]
+    while scheduler.busy:
+        scheduler.step()
+    return sequences
+
+
+def test_same_text_and_same_rounds(demo: Demo) -> None:
+    """One by one, as z-lab: every token and every round's acceptance, so tau to the digit."""
+    scheduler = demo.scheduler()
+    sequences = [
+        run_all(scheduler, [Request(prompt, NEW_TOKENS)])[0] for prompt in demo.prompts
+    ]
+    assert [s.tokens for s in sequences] == demo.greedy
+    assert [s.tokens for s in sequences] == [z.tokens for z in demo.zlab]
+    for sequence, zlab in zip(sequences, demo.zlab, strict=True):
+        assert committed_per_round(sequence) == zlab.acceptance_lengths
+    rounds = sum(s.rounds for s in sequences)
+    assert rounds == sum(len(z.acceptance_lengths) for z in demo.zlab)
+    tau = PROMPTS * (NEW_TOKENS - 1) / rounds
+    assert tau >= BAR
+
+
+def test_together_as_alone(demo: Demo) -> None:
+    """All 40 queued at once on 4 slots: same text, same rounds."""
+    scheduler = demo.scheduler(slots=SLOTS)
+    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in demo.prompts])
+    assert [s.tokens for s in sequences] == demo.greedy
+    for sequence, zlab in zip(sequences, demo.zlab, strict=True):
+        assert committed_per_round(sequence) == zlab.acceptance_lengths
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_shorter_drafts(drafts: int, demo: Demo) -> None:
+    scheduler = demo.scheduler(slots=SLOTS, drafts=drafts)
+    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in demo.prompts])
+    assert [s.tokens for s in sequences] == demo.greedy
+
+
+def test_logits(demo: Demo) -> None:
+    text = demo.prompts[0] + demo.greedy[0]
+    drafter = reference.load_drafter(PYCODE / "drafter")
+    logits, features = reference.target_logits_and_taps(
+        PYCODE / "target", text, drafter.target_layer_ids
+    )
+    output = target_step(demo.target, text, 0)
+    np.testing.assert_allclose(output["logits"], logits, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(output["features"][0], features, atol=1e-4, rtol=1e-4)
+
+    prompt, width = len(demo.prompts[0]), drafter.block_size
+    starts = list(range(prompt, len(text) - width, 5))
+    expected = reference.drafter_logits(PYCODE / "target", PYCODE / "drafter", text, starts)
+    seen = 0
+    for start, wanted in zip(starts, expected, strict=True):
+        block = np.array([[text[start]] + [drafter.mask_token_id] * (width - 1)])
+        positions = np.concatenate([np.arange(seen, start), start + np.arange(width)])
+        found = demo.drafter.run(
+            0,
+            {
+                "features": features[None, seen:start],
+                "block": block,
+                "positions": positions[None],
+                "write_index": np.array([seen]),
+                "mask": np.ones((1, 1, width, start + width), bool),
+                "head_rows": np.arange(1, width),
+            },
+        )
+        np.testing.assert_allclose(found["logits"], wanted, atol=1e-4, rtol=0)
+        seen = start
+
+
+def test_sampled_text_is_repeatable(demo: Demo) -> None:
+    requests = [
+        Request(prompt, 32, Sampling(0.8, top_p=0.95, seed=i))
+        for i, prompt in enumerate(demo.prompts[:8])
+    ]
+    together = run_all(demo.scheduler(slots=SLOTS), requests)
+    alone = [run_all(demo.scheduler(), [request])[0] for request in requests]
+    assert [s.tokens for s in together] == [s.tokens for s in alone]
+    assert [s.tokens for s in together] != [text[:32] for text in demo.greedy[:8]]
