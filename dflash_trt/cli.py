@@ -82,18 +82,26 @@ def generate(
     """Stream a completion from a running server."""
     from dflash_trt.serving.client import stream
 
-    text, ids, final = "", list[int](), None
+    text, ids, rounds, final = "", list[int](), list[int](), None
     for chunk in stream(url, _prompt(prompt), max_tokens=max_tokens, temperature=temperature):
         text, final = text + chunk.text, chunk.final
         ids += chunk.token_ids
+        rounds += chunk.round_tokens
         if not json_:
             print(chunk.text, end="", flush=True)
     assert final is not None  # the client raises when a stream ends without its summary
     rate = final.completion_tokens / max(final.seconds, 1e-9)
     if json_:
-        _print_json(text=text, token_ids=ids, **asdict(final), tokens_per_s=round(rate, 1))
+        _print_json(
+            text=text,
+            token_ids=ids,
+            round_tokens=rounds,
+            **asdict(final),
+            tokens_per_s=round(rate, 1),
+        )
         return
     print(flush=True)
+    print(f"tokens committed by each round: {' '.join(map(str, rounds))}", file=sys.stderr)
     print(
         f"{final.completion_tokens} tokens, {rate:.0f} tokens/s, {final.rounds} rounds, "
         f"tau {final.acceptance_length:.2f} ({final.finish_reason})",

@@ -48,12 +48,11 @@ def read_prompts(
 
 
 def _ids(entry: object, encode: Callable[[str], list[int]]) -> list[int]:
-    """ValueError says what is wrong with the line."""
-    if isinstance(entry, dict) and isinstance(entry.get("text"), str) and "ids" not in entry:
-        return encode(entry["text"])
-    ids = entry.get("ids") if isinstance(entry, dict) and "text" not in entry else None
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise ValueError(
-            'not an object with either "text" (a string) or "ids" (a list of integers)'
-        )
-    return ids
+    """`ids` when a line has both; ValueError says what is wrong with the line."""
+    if isinstance(entry, dict):
+        ids, text = entry.get("ids"), entry.get("text")
+        if isinstance(ids, list) and all(type(token) is int for token in ids):
+            return ids
+        if isinstance(text, str) and "ids" not in entry:
+            return encode(text)
+    raise ValueError('not an object with "text" (a string) or "ids" (a list of integers)')

@@ -188,7 +188,7 @@ def test_serve_hands_on_ports_and_exit_code(
 
 def fake_stream(url: str, prompt: str, *, max_tokens: int, temperature: float) -> Iterator[Any]:
     assert (url, max_tokens, temperature) == ("127.0.0.1:8001", 5, 0.0)
-    yield client.Chunk(text=prompt.upper(), token_ids=[1, 2, 3, 4], final=None)
+    yield client.Chunk(prompt.upper(), token_ids=[1, 2, 3, 4], round_tokens=[3], final=None)
     summary = client.Summary(
         finish_reason="length",
         prompt_tokens=2,
@@ -199,7 +199,7 @@ def fake_stream(url: str, prompt: str, *, max_tokens: int, temperature: float) -
         acceptance_length=2.0,
         seconds=0.5,
     )
-    yield client.Chunk(text="!", token_ids=[5], final=summary)
+    yield client.Chunk("!", token_ids=[5], round_tokens=[1], final=summary)
 
 
 def test_generate_streams_text_and_then_its_figures(
@@ -208,9 +208,13 @@ def test_generate_streams_text_and_then_its_figures(
     monkeypatch.setattr(client, "stream", fake_stream)
     result = run("generate", "hello", "--max-tokens", "5")
     assert (result.code, result.out) == (0, "HELLO!\n")
-    assert result.err == "5 tokens, 10 tokens/s, 2 rounds, tau 2.00 (length)\n"
+    assert result.err == (
+        "tokens committed by each round: 3 1\n"
+        "5 tokens, 10 tokens/s, 2 rounds, tau 2.00 (length)\n"
+    )
     found = json.loads(run("generate", "hello", "--max-tokens", "5", "--json").out)
     assert (found["text"], found["token_ids"]) == ("HELLO!", [1, 2, 3, 4, 5])
+    assert found["round_tokens"] == [3, 1]
     assert (found["completion_tokens"], found["rounds"], found["acceptance_length"]) == (5, 2, 2.0)
     assert found["tokens_per_s"] == 10.0
 
@@ -270,11 +274,11 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
     ("line", "says"),
     [
         ("{", "Expecting"),
-        ("[1, 2]", "either"),
-        ('{"ids": [1], "text": "x"}', "either"),
-        ('{"ids": [1, "a"]}', "either"),
-        ('{"ids": [true]}', "either"),
-        ('{"text": 5}', "either"),
+        ("[1, 2]", "not an object with"),
+        ('{"ids": "1", "text": "x"}', "not an object with"),
+        ('{"ids": [1, "a"]}', "not an object with"),
+        ('{"ids": [true]}', "not an object with"),
+        ('{"text": 5}', "not an object with"),
         ('{"text": ""}', "empty"),
         ('{"ids": [320]}', "outside 0 to 319"),
         ('{"ids": [-1]}', "outside 0 to 319"),

@@ -197,13 +197,6 @@ def test_drafter_logits(case: Case) -> None:
 # --- the text -----------------------------------------------------------------------------------
 
 
-def committed_per_round(sequence: Decoded) -> list[int]:
-    """Tokens each round added; the last round's bonus may not have fitted."""
-    committed = [accepted + 1 for accepted in sequence.accepted_per_round]
-    committed[-1] -= sum(committed) - (len(sequence.tokens) - 1)
-    return committed
-
-
 def test_same_text_and_same_rounds(case: Case) -> None:
     block_size = case.built.drafter.spec.block_size
     scheduler = scheduler_of(rounds_of(case.built), DraftLength(block_size, block_size - 1))
@@ -211,7 +204,7 @@ def test_same_text_and_same_rounds(case: Case) -> None:
     assert [s.tokens for s in sequences] == case.greedy
     assert [z.tokens for z in case.zlab] == case.greedy
     for sequence, zlab in zip(sequences, case.zlab, strict=True):
-        assert committed_per_round(sequence) == zlab.acceptance_lengths
+        assert sequence.committed_per_round == zlab.acceptance_lengths
         assert sequence.acceptance_length == (NEW_TOKENS - 1) / len(zlab.acceptance_lengths)
         assert sequence.finish_reason == "length"
     # the comparison means something only if drafts were accepted and rejected
@@ -230,7 +223,7 @@ def test_random_drafter(name: str, case_of: CaseOf) -> None:
     assert [s.tokens for s in sequences] == case.greedy
     for sequence, zlab in zip(sequences, case.zlab, strict=True):
         assert zlab.tokens == sequence.tokens
-        assert committed_per_round(sequence) == zlab.acceptance_lengths
+        assert sequence.committed_per_round == zlab.acceptance_lengths
 
 
 def test_together_as_alone(case: Case) -> None:
@@ -251,7 +244,7 @@ def test_together_as_alone(case: Case) -> None:
     for sequence, i, count in zip(sequences, order, wanted, strict=True):
         assert sequence.tokens == case.greedy[i][:count]
         if count == NEW_TOKENS:
-            assert committed_per_round(sequence) == case.zlab[i].acceptance_lengths
+            assert sequence.committed_per_round == case.zlab[i].acceptance_lengths
 
 
 def test_target_alone(case: Case) -> None:
@@ -281,7 +274,7 @@ def test_any_draft_length(drafts: int, case_of: CaseOf) -> None:
         block_size=drafts + 1,
     )
     for sequence, expected in zip(sequences, zlab, strict=True):
-        assert committed_per_round(sequence) == expected.acceptance_lengths
+        assert sequence.committed_per_round == expected.acceptance_lengths
 
 
 def test_measured_draft_length(case_of: CaseOf) -> None:
@@ -331,7 +324,8 @@ def test_any_drafts(seed: int, case_of: CaseOf) -> None:
         (sequence,) = run_all(scheduler_of(run, DraftLength(8, 7)), [Request(prompt, NEW_TOKENS)])
         assert sequence.tokens == greedy
         # the last round's drafts are cut to what is still wanted
-        assert sequence.accepted_per_round[:-1] == expected[: sequence.rounds - 1]
+        kept = [committed - 1 for committed in sequence.committed_per_round[:-1]]
+        assert kept == expected[: sequence.rounds - 1]
 
 
 def test_a_sampling_neighbour_changes_nothing(case_of: CaseOf) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 from conftest import build_engines
-from test_exact import committed_per_round, target_step
+from test_exact import target_step
 from tokenizers import Tokenizer
 
 from dflash_trt.decoding.draft_length import DraftLength
@@ -82,13 +82,11 @@ def run_all(scheduler: Scheduler, requests: list[Request]) -> list[Sequence]:
 def test_same_text_and_same_rounds(demo: Demo) -> None:
     """One by one, as z-lab: every token and every round's acceptance, so tau to the digit."""
     scheduler = demo.scheduler()
-    sequences = [
-        run_all(scheduler, [Request(prompt, NEW_TOKENS)])[0] for prompt in demo.prompts
-    ]
+    sequences = [run_all(scheduler, [Request(prompt, NEW_TOKENS)])[0] for prompt in demo.prompts]
     assert [s.tokens for s in sequences] == demo.greedy
     assert [s.tokens for s in sequences] == [z.tokens for z in demo.zlab]
     for sequence, zlab in zip(sequences, demo.zlab, strict=True):
-        assert committed_per_round(sequence) == zlab.acceptance_lengths
+        assert sequence.committed_per_round == zlab.acceptance_lengths
     rounds = sum(s.rounds for s in sequences)
     assert rounds == sum(len(z.acceptance_lengths) for z in demo.zlab)
     tau = PROMPTS * (NEW_TOKENS - 1) / rounds
@@ -101,7 +99,7 @@ def test_together_as_alone(demo: Demo) -> None:
     sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in demo.prompts])
     assert [s.tokens for s in sequences] == demo.greedy
     for sequence, zlab in zip(sequences, demo.zlab, strict=True):
-        assert committed_per_round(sequence) == zlab.acceptance_lengths
+        assert sequence.committed_per_round == zlab.acceptance_lengths
 
 
 @pytest.mark.parametrize("drafts", [1, 3])

@@ -150,8 +150,8 @@ def draw_rounds(sampling: Sampling) -> tuple[Array, Array]:
                 seeds,
                 sampling,
                 budget=np.ones(BATCH, np.int64),  # no drafts after this round
-                candidate_ids=first.candidate_ids,
-                candidate_probs=first.candidate_probs,
+                candidate_ids=first.next_candidate_ids,
+                candidate_probs=first.next_candidate_probs,
             )
         )
         text = np.column_stack([block, np.zeros(BATCH, np.int64)])

@@ -20,14 +20,14 @@ class DraftLength:
     """
 
     def __init__(self, block_size: int, fixed: int | None = None) -> None:
-        self._longest = block_size - 1 if fixed is None else fixed
+        self.longest = block_size - 1 if fixed is None else fixed
         self._fixed = fixed is not None
         # draft j was reached / kept, given that all before it were; the prior is weak and hopeful
-        self._reached = np.full(self._longest, 2.0)
-        self._kept = np.full(self._longest, 1.5)
+        self._reached = np.full(self.longest, 2.0)
+        self._kept = np.full(self.longest, 1.5)
         self._rounds = 0
-        self._base = np.zeros(self._longest)
-        self._per_row = np.zeros(self._longest)
+        self._base = np.zeros(self.longest)
+        self._per_row = np.zeros(self.longest)
 
     @property
     def needs_costs(self) -> bool:
@@ -44,9 +44,9 @@ class DraftLength:
         """Draft tokens for the next round of n sequences."""
         self._rounds += 1
         if self._fixed or not self._base.any():
-            return self._longest
+            return self.longest
         if self._rounds <= WARM_UP or self._rounds % FULL_EVERY == 0:
-            return self._longest
+            return self.longest
         committed = 1.0 + np.cumsum(np.cumprod(self._kept / self._reached))
         return 1 + int(np.argmax(committed / (self._base + self._per_row * n)))
 

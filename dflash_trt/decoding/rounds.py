@@ -70,8 +70,8 @@ class DraftOutput:
     """The next drafts, `[n, D]`, and the distributions they were drawn from (greedy: zeros)."""
 
     drafts: Int64
-    candidate_ids: Int32
-    candidate_probs: Float32
+    next_candidate_ids: Int32
+    next_candidate_probs: Float32
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class RoundOutput:
     accepted: Int64
     next_tokens: Int64
     drafts: Int64
-    candidate_ids: Int32
-    candidate_probs: Float32
+    next_candidate_ids: Int32
+    next_candidate_probs: Float32
 
 
 RunRound = Callable[[VerifyInput], RoundOutput]
@@ -186,8 +186,8 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
             checked.accepted,
             checked.next_tokens,
             drafted.drafts,
-            drafted.candidate_ids,
-            drafted.candidate_probs,
+            drafted.next_candidate_ids,
+            drafted.next_candidate_probs,
         )
 
     return run

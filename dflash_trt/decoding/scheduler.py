@@ -56,7 +56,7 @@ class Scheduler:
         if not request.prompt:
             raise RequestError("The prompt is empty", "Send at least one token of text.")
         if request.max_tokens < 1:
-            raise RequestError("max_tokens must be at least 1", "Ask for one token or more.")
+            raise RequestError(f"max_tokens is {request.max_tokens}", "Ask for at least 1.")
         total = len(request.prompt) + request.max_tokens
         if total > self._max_seq_len:
             raise RequestError(
@@ -125,7 +125,8 @@ class Scheduler:
             taken = sequence.commit([*sequence.drafts[:accepted], int(output.next_tokens[i])])
             sequence.position += accepted + 1
             sequence.drafted += len(sequence.drafts)
-            sequence.accepted_per_round.append(min(accepted, taken))
+            sequence.accepted += min(accepted, taken)
+            sequence.committed_per_round.append(taken)
             if sequence.drafts:
                 self._draft_length.observe(len(sequence.drafts), accepted)
             self._take_drafts(sequence, output, i)
@@ -153,7 +154,9 @@ class Scheduler:
         settings = [sequence.request.sampling for sequence in sequences]
         moves = self._moves or [(-1, -1)]
         self._moves = []
-        self._draft_tokens = self._draft_length.choose(n)
+        # sampled text depends on where rounds begin: a fixed length lets a seed repeat it
+        fixed = any(s.temperature for s in settings)
+        self._draft_tokens = self._draft_length.longest if fixed else self._draft_length.choose(n)
         return self._run_round(
             VerifyInput(
                 row=np.array([row]),
@@ -183,8 +186,8 @@ class Scheduler:
         count = min(sequence.budget, self._draft_tokens)
         sequence.drafts = output.drafts[i, :count].tolist()
         greedy = sequence.request.sampling.temperature == 0
-        sequence.candidate_ids = None if greedy else output.candidate_ids[i, :count]
-        sequence.candidate_probs = None if greedy else output.candidate_probs[i, :count]
+        sequence.candidate_ids = None if greedy else output.next_candidate_ids[i, :count]
+        sequence.candidate_probs = None if greedy else output.next_candidate_probs[i, :count]
 
     def _release(self, sequence: Sequence) -> None:
         """Free a row: the last decoding sequence moves into it, the prefilling one moves up."""

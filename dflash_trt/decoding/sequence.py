@@ -23,8 +23,9 @@ class Sequence:
 
     request: Request
     tokens: list[int] = field(default_factory=list)  # generated so far
-    accepted_per_round: list[int] = field(default_factory=list)  # drafts kept in each round
-    drafted: int = 0
+    committed_per_round: list[int] = field(default_factory=list)  # after the prefill's first token
+    drafted: int = 0  # draft tokens proposed
+    accepted: int = 0  # draft tokens that are part of the text
     finish_reason: str | None = None  # "stop", "length" or "cancelled"
     position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
     drafts: list[int] = field(default_factory=list)  # to be verified next
@@ -34,12 +35,7 @@ class Sequence:
     @property
     def rounds(self) -> int:
         """Rounds after prefill."""
-        return len(self.accepted_per_round)
-
-    @property
-    def accepted(self) -> int:
-        """Draft tokens that are part of the text."""
-        return sum(self.accepted_per_round)
+        return len(self.committed_per_round)
 
     @property
     def acceptance_length(self) -> float:

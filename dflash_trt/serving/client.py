@@ -37,6 +37,7 @@ class Chunk:
 
     text: str
     token_ids: list[int]
+    round_tokens: list[int]  # tokens that each round committed; the first token is prefill's
     final: Summary | None
 
 
@@ -70,7 +71,8 @@ def stream(url: str, prompt: str, *, max_tokens: int, temperature: float) -> Ite
                 raise _explain(error, address)
             final = _summary(result, time.monotonic() - start)
             text = result.as_numpy("text_output").item().decode()
-            yield Chunk(text, result.as_numpy("token_ids").tolist(), final)
+            ids, rounds = (result.as_numpy(n).tolist() for n in ("token_ids", "round_tokens"))
+            yield Chunk(text, ids, rounds, final)
     except queue.Empty:
         raise ServerError(
             f"the server at {address} said nothing for {SILENCE:.0f} s", "Look at its log"

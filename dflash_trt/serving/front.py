@@ -47,6 +47,7 @@ class _Stream:
     detokenizer: Detokenizer
     seen: int = 0  # tokens given to the detokenizer
     sent: int = 0  # tokens sent to the client
+    rounds_sent: int = 0
     text: str = ""  # text not sent yet
 
 
@@ -150,6 +151,7 @@ class Front:
         part = Part(
             text_output=stream.text,
             token_ids=sequence.tokens[stream.sent :],
+            round_tokens=sequence.committed_per_round[stream.rounds_sent :],
             finish_reason=sequence.finish_reason or "",
             prompt_tokens=len(sequence.request.prompt),
             completion_tokens=len(sequence.tokens),
@@ -158,7 +160,7 @@ class Front:
             accepted=sequence.accepted,
             acceptance_length=sequence.acceptance_length,
         )
-        stream.text, stream.sent = "", stream.seen
+        stream.text, stream.sent, stream.rounds_sent = "", stream.seen, sequence.rounds
         if last:
             self._finish(stream)
         stream.reply.send(part, last=last)

@@ -21,6 +21,7 @@ class Part:
 
     text_output: str
     token_ids: list[int]
+    round_tokens: list[int]  # tokens that each round committed
     finish_reason: str  # "" until the last part
     prompt_tokens: int
     completion_tokens: int
@@ -47,18 +48,11 @@ def parse_request(
         raise RequestError("text_input is empty", "Send a prompt of at least one token")
     room = settings.max_seq_len - len(prompt)
     max_tokens = value("max_tokens", max(1, min(MAX_TOKENS, room)))
-    temperature, top_k, top_p = value("temperature", 0.0), value("top_k", 0), value("top_p", 1.0)
-    seed = value("seed", 0)
-    _require(max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
-    _require(0 <= temperature < np.inf, "temperature", temperature, "0 (greedy) or more")
-    _require(top_k >= 0, "top_k", top_k, "0 (all tokens) or more")
-    _require(0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
-    _require(seed < 2**63, "seed", seed, "less than 2**63")
+    sampling = Sampling(
+        temperature=value("temperature", 0.0),
+        top_k=value("top_k", 0),
+        top_p=value("top_p", 1.0),
+        seed=value("seed", 0),
+    )
     stop_ids = frozenset[int]() if value("ignore_eos", False) else settings.eos_token_ids
-    request = Request(prompt, max_tokens, Sampling(temperature, top_k, top_p, seed), stop_ids)
-    return request, bool(value("stream", False))
-
-
-def _require(holds: bool, name: str, value: Any, range_: str) -> None:
-    if not holds:  # a NaN fails every comparison and ends here too
-        raise RequestError(f"{name} is {value}", f"It must be {range_}")
+    return Request(prompt, max_tokens, sampling, stop_ids), bool(value("stream", False))

@@ -3,7 +3,6 @@
 Imports `triton_python_backend_utils`, which exists only inside Triton's Python backend.
 """
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -15,12 +14,9 @@ from dflash_trt.serving.requests import Part
 T = TypeVar("T")
 
 
-def to_tensors(value: Any, rename: Mapping[str, str] = {}) -> list[Any]:
-    """The fields of a dataclass of arrays as `pb.Tensor`s; `rename` maps field to tensor name."""
-    return [
-        pb.Tensor(rename.get(f.name, f.name), np.ascontiguousarray(getattr(value, f.name)))
-        for f in fields(value)
-    ]
+def to_tensors(value: Any) -> list[Any]:
+    """The fields of a dataclass of arrays as `pb.Tensor`s."""
+    return [pb.Tensor(f.name, np.ascontiguousarray(getattr(value, f.name))) for f in fields(value)]
 
 
 def from_request(cls: type[T], request: Any) -> T:
@@ -28,14 +24,9 @@ def from_request(cls: type[T], request: Any) -> T:
     return cls(**{f.name: _input(request, f.name) for f in fields(cls)})  # type: ignore[arg-type]
 
 
-def from_response(cls: type[T], response: Any, rename: Mapping[str, str] = {}) -> T:
+def from_response(cls: type[T], response: Any) -> T:
     """A dataclass of arrays from the output tensors of a response; the arrays are copies."""
-    return cls(
-        **{
-            f.name: _output(response, rename.get(f.name, f.name)).copy()
-            for f in fields(cls)  # type: ignore[arg-type]
-        }
-    )
+    return cls(**{f.name: _output(response, f.name).copy() for f in fields(cls)})  # type: ignore[arg-type]
 
 
 def inputs(request: Any) -> dict[str, np.ndarray[Any, Any]]:

@@ -1,6 +1,7 @@
 """The public model: adapts Triton to dflash_trt.serving.front, which has the logic."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import triton_python_backend_utils as pb
@@ -11,9 +12,7 @@ from dflash_trt.serving.front import Front
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
 from dflash_trt.serving.tensors import from_response, inputs, part_tensors, to_tensors
 
-# a tensor of an ensemble has one writer: its outputs may not be named as its inputs
-RENAMED = {name: f"next_{name}" for name in ("candidate_ids", "candidate_probs")}
-OUTPUTS = ["accepted", "next_tokens", "drafts", *RENAMED.values()]
+OUTPUTS = [field.name for field in fields(RoundOutput)]
 
 
 class TritonPythonModel:
@@ -43,7 +42,7 @@ def run_round(verify_input):
     response = request.exec()
     if response.has_error():
         raise RuntimeError(response.error().message())
-    return from_response(RoundOutput, response, RENAMED)
+    return from_response(RoundOutput, response)
 
 
 class Reply:

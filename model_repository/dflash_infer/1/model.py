@@ -7,6 +7,7 @@ from dflash_trt.serving.settings import CODED_ERRORS
 OUTPUTS = [
     "text_output",
     "token_ids",
+    "round_tokens",
     "finish_reason",
     "prompt_tokens",
     "completion_tokens",

@@ -1,0 +1,37 @@
+"""DFlash against the target alone in the same engine, for each draft length and the measured one.
+
+    python -m pytest tests/benchmarks/bench_speedup.py -o addopts= -s
+
+What `dflash-trt verify` reports: every prompt is decoded both ways, one after the other. Aim: 1.25.
+"""
+
+from __future__ import annotations
+
+import demo_pair
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from dflash_trt.checkpoints.drafter import load_drafter
+from dflash_trt.decoding.check import check
+
+NEW_TOKENS = 128
+
+
+def test_speedup(benchmark: BenchmarkFixture) -> None:
+    directory, prompts = demo_pair.engines(), demo_pair.prompts()
+    longest = load_drafter(demo_pair.PYCODE / "drafter").spec.block_size - 1
+    lengths: list[int | None] = [None, *range(1, longest + 1), None]
+    lines: list[str] = []
+
+    def run() -> None:
+        for drafts in lengths:
+            report = check(directory, prompts, NEW_TOKENS, drafts, lambda done: None)
+            name = "measured" if drafts is None else str(drafts)
+            lines.append(
+                f"draft tokens {name:>8}: speedup {report.speedup:.2f}, tau {report.tau:.3f}, "
+                f"{report.dflash_tokens_per_s:.0f} against {report.plain_tokens_per_s:.0f} "
+                f"tokens/s, {report.identical}/{report.total} identical"
+            )
+
+    benchmark.pedantic(run, rounds=1, iterations=1)
+    benchmark.extra_info.update(machine=demo_pair.machine(), lines=lines)
+    demo_pair.show("DFlash against plain decoding (aim: 1.25)", lines)
