@@ -209,8 +209,7 @@ def test_generate_streams_text_and_then_its_figures(
     result = run("generate", "hello", "--max-tokens", "5")
     assert (result.code, result.out) == (0, "HELLO!\n")
     assert result.err == (
-        "tokens committed by each round: 3 1\n"
-        "5 tokens, 10 tokens/s, 2 rounds, tau 2.00 (length)\n"
+        "tokens committed by each round: 3 1\n5 tokens, 10 tokens/s, 2 rounds, tau 2.00 (length)\n"
     )
     found = json.loads(run("generate", "hello", "--max-tokens", "5", "--json").out)
     assert (found["text"], found["token_ids"]) == ("HELLO!", [1, 2, 3, 4, 5])

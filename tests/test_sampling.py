@@ -238,13 +238,19 @@ def test_whole_texts_follow_the_target() -> None:
 # --- one decision ---------------------------------------------------------------------------------
 
 
+def propose_one(logits: Array, sampling: Sampling, rng: Any) -> tuple[int, Array, Array]:
+    """One draft, its candidates and their probabilities."""
+    drafts, ids, probs = propose(logits[None], sampling, rng)
+    return int(drafts[0]), ids[0], probs[0]
+
+
 def accept_draws(
     p: Array, drafter: Array, sampling: Sampling, rule: Callable[..., tuple[int, int]]
 ) -> tuple[Array, float]:
     """DRAWS first tokens of rounds of one draft, and how many of the drafts were kept."""
     counts, kept = np.zeros(VOCAB), 0
     for seed in range(DRAWS):
-        draft, ids, probs = propose(drafter, sampling, generator(seed, 1, stage=0))
+        draft, ids, probs = propose_one(drafter, sampling, generator(seed, 1, stage=0))
         accepted, token = rule(
             np.array([draft]),
             np.stack([p, p]),
@@ -267,7 +273,7 @@ def test_acceptance_rate_is_the_overlap(scale: float) -> None:
     counts, rate = accept_draws(logits, drafter, sampling, accept_sampled)
     p = distribution(logits, sampling)
     q = np.zeros(VOCAB)
-    _, ids, probs = propose(drafter, sampling, generator(0, 0, stage=0))
+    _, ids, probs = propose_one(drafter, sampling, generator(0, 0, stage=0))
     np.add.at(q, ids, probs.astype(np.float64))
     overlap = np.minimum(p, q).sum()
     assert abs(rate - overlap) < 4 * (0.25 / DRAWS) ** 0.5
@@ -278,7 +284,7 @@ def test_drafts_follow_their_candidates() -> None:
     logits, sampling = table(5), Sampling(0.7)
     counts = np.zeros(VOCAB)
     for seed in range(DRAWS):
-        draft, ids, probs = propose(logits, sampling, generator(seed, 9, stage=0))
+        draft, ids, probs = propose_one(logits, sampling, generator(seed, 9, stage=0))
         counts[draft] += 1
     assert ids.dtype == np.int32
     assert probs.dtype == np.float32
@@ -295,7 +301,7 @@ def test_a_vocabulary_smaller_than_the_candidates() -> None:
     logits = np.array([1.0, -2.0, 0.5, 0.0], np.float32)
     drafts = set()
     for seed in range(500):
-        draft, ids, probs = propose(logits, Sampling(2.0), generator(seed, 0, stage=0))
+        draft, ids, probs = propose_one(logits, Sampling(2.0), generator(seed, 0, stage=0))
         drafts.add(draft)
         assert ids.shape == probs.shape == (CANDIDATES,)
     assert drafts == {0, 1, 2, 3}

@@ -34,14 +34,17 @@ def accept_sampled(
     `[D+1, vocab]` of the target. Draft i is kept with probability min(1, p_i / q_i); the first
     one rejected is replaced by a draw from max(p - q, 0), so that the committed tokens follow p.
     """
-    for i, draft in enumerate(drafts):
-        p = distribution(logits[i], sampling)
-        q = candidate_probs[i][candidate_ids[i] == draft].sum()
-        if rng.random() * q < p[draft]:
-            continue
-        residual = p.copy()
-        np.subtract.at(residual, candidate_ids[i], candidate_probs[i])
-        residual = np.maximum(residual, 0.0)
-        # p == q up to rounding leaves no residual; then p itself is the distribution
-        return i, draw(residual if residual.any() else p, rng)
-    return len(drafts), draw(distribution(logits[len(drafts)], sampling), rng)
+    count = len(drafts)
+    p = distribution(logits[: count + 1], sampling)
+    q = np.where(candidate_ids[:count] == drafts[:, None], candidate_probs[:count], 0.0).sum(
+        axis=-1
+    )
+    rejected = rng.random(count) * q >= p[np.arange(count), drafts]
+    if not rejected.any():
+        return count, int(draw(p[count], rng))
+    first = int(rejected.argmax())
+    residual = p[first].copy()
+    np.subtract.at(residual, candidate_ids[first], candidate_probs[first])
+    residual = np.maximum(residual, 0.0)
+    # p == q up to rounding leaves no residual; then p itself is the distribution
+    return first, int(draw(residual if residual.any() else p[first], rng))

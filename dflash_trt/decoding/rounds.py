@@ -168,8 +168,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
         for i in sampled:
             sampling = _sampling(x.sampling[i], x.seeds[i])
             rng = generator(sampling.seed, int(anchors[i]), stage=0)
-            for j in range(depth):
-                drafts[i, j], ids[i, j], probs[i, j] = propose(logits[i, j], sampling, rng)
+            drafts[i], ids[i], probs[i] = propose(logits[i], sampling, rng)
     return DraftOutput(drafts, ids, probs)
 
 

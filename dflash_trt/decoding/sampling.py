@@ -36,23 +36,23 @@ class Sampling:
 
 
 def distribution(logits: Floats, sampling: Sampling) -> npt.NDArray[np.float64]:
-    """Probabilities `[vocab]` under temperature, then top-k, then top-p (as z-lab samples).
+    """Probabilities `[..., vocab]` under temperature, then top-k, then top-p (as z-lab samples).
 
     top-p keeps the smallest set of most likely tokens whose mass reaches it, at least one.
     """
     scores = logits.astype(np.float64) / sampling.temperature
-    if 0 < sampling.top_k < scores.size:
-        kept = np.argpartition(-scores, sampling.top_k - 1)[: sampling.top_k]
-        cut = np.full_like(scores, -np.inf)
-        cut[kept] = scores[kept]
-        scores = cut
-    probs: npt.NDArray[np.float64] = np.exp(scores - scores.max())
-    probs /= probs.sum()
+    if 0 < sampling.top_k < scores.shape[-1]:
+        dropped = np.argpartition(-scores, sampling.top_k - 1, axis=-1)[..., sampling.top_k :]
+        np.put_along_axis(scores, dropped, -np.inf, axis=-1)
+    probs: npt.NDArray[np.float64] = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    probs /= probs.sum(axis=-1, keepdims=True)
     if sampling.top_p < 1.0:
-        order = np.argsort(-probs, kind="stable")
-        mass_before = np.cumsum(probs[order]) - probs[order]
-        probs[order[mass_before >= sampling.top_p]] = 0.0
-        probs /= probs.sum()
+        order = np.argsort(-probs, axis=-1, kind="stable")
+        ranked = np.take_along_axis(probs, order, axis=-1)
+        mass_before = np.cumsum(ranked, axis=-1) - ranked
+        ranked[mass_before >= sampling.top_p] = 0.0
+        np.put_along_axis(probs, order, ranked, axis=-1)
+        probs /= probs.sum(axis=-1, keepdims=True)
     return probs
 
 
@@ -64,25 +64,30 @@ def generator(seed: int, position: int, stage: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, stage, position]))
 
 
-def draw(weights: Floats, rng: np.random.Generator) -> int:
-    """One index drawn in proportion to non-negative `weights`."""
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    index = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")
-    return int(min(index, weights.size - 1))
+def draw(weights: Floats, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Indices `[...]`, each drawn in proportion to non-negative `weights` `[..., k]`."""
+    cumulative = np.cumsum(weights, axis=-1, dtype=np.float64)
+    points = rng.random(weights.shape[:-1]) * cumulative[..., -1]
+    below = (cumulative <= points[..., None]).sum(axis=-1, dtype=np.int64)
+    drawn: npt.NDArray[np.int64] = np.minimum(below, weights.shape[-1] - 1)
+    return drawn
 
 
 def propose(
     logits: Floats, sampling: Sampling, rng: np.random.Generator
-) -> tuple[int, Ints, npt.NDArray[np.float32]]:
-    """Draw one draft token: the token, its candidates int32 `[16]`, their probabilities `[16]`.
+) -> tuple[Ints, Ints, npt.NDArray[np.float32]]:
+    """Draw drafts `[D]` from the drafter's logits `[D, vocab]`.
 
-    The drafter's distribution is cut to its 16 best tokens. Rejection sampling is exact for
-    whatever distribution the draft was drawn from, so the cut costs acceptance, never exactness.
+    Also returns what they were drawn from: candidates int32 `[D, 16]` and their probabilities
+    `[D, 16]`. The drafter's distribution is cut to its 16 best tokens. Rejection sampling is exact
+    for whatever distribution a draft was drawn from: the cut costs acceptance, never exactness.
     """
     probs = distribution(logits, sampling)
-    count = min(CANDIDATES, probs.size)
-    best = np.argpartition(-probs, count - 1)[:count]
-    ids = np.zeros(CANDIDATES, np.int32)
-    kept = np.zeros(CANDIDATES, np.float32)
-    ids[:count], kept[:count] = best, probs[best] / probs[best].sum()
-    return int(ids[draw(kept, rng)]), ids, kept
+    count = min(CANDIDATES, probs.shape[-1])
+    best = np.argpartition(-probs, count - 1, axis=-1)[:, :count]
+    kept = np.take_along_axis(probs, best, axis=-1)
+    room = ((0, 0), (0, CANDIDATES - count))  # a tiny vocabulary has fewer
+    ids = np.pad(best.astype(np.int32), room)
+    shares = np.pad(kept / kept.sum(axis=-1, keepdims=True), room).astype(np.float32)
+    drafts = np.take_along_axis(ids, draw(shares, rng)[:, None], axis=-1)[:, 0]
+    return drafts, ids, shares
