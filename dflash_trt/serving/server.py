@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dflash_trt.serving.client import stream
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.process import Server
 
@@ -28,6 +29,7 @@ def serve(directory: Path, http_port: int, grpc_port: int, metrics_port: int) ->
         with Server(directory, Ports(http_port, grpc_port, metrics_port)) as server:
             console.print(f"starting Triton (log: {server.log}) ...", highlight=False)
             if server.wait_ready(asked_to_stop):
+                _warm_up(server.ports)
                 console.print(_how_to_call(server.ports), highlight=False, markup=False)
             while not asked_to_stop.wait(0.2):
                 server.check_alive()
@@ -43,6 +45,7 @@ def running_server(directory: Path) -> Iterator[Ports]:
     """A ready server on free ports of 127.0.0.1, for as long as the block lasts."""
     with Server(directory, free_ports()) as server:
         server.wait_ready()
+        _warm_up(server.ports)
         yield server.ports
 
 
@@ -53,6 +56,12 @@ def free_ports() -> Ports:
         for each in sockets:
             each.bind((HOST, 0))
         return Ports(*(each.getsockname()[1] for each in sockets))
+
+
+def _warm_up(ports: Ports) -> None:
+    """One short request, so that no user's first one pays for measuring the draft length."""
+    for _ in stream(f"{HOST}:{ports.grpc}", "a", max_tokens=2, temperature=0.0):
+        pass
 
 
 def _how_to_call(ports: Ports) -> str:
