@@ -247,6 +247,19 @@ def test_together_as_alone(case: Case) -> None:
             assert sequence.committed_per_round == case.zlab[i].acceptance_lengths
 
 
+@pytest.mark.parametrize("name", ["qwen3-gqa2-untied-b16-8taps", "llama-gqa2-tied-b8-5taps"])
+def test_rounds_do_not_depend_on_neighbours(name: str, case_of: CaseOf) -> None:
+    """Towards its end a text is drafted with fewer masks, and none of a longer neighbour's."""
+    case = case_of(name, True)
+    block_size = case.built.drafter.spec.block_size
+    scheduler = scheduler_of(rounds_of(case.built), DraftLength(block_size, block_size - 1))
+    requests = [Request(prompt, count) for count in range(2, 40, 7) for prompt in case.prompts]
+    together = run_all(scheduler, requests)
+    for sequence, request in zip(together, requests, strict=True):
+        (alone,) = run_all(scheduler, [request])
+        assert sequence.committed_per_round == alone.committed_per_round
+
+
 def test_target_alone(case: Case) -> None:
     scheduler = scheduler_of(rounds_of(case.built, drafting=False), DraftLength(1))
     sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])

@@ -4,8 +4,7 @@ import time
 
 import numpy as np
 
-from dflash_trt.decoding.rounds import RunRound, VerifyInput
-from dflash_trt.decoding.sampling import CANDIDATES
+from dflash_trt.decoding.rounds import RunRound, VerifyInput, no_candidates
 
 MEMORY = 0.98  # weight of the past at each round: about the last 50 count
 FULL_EVERY = 64  # now and then a full block is drafted, so that long drafts are observed too
@@ -23,8 +22,8 @@ class DraftLength:
         self.longest = block_size - 1 if fixed is None else fixed
         self._fixed = fixed is not None
         # draft j was reached / kept, given that all before it were; the prior is weak and hopeful
-        self._reached = np.full(self.longest, 2.0)
-        self._kept = np.full(self.longest, 1.5)
+        self._reached = [2.0] * self.longest
+        self._kept = [1.5] * self.longest
         self._rounds = 0
         self._base = np.zeros(self.longest)
         self._per_row = np.zeros(self.longest)
@@ -47,15 +46,14 @@ class DraftLength:
             return self.longest
         if self._rounds <= WARM_UP or self._rounds % FULL_EVERY == 0:
             return self.longest
-        committed = 1.0 + np.cumsum(np.cumprod(self._kept / self._reached))
+        committed = 1.0 + np.cumsum(np.cumprod(np.divide(self._kept, self._reached)))
         return 1 + int(np.argmax(committed / (self._base + self._per_row * n)))
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from one sequence's round."""
-        reached = min(accepted + 1, drafted)
-        self._reached[:reached] = self._reached[:reached] * MEMORY + 1.0
-        self._kept[:reached] *= MEMORY
-        self._kept[:accepted] += 1.0
+        for j in range(min(accepted + 1, drafted)):
+            self._reached[j] = self._reached[j] * MEMORY + 1.0
+            self._kept[j] = self._kept[j] * MEMORY + (j < accepted)
 
 
 def measure(run_round: RunRound, length: DraftLength, block_size: int, slots: int) -> None:
@@ -69,6 +67,7 @@ def measure(run_round: RunRound, length: DraftLength, block_size: int, slots: in
 
 def _seconds(run_round: RunRound, n: int, drafts: int, repeats: int = 7) -> float:
     """Median wall time of one round of n sequences with the given number of drafts."""
+    ids, probs = no_candidates(n, 1)
     x = VerifyInput(
         row=np.zeros(1, np.int64),
         moves=np.full((1, 2), -1, np.int64),
@@ -80,8 +79,8 @@ def _seconds(run_round: RunRound, n: int, drafts: int, repeats: int = 7) -> floa
         draft_tokens=np.array([drafts], np.int64),
         sampling=np.tile(np.array([0, 0, 1], np.float32), (n, 1)),
         seeds=np.zeros(n, np.int64),
-        candidate_ids=np.zeros((n, 1, CANDIDATES), np.int32),
-        candidate_probs=np.zeros((n, 1, CANDIDATES), np.float32),
+        candidate_ids=ids,
+        candidate_probs=probs,
     )
     times = []
     for _ in range(repeats):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -93,9 +94,8 @@ def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
     _move_rows(engine, x.moves)
     n, width = x.tokens.shape
     positions = x.positions[:, None] + np.arange(width)
-    depth = int((x.lengths - x.forced).max())
-    # only the last forced token and the drafts need logits
-    offsets = np.minimum(x.forced[:, None] - 1 + np.arange(depth + 1), x.lengths[:, None] - 1)
+    counts = x.lengths - x.forced
+    rows = _scored_rows(tuple(x.forced.tolist()), tuple(x.lengths.tolist()), width)
     visible = _visible(engine, int(x.positions.max()) + width)
     outputs = engine.run(
         int(x.row[0]),
@@ -104,20 +104,18 @@ def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
             "positions": positions,
             "write_index": x.positions,
             "mask": (np.arange(visible) <= positions[:, :, None])[:, None],
-            "head_rows": (offsets + np.arange(n)[:, None] * width).ravel(),
+            "head_rows": rows,
         },
     )
-    argmax = outputs["argmax"].reshape(n, depth + 1)
-    drafts = np.take_along_axis(x.tokens, offsets[:, 1:], axis=1)
-    accepted = accept_greedy(drafts, argmax, x.lengths - x.forced)
+    argmax = outputs["argmax"].reshape(n, -1)
+    drafts = x.tokens.ravel()[rows].reshape(n, -1)[:, 1:]
+    accepted = accept_greedy(drafts, argmax, counts)
     next_tokens = argmax[np.arange(n), accepted]
-    sampled = np.flatnonzero(x.sampling[:, 0])
-    if sampled.size:
-        logits = outputs["logits"].reshape(n, depth + 1, -1)
-        for i in sampled:
-            count = int(x.lengths[i] - x.forced[i])
+    if x.sampling[:, 0].any():
+        logits = outputs["logits"].reshape(*argmax.shape, -1)
+        for i in np.flatnonzero(x.sampling[:, 0]):
             accepted[i], next_tokens[i] = accept_sampled(
-                drafts[i, :count],
+                drafts[i, : counts[i]],
                 logits[i],
                 x.candidate_ids[i],
                 x.candidate_probs[i],
@@ -135,7 +133,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     """
     _move_rows(engine, x.moves)
     n, width = x.features.shape[:2]
-    wanted = np.clip(x.budget - x.accepted - 1, 0, x.draft_tokens[0])
+    wanted = np.minimum(np.maximum(x.budget - x.accepted - 1, 0), x.draft_tokens[0])
     depth = max(1, int(wanted.max()))
     if not wanted.any() and x.budget.all():  # every sequence ends with this round
         return _no_drafts(n)
@@ -152,24 +150,28 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
         {
             "features": x.features,
             "block": block,
-            "positions": np.hstack([context, anchors[:, None] + np.arange(depth + 1)]),
+            "positions": np.concatenate([context, anchors[:, None] + np.arange(depth + 1)], axis=1),
             "write_index": x.positions,
-            "mask": np.repeat(seen[:, None, None], depth + 1, axis=2),
-            # the anchor proposes nothing
-            "head_rows": np.arange(n * (depth + 1)).reshape(n, -1)[:, 1:].ravel(),
+            "mask": seen[:, None, None].repeat(depth + 1, axis=2),
+            "head_rows": _mask_rows(n, depth),
         },
     )
     drafts = outputs["argmax"].reshape(n, depth).copy()
-    sampled = np.flatnonzero(x.sampling[:, 0])
-    ids = np.zeros((n, depth if sampled.size else 1, CANDIDATES), np.int32)
-    probs = np.zeros(ids.shape, np.float32)
-    if sampled.size:
-        logits = outputs["logits"].reshape(n, depth, -1)
-        for i in sampled:
-            sampling = _sampling(x.sampling[i], x.seeds[i])
-            rng = generator(sampling.seed, int(anchors[i]), stage=0)
-            drafts[i], ids[i], probs[i] = propose(logits[i], sampling, rng)
+    if not x.sampling[:, 0].any():
+        return DraftOutput(drafts, *no_candidates(n, 1))
+    ids, probs = no_candidates(n, depth)
+    logits = outputs["logits"].reshape(n, depth, -1)
+    for i in np.flatnonzero(x.sampling[:, 0]):
+        sampling = _sampling(x.sampling[i], x.seeds[i])
+        rng = generator(sampling.seed, int(anchors[i]), stage=0)
+        drafts[i], ids[i], probs[i] = propose(logits[i], sampling, rng)
     return DraftOutput(drafts, ids, probs)
+
+
+def no_candidates(n: int, depth: int) -> tuple[Int32, Float32]:
+    """Empty candidate ids and probabilities `[n, depth, 16]`: what greedy drafts are drawn from."""
+    shape = (n, depth, CANDIDATES)
+    return np.zeros(shape, np.int32), np.zeros(shape, np.float32)
 
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
@@ -211,11 +213,25 @@ def draft_input(x: VerifyInput, checked: VerifyOutput) -> DraftInput:
 
 def _no_drafts(n: int) -> DraftOutput:
     # one column, so that no tensor of the ensemble is ever empty
-    return DraftOutput(
-        np.zeros((n, 1), np.int64),
-        np.zeros((n, 1, CANDIDATES), np.int32),
-        np.zeros((n, 1, CANDIDATES), np.float32),
-    )
+    return DraftOutput(np.zeros((n, 1), np.int64), *no_candidates(n, 1))
+
+
+@lru_cache(maxsize=1024)
+def _scored_rows(forced: tuple[int, ...], lengths: tuple[int, ...], width: int) -> Int64:
+    """Which of the n * width tokens need logits, `[n * (1 + most drafts)]`.
+
+    Only a row's last forced token and its drafts do; a shorter row repeats its last token.
+    """
+    first, last = np.array(forced)[:, None] - 1, np.array(lengths)[:, None] - 1
+    offsets = np.minimum(first + np.arange(int((last - first).max()) + 1), last)
+    rows: Int64 = (offsets + np.arange(len(forced))[:, None] * width).ravel()
+    return rows
+
+
+@lru_cache(maxsize=256)
+def _mask_rows(n: int, depth: int) -> Int64:
+    """Which of the n * (depth + 1) block positions need logits: all but the anchors."""
+    return np.arange(n * (depth + 1)).reshape(n, -1)[:, 1:].ravel()
 
 
 def _visible(engine: Engine, length: int) -> int:

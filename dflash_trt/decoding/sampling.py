@@ -86,8 +86,7 @@ def propose(
     count = min(CANDIDATES, probs.shape[-1])
     best = np.argpartition(-probs, count - 1, axis=-1)[:, :count]
     kept = np.take_along_axis(probs, best, axis=-1)
-    room = ((0, 0), (0, CANDIDATES - count))  # a tiny vocabulary has fewer
-    ids = np.pad(best.astype(np.int32), room)
-    shares = np.pad(kept / kept.sum(axis=-1, keepdims=True), room).astype(np.float32)
-    drafts = np.take_along_axis(ids, draw(shares, rng)[:, None], axis=-1)[:, 0]
-    return drafts, ids, shares
+    ids = np.zeros((len(probs), CANDIDATES), np.int32)  # a tiny vocabulary leaves some unused
+    shares = np.zeros(ids.shape, np.float32)
+    ids[:, :count], shares[:, :count] = best, kept / kept.sum(axis=-1, keepdims=True)
+    return ids[np.arange(len(ids)), draw(shares, rng)], ids, shares

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from dflash_trt.decoding.draft_length import DraftLength
-from dflash_trt.decoding.rounds import RoundOutput, RunRound, VerifyInput
-from dflash_trt.decoding.sampling import CANDIDATES
+from dflash_trt.decoding.rounds import RoundOutput, RunRound, VerifyInput, no_candidates
 from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.errors import RequestError
 
@@ -145,8 +144,7 @@ class Scheduler:
         padded = np.zeros((n, width), np.int64)
         for i, line in enumerate(tokens):
             padded[i, : len(line)] = line
-        ids = np.zeros((n, max(1, width - forced), CANDIDATES), np.int32)
-        probs = np.zeros(ids.shape, np.float32)
+        ids, probs = no_candidates(n, max(1, width - forced))
         for i, sequence in enumerate(sequences):
             if sequence.candidate_ids is not None and sequence.candidate_probs is not None:
                 ids[i, : len(sequence.candidate_ids)] = sequence.candidate_ids
