@@ -109,7 +109,12 @@ class Front:
                 log.exception("a round failed")
                 self._fail_all(INTERNAL, "A decoding round failed. The server's log says why.")
                 self._scheduler = self._new_scheduler()
-        self._fail_all(UNAVAILABLE, "The server is stopping. Try again later.")
+        stopping = "The server is stopping. Try again later."
+        self._fail_all(UNAVAILABLE, stopping)
+        while not self._inbox.empty():  # what came after the call to close
+            item = self._inbox.get()
+            if item is not None:
+                item[2].fail(UNAVAILABLE, stopping)
 
     def _take_requests(self) -> bool:
         """Moves the inbox to the scheduler, waiting for one when idle; False: closed."""
