@@ -138,18 +138,16 @@ def test_a_failing_round_fails_its_requests_only(front: Front, model: CountingMo
 
 
 def test_a_cancelled_request_stops(front: Front, model: CountingModel) -> None:
+    model.pause.clear()
     reply = _ask(front, max_tokens=300, stream=True, ignore_eos=True)
-    reply.next()
-    model.pause.clear()  # the round that is running may be the last
     reply.gone.set()
-    model.pause.set()
+    model.pause.set()  # the round that waited may still run, and no other
     deadline = time.monotonic() + WAIT
     while (got := reply.next())[0] != "CANCELLED":
         assert time.monotonic() < deadline
         assert not got[1], "ran to its end"
-    rounds = model.rounds
     time.sleep(0.1)
-    assert model.rounds == rounds
+    assert model.rounds <= 1
 
 
 def test_a_full_queue_refuses_at_once(front: Front, model: CountingModel) -> None:
