@@ -13,14 +13,20 @@ from conftest import build_engines
 from test_exact import target_step
 from tokenizers import Tokenizer
 
+from dflash_trt.build import build
+from dflash_trt.config import load_config
 from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.serving.client import stream
+from dflash_trt.serving.server import running_server
 
 PYCODE = Path(__file__).parents[1] / "examples" / "pycode"
+PROMPTS_FILE = PYCODE / "prompts.jsonl"
+END = 0  # the demo target's end-of-text token
 PROMPTS, NEW_TOKENS, SLOTS = 40, 128, 4
 BAR = 3.2  # generated tau, greedy, block 8
 
@@ -66,7 +72,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 def read_prompts() -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(PYCODE / "target" / "tokenizer.json"))
-    lines = (PYCODE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = PROMPTS_FILE.read_text("utf-8").splitlines()
     entries = [json.loads(line) for line in lines]
     assert len(entries) == PROMPTS
     return [e["ids"] if "ids" in e else tokenizer.encode(e["text"]).ids for e in entries]
@@ -107,6 +113,21 @@ def test_shorter_drafts(drafts: int, demo: Demo) -> None:
     scheduler = demo.scheduler(slots=SLOTS, drafts=drafts)
     sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in demo.prompts])
     assert [s.tokens for s in sequences] == demo.greedy
+
+
+def test_served_text(demo: Demo, tmp_path: Path) -> None:
+    """What `build`, the real Triton server and a gRPC client make of it: the target's own text."""
+    root = Path(__file__).parents[1]
+    output = tmp_path / "pycode"
+    build(load_config(root / "build_configs" / "pycode.yaml"), output, lambda *_: None)
+    texts = [json.loads(line)["text"] for line in PROMPTS_FILE.read_text("utf-8").splitlines()]
+    with running_server(output) as ports:
+        for text, greedy in zip(texts, demo.greedy, strict=True):
+            chunks = list(
+                stream(f"127.0.0.1:{ports.grpc}", text, max_tokens=NEW_TOKENS, temperature=0.0)
+            )
+            expected = greedy[: greedy.index(END) + 1] if END in greedy else greedy
+            assert [token for chunk in chunks for token in chunk.token_ids] == expected
 
 
 def test_logits(demo: Demo) -> None:
