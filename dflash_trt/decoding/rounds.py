@@ -93,27 +93,27 @@ def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
     """Run the target over the tokens, write their KV rows and decide how many drafts are kept."""
     _move_rows(engine, x.moves)
     n, width = x.tokens.shape
-    positions = x.positions[:, None] + np.arange(width)
-    counts = x.lengths - x.forced
+    positions = x.positions[:, None] + _count(width)
     rows = _scored_rows(tuple(x.forced.tolist()), tuple(x.lengths.tolist()), width)
-    visible = _visible(engine, int(x.positions.max()) + width)
+    visible = _visible(engine, max(x.positions.tolist()) + width)
     outputs = engine.run(
         int(x.row[0]),
         {
             "tokens": x.tokens,
             "positions": positions,
             "write_index": x.positions,
-            "mask": (np.arange(visible) <= positions[:, :, None])[:, None],
+            "mask": (_count(visible) <= positions[:, :, None])[:, None],
             "head_rows": rows,
         },
     )
     argmax = outputs["argmax"].reshape(n, -1)
     drafts = x.tokens.ravel()[rows].reshape(n, -1)[:, 1:]
+    counts = x.lengths - x.forced
     accepted = accept_greedy(drafts, argmax, counts)
-    next_tokens = argmax[np.arange(n), accepted]
-    if x.sampling[:, 0].any():
+    next_tokens = argmax[_count(n), accepted]
+    if sampled := _sampled(x.sampling):
         logits = outputs["logits"].reshape(*argmax.shape, -1)
-        for i in np.flatnonzero(x.sampling[:, 0]):
+        for i in sampled:
             accepted[i], next_tokens[i] = accept_sampled(
                 drafts[i, : counts[i]],
                 logits[i],
@@ -133,35 +133,42 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     """
     _move_rows(engine, x.moves)
     n, width = x.features.shape[:2]
-    wanted = np.minimum(np.maximum(x.budget - x.accepted - 1, 0), x.draft_tokens[0])
-    depth = max(1, int(wanted.max()))
-    if not wanted.any() and x.budget.all():  # every sequence ends with this round
+    most, budgets, accepted = int(x.draft_tokens[0]), x.budget.tolist(), x.accepted.tolist()
+    wanted = [min(max(b - a - 1, 0), most) for b, a in zip(budgets, accepted, strict=True)]
+    depth = max(1, *wanted)
+    if not any(wanted) and all(budgets):  # every sequence ends with this round
         return _no_drafts(n)
     anchors = x.positions + x.forced + x.accepted
     block = np.full((n, depth + 1), engine.info.mask_token_id)
     block[:, 0] = x.next_tokens
-    context = x.positions[:, None] + np.arange(width)
-    places = np.arange(_visible(engine, int(x.positions.max()) + width + depth + 1))
-    start = (x.positions + width)[:, None]  # the block's keys stand behind the features'
-    # a row that wants fewer drafts than the batch sees fewer masks, as if it were alone
-    seen = (places < anchors[:, None]) | ((places >= start) & (places <= start + wanted[:, None]))
+    # the block's keys stand behind the features'
+    starts = [position + width for position in x.positions.tolist()]
+    seen = np.zeros((n, 1, depth + 1, _visible(engine, max(starts) + depth + 1)), bool)
+    for i, anchor in enumerate(anchors.tolist()):
+        seen[i, :, :, :anchor] = True
+        # a row that wants fewer drafts than the batch sees fewer masks, as if it were alone
+        seen[i, :, :, starts[i] : starts[i] + wanted[i] + 1] = True
+    positions = np.empty((n, width + depth + 1), np.int64)
+    np.add(x.positions[:, None], _count(width), out=positions[:, :width])
+    np.add(anchors[:, None], _count(depth + 1), out=positions[:, width:])
     outputs = engine.run(
         int(x.row[0]),
         {
             "features": x.features,
             "block": block,
-            "positions": np.concatenate([context, anchors[:, None] + np.arange(depth + 1)], axis=1),
+            "positions": positions,
             "write_index": x.positions,
-            "mask": seen[:, None, None].repeat(depth + 1, axis=2),
+            "mask": seen,
             "head_rows": _mask_rows(n, depth),
         },
     )
     drafts = outputs["argmax"].reshape(n, depth).copy()
-    if not x.sampling[:, 0].any():
+    sampled = _sampled(x.sampling)
+    if not sampled:
         return DraftOutput(drafts, *no_candidates(n, 1))
     ids, probs = no_candidates(n, depth)
     logits = outputs["logits"].reshape(n, depth, -1)
-    for i in np.flatnonzero(x.sampling[:, 0]):
+    for i in sampled:
         sampling = _sampling(x.sampling[i], x.seeds[i])
         rng = generator(sampling.seed, int(anchors[i]), stage=0)
         drafts[i], ids[i], probs[i] = propose(logits[i], sampling, rng)
@@ -217,6 +224,12 @@ def _no_drafts(n: int) -> DraftOutput:
 
 
 @lru_cache(maxsize=1024)
+def _count(length: int) -> Int64:
+    """0, 1, .. length-1."""
+    return np.arange(length)
+
+
+@lru_cache(maxsize=1024)
 def _scored_rows(forced: tuple[int, ...], lengths: tuple[int, ...], width: int) -> Int64:
     """Which of the n * width tokens need logits, `[n * (1 + most drafts)]`.
 
@@ -240,9 +253,14 @@ def _visible(engine: Engine, length: int) -> int:
 
 
 def _move_rows(engine: Engine, moves: Int64) -> None:
-    for source, destination in moves:
+    for source, destination in moves.tolist():
         if source >= 0:
-            engine.move_row(int(source), int(destination))
+            engine.move_row(source, destination)
+
+
+def _sampled(sampling: Float32) -> list[int]:
+    """The rows with a temperature."""
+    return [i for i, temperature in enumerate(sampling[:, 0].tolist()) if temperature]
 
 
 def _sampling(row: Float32, seed: np.int64) -> Sampling:

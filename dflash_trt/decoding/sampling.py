@@ -82,11 +82,10 @@ def propose(
     `[D, 16]`. The drafter's distribution is cut to its 16 best tokens. Rejection sampling is exact
     for whatever distribution a draft was drawn from: the cut costs acceptance, never exactness.
     """
-    probs = distribution(logits, sampling)
-    count = min(CANDIDATES, probs.shape[-1])
-    best = np.argpartition(-probs, count - 1, axis=-1)[:, :count]
-    kept = np.take_along_axis(probs, best, axis=-1)
-    ids = np.zeros((len(probs), CANDIDATES), np.int32)  # a tiny vocabulary leaves some unused
-    shares = np.zeros(ids.shape, np.float32)
-    ids[:, :count], shares[:, :count] = best, kept / kept.sum(axis=-1, keepdims=True)
-    return ids[np.arange(len(ids)), draw(shares, rng)], ids, shares
+    rows, count = np.arange(len(logits)), min(CANDIDATES, logits.shape[-1])
+    ids = np.zeros((len(rows), CANDIDATES), np.int32)  # a tiny vocabulary leaves some unused
+    probs = np.zeros(ids.shape, np.float32)
+    best = np.argpartition(logits, -count, axis=-1)[:, -count:]
+    ids[:, :count] = best
+    probs[:, :count] = distribution(logits[rows[:, None], best], sampling)
+    return ids[rows, draw(probs, rng)], ids, probs

@@ -161,7 +161,7 @@ class Scheduler:
                 moves=np.array(moves),
                 tokens=padded,
                 lengths=np.array([len(line) for line in tokens]),
-                forced=np.full(n, forced),
+                forced=np.array([forced] * n),
                 positions=np.array([sequence.position for sequence in sequences]),
                 budget=np.array(
                     [s.budget for s in sequences] if budget is None else [budget], np.int64
