@@ -133,24 +133,26 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     """
     _move_rows(engine, x.moves)
     n, width = x.features.shape[:2]
-    most, budgets, accepted = int(x.draft_tokens[0]), x.budget.tolist(), x.accepted.tolist()
-    wanted = [min(max(b - a - 1, 0), most) for b, a in zip(budgets, accepted, strict=True)]
-    depth = max(1, *wanted)
-    if not any(wanted) and all(budgets):  # every sequence ends with this round
+    longest, budgets, accepted = engine.info.block_size - 1, x.budget.tolist(), x.accepted.tolist()
+    # the whole block is masked even if fewer drafts are asked for: they are better that way
+    masks = [min(max(b - a - 1, 0), longest) for b, a in zip(budgets, accepted, strict=True)]
+    if not any(masks) and all(budgets):  # every sequence ends with this round
         return _no_drafts(n)
+    last = max(1, *masks)
+    depth = min(last, int(x.draft_tokens[0]))
     anchors = x.positions + x.forced + x.accepted
-    block = np.full((n, depth + 1), engine.info.mask_token_id)
+    block = np.full((n, last + 1), engine.info.mask_token_id)
     block[:, 0] = x.next_tokens
     # the block's keys stand behind the features'
     starts = [position + width for position in x.positions.tolist()]
-    seen = np.zeros((n, 1, depth + 1, _visible(engine, max(starts) + depth + 1)), bool)
+    seen = np.zeros((n, 1, last + 1, _visible(engine, max(starts) + last + 1)), bool)
     for i, anchor in enumerate(anchors.tolist()):
         seen[i, :, :, :anchor] = True
-        # a row that wants fewer drafts than the batch sees fewer masks, as if it were alone
-        seen[i, :, :, starts[i] : starts[i] + wanted[i] + 1] = True
-    positions = np.empty((n, width + depth + 1), np.int64)
+        # a row near its end sees fewer masks than the batch has, as if it were alone
+        seen[i, :, :, starts[i] : starts[i] + masks[i] + 1] = True
+    positions = np.empty((n, width + last + 1), np.int64)
     np.add(x.positions[:, None], _count(width), out=positions[:, :width])
-    np.add(anchors[:, None], _count(depth + 1), out=positions[:, width:])
+    np.add(anchors[:, None], _count(last + 1), out=positions[:, width:])
     outputs = engine.run(
         int(x.row[0]),
         {
@@ -159,7 +161,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
             "positions": positions,
             "write_index": x.positions,
             "mask": seen,
-            "head_rows": _mask_rows(n, depth),
+            "head_rows": _mask_rows(n, last, depth),
         },
     )
     drafts = outputs["argmax"].reshape(n, depth).copy()
@@ -242,9 +244,9 @@ def _scored_rows(forced: tuple[int, ...], lengths: tuple[int, ...], width: int) 
 
 
 @lru_cache(maxsize=256)
-def _mask_rows(n: int, depth: int) -> Int64:
-    """Which of the n * (depth + 1) block positions need logits: all but the anchors."""
-    return np.arange(n * (depth + 1)).reshape(n, -1)[:, 1:].ravel()
+def _mask_rows(n: int, last: int, depth: int) -> Int64:
+    """Which of the n * (last + 1) block positions need logits: the first masks, no anchor."""
+    return np.arange(n * (last + 1)).reshape(n, -1)[:, 1 : depth + 1].ravel()
 
 
 def _visible(engine: Engine, length: int) -> int:
