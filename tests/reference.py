@@ -134,3 +134,29 @@ def drafter_logits(
         head = zlab._output_head(target)
         logits.append(drafter.compute_logits(states[:, 1:], head)[0].numpy())
     return logits
+
+
+def round_lengths(
+    target_dir: Path,
+    drafter_dir: Path,
+    prompt: Sequence[int],
+    greedy_text: Sequence[int],
+    drafts: int,
+) -> list[int]:
+    """Tokens each round commits when z-lab's drafter fills its block and `drafts` of it are kept.
+
+    greedy_text: what the target continues `prompt` with. As in z-lab's loop the last blocks are cut
+    to the tokens still wanted.
+    """
+    text = [*prompt, *greedy_text]
+    block_size = load_drafter(drafter_dir).block_size
+    lengths, start = [], len(prompt)
+    while start + 1 < len(text):
+        width = min(block_size, len(text) - start)
+        (logits,) = drafter_logits(target_dir, drafter_dir, text[: start + 1], [start], width)
+        pairs = zip(logits.argmax(-1)[:drafts], text[start + 1 :], strict=False)
+        same = [draft == token for draft, token in pairs]
+        accepted = same.index(False) if False in same else len(same)
+        lengths.append(min(accepted + 1, len(text) - 1 - start))
+        start += lengths[-1]
+    return lengths

@@ -61,11 +61,13 @@ def measure(run_round: RunRound, length: DraftLength, block_size: int, slots: in
 
     To be called while no sequence is active: it writes to rows 0 .. slots-1.
     """
-    one, many = ([_seconds(run_round, n, k) for k in range(1, block_size)] for n in (1, slots))
+    one, many = (
+        [_seconds(run_round, n, k, block_size) for k in range(1, block_size)] for n in (1, slots)
+    )
     length.set_costs(one, many, slots)
 
 
-def _seconds(run_round: RunRound, n: int, drafts: int, repeats: int = 7) -> float:
+def _seconds(run_round: RunRound, n: int, drafts: int, block_size: int, repeats: int = 7) -> float:
     """Median wall time of one round of n sequences with the given number of drafts."""
     ids, probs = no_candidates(n, 1)
     x = VerifyInput(
@@ -75,7 +77,7 @@ def _seconds(run_round: RunRound, n: int, drafts: int, repeats: int = 7) -> floa
         lengths=np.full(n, drafts + 1, np.int64),
         forced=np.ones(n, np.int64),
         positions=np.zeros(n, np.int64),
-        budget=np.full(n, 2 * drafts + 2, np.int64),
+        budget=np.full(n, 2 * block_size, np.int64),
         draft_tokens=np.array([drafts], np.int64),
         sampling=np.tile(np.array([0, 0, 1], np.float32), (n, 1)),
         seeds=np.zeros(n, np.int64),
