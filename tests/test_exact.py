@@ -121,7 +121,6 @@ def scheduler_of(
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=prefill_chunk,
         draft_length=length,
-        max_queue=64,
     )
 
 
@@ -141,17 +140,16 @@ def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[D
 
 def target_step(engine: Engine, tokens: Sequence[int], start: int, row: int = 0) -> dict[str, Any]:
     """All logits and features of `tokens`, which stand at `start ..` of their text."""
-    positions = start + np.arange(len(tokens))
-    return engine.run(
-        row,
-        {
-            "tokens": np.array([tokens], np.int64),
-            "positions": positions[None],
-            "write_index": np.array([start]),
-            "mask": (np.arange(start + len(tokens)) <= positions[:, None])[None, None],
-            "head_rows": np.arange(len(tokens)),
-        },
-    )
+    n = len(tokens)
+    positions = start + np.arange(n)
+    step = engine.step(row, 1, n, start + n, n)
+    step.inputs["tokens"][:] = tokens
+    step.inputs["positions"][:] = positions
+    step.inputs["write_index"][:] = start
+    step.inputs["mask"][:] = np.arange(start + n) <= positions[:, None]
+    step.inputs["head_rows"][:] = np.arange(n)
+    step.run()
+    return step.outputs
 
 
 def test_target_logits_and_taps(case: Case) -> None:
@@ -167,7 +165,7 @@ def test_target_logits_and_taps(case: Case) -> None:
         np.testing.assert_allclose(
             output["features"][0], features[start:end], atol=TOLERANCE, rtol=0
         )
-        assert (output["argmax"] == logits[start:end].argmax(-1)).all()
+        assert (output["top_ids"][:, 0] == logits[start:end].argmax(-1)).all()
 
 
 def test_drafter_logits(case: Case) -> None:
@@ -179,18 +177,19 @@ def test_drafter_logits(case: Case) -> None:
     seen, width = 0, spec.block_size
     for start, logits in zip(starts, expected, strict=True):
         positions = np.concatenate([np.arange(seen, start), start + np.arange(width)])
-        output = engine.run(
-            2,
-            {
-                "features": features[None, seen:start],
-                "block": np.array([[text[start]] + [spec.mask_token_id] * (width - 1)]),
-                "positions": positions[None],
-                "write_index": np.array([seen]),
-                "mask": np.ones((1, 1, width, start + width), bool),
-                "head_rows": np.arange(1, width),
-            },
-        )
+        step = engine.step(2, 1, width, start + width, width - 1, context=start - seen)
+        step.inputs["features"][:] = features[seen:start]
+        step.inputs["block"][:] = [text[start]] + [spec.mask_token_id] * (width - 1)
+        step.inputs["positions"][:] = positions
+        step.inputs["write_index"][:] = seen
+        step.inputs["mask"][:] = True
+        step.inputs["head_rows"][:] = np.arange(1, width)
+        step.run()
+        output = step.outputs
         np.testing.assert_allclose(output["logits"], logits, atol=TOLERANCE, rtol=0)
+        best = np.argsort(-output["logits"], axis=-1, kind="stable")[:, : engine.info.best]
+        assert (output["top_ids"] == best).all()
+        assert (output["top_logits"] == np.take_along_axis(output["logits"], best, -1)).all()
         seen = start
 
 
@@ -313,12 +312,12 @@ def test_any_drafts(seed: int, case_of: CaseOf) -> None:
 
     def run(x: VerifyInput) -> RoundOutput:
         output = rounds(x)
-        n_forced, kept = int(x.forced[0]), int(output.accepted[0])
-        if x.positions[0] == 0:
+        (_, n_forced, position, _), (kept, token) = x.rows[0].tolist(), output.results[0].tolist()
+        if position == 0:
             history[0] = []
             expected.clear()
-        history[0] = history[0][: int(x.positions[0])]
-        history[0] += [*x.tokens[0, : n_forced + kept].tolist(), int(output.next_tokens[0])]
+        history[0] = history[0][:position]
+        history[0] += [*x.tokens[0, : n_forced + kept].tolist(), token]
         text = texts[tuple(history[0][:12])]
         drafts = output.drafts.copy()
         place = len(history[0])
@@ -327,7 +326,7 @@ def test_any_drafts(seed: int, case_of: CaseOf) -> None:
             true = text[place + j] if place + j < len(text) else 0
             drafts[0, j] = true if j < right else (true + 1 + rng.integers(0, 98)) % 100
         expected.append(right)
-        return replace(output, drafts=drafts)
+        return output._replace(drafts=drafts)
 
     for prompt, greedy in zip(case.prompts, case.greedy, strict=True):
         (sequence,) = run_all(scheduler_of(run, DraftLength(8, 7)), [Request(prompt, NEW_TOKENS)])
@@ -388,7 +387,7 @@ def test_cancelling_one_changes_nothing_else(after: int, case_of: CaseOf) -> Non
         sequences = [scheduler.submit(Request(prompt, NEW_TOKENS)) for prompt in case.prompts]
         for _ in range(after):
             scheduler.step()
-        scheduler.cancel(sequences[cancelled])
+        scheduler.finish(sequences[cancelled], "cancelled")
         while scheduler.busy:
             scheduler.step()
         assert sequences[cancelled].finish_reason == "cancelled"

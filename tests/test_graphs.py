@@ -18,9 +18,9 @@ from dflash_trt.engines.build import build_drafter, build_target
 
 # accepted by ONNX Runtime 1.31 and by TensorRT's ONNX parser, fused where it matters
 PROFILE = {
-    *("Add", "ArgMax", "Attention", "Concat", "Gather", "MatMul", "Mul", "RMSNormalization"),
-    *("Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Slice", "Split", "TensorScatter"),
-    "Transpose",
+    *("Add", "Attention", "Concat", "Gather", "MatMul", "Mul", "RMSNormalization"),
+    *("Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Slice", "Split", "TensorScatter",),
+    *("TopK", "Transpose"),
 }
 
 

@@ -49,7 +49,6 @@ class Demo:
             max_seq_len=self.target.info.max_seq_len,
             prefill_chunk=64,
             draft_length=DraftLength(self.drafter.info.block_size, drafts),
-            max_queue=PROMPTS,
         )
 
 

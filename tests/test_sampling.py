@@ -20,10 +20,13 @@ import torch
 from dflash_trt.decoding import rounds
 from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
 from dflash_trt.decoding.draft_length import DraftLength
-from dflash_trt.decoding.rounds import VerifyInput, in_process
-from dflash_trt.decoding.sampling import CANDIDATES, Sampling, distribution, generator, propose
+from dflash_trt.decoding.rounds import NO_HISTORY, VerifyInput, in_process
+from dflash_trt.decoding.rules import Rules, encode
+from dflash_trt.decoding.sampling import Sampling, draw, propose, weights
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
+from dflash_trt.engines.onnxruntime import Step
+from dflash_trt.graphs.drafter import CANDIDATES
 
 VOCAB = 20  # more than the drafter's 16 candidates, so that the cut is tested too
 DRAFTS = 3
@@ -39,44 +42,70 @@ def table(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).normal(0, 1.2, (*shape, VOCAB)).astype(np.float32)
 
 
-class TableTarget:
-    """Logits of the next token by the last one; it needs no cache."""
+def distribution(logits: Array, sampling: Sampling) -> Array:
+    kept = weights(logits, sampling).astype(np.float64)
+    return kept / kept.sum()
 
-    info = SimpleNamespace(cache_len=1 << 20, vocab_size=VOCAB, block_size=DRAFTS + 1)
+
+class TableModel:
+    """An engine without a cache: `look_up(inputs)` gives the logits of all positions."""
+
+    def __init__(self, best: int) -> None:
+        self.info = SimpleNamespace(
+            cache_len=1 << 20, vocab_size=VOCAB, block_size=DRAFTS + 1, mask_token_id=0, best=best
+        )
+
+    def look_up(self, inputs: Mapping[str, Array]) -> Array:
+        raise NotImplementedError
+
+    def step(
+        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
+    ) -> Step:
+        tokens = np.zeros((n, width), np.int64)
+        inputs: dict[str, Array] = {
+            "tokens": tokens,
+            "block": tokens,
+            "positions": np.zeros((n, context + width), np.int64),
+            "write_index": np.zeros(n, np.int64),
+            "mask": np.zeros((n, 1, width, visible), bool),
+            "head_rows": np.zeros(scored, np.int64),
+            "features": np.zeros((n, context, 1), np.float32),
+        }
+        outputs: dict[str, Array] = {"features": np.zeros((n, width, 1), np.float32)}
+
+        def run() -> None:
+            logits = self.look_up(inputs).reshape(n * width, VOCAB)[inputs["head_rows"]]
+            outputs["logits"] = logits
+            outputs["top_ids"] = np.argsort(-logits, kind="stable")[:, : self.info.best]
+            outputs["top_logits"] = np.take_along_axis(logits, outputs["top_ids"], -1)
+
+        return Step(inputs, outputs, run)
+
+    def move_row(self, source: int, destination: int) -> None:
+        pass
+
+
+class TableTarget(TableModel):
+    """Logits of the next token by the last one."""
 
     def __init__(self) -> None:
+        super().__init__(best=1)
         self.logits = table(0) + table(1, VOCAB)
 
-    def run(self, row: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        logits = self.logits[inputs["tokens"].ravel()[inputs["head_rows"]]]
-        return {
-            "logits": logits,
-            "argmax": logits.argmax(-1),
-            "features": np.zeros((*inputs["tokens"].shape, 1), np.float32),
-        }
-
-    def move_row(self, source: int, destination: int) -> None:
-        pass
+    def look_up(self, inputs: Mapping[str, Array]) -> Array:
+        return self.logits[inputs["tokens"]]
 
 
-class TableDrafter:
+class TableDrafter(TableModel):
     """Logits by the anchor and the place in the block; drafts are kept about half the time."""
 
-    info = SimpleNamespace(
-        cache_len=1 << 20, vocab_size=VOCAB, block_size=DRAFTS + 1, mask_token_id=0
-    )
-
     def __init__(self) -> None:
+        super().__init__(best=CANDIDATES)
         self.logits = table(0) + table(2, VOCAB, DRAFTS + 1)
 
-    def run(self, row: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        n, width = inputs["block"].shape
-        logits = self.logits[inputs["block"][:, 0], :width].reshape(n * width, VOCAB)
-        logits = logits[inputs["head_rows"]]
-        return {"logits": logits, "argmax": logits.argmax(-1)}
-
-    def move_row(self, source: int, destination: int) -> None:
-        pass
+    def look_up(self, inputs: Mapping[str, Array]) -> Array:
+        width = inputs["block"].shape[1]
+        return self.logits[inputs["block"][:, 0], :width]
 
 
 def chi_square(counts: Array, probs: Array) -> float:
@@ -107,27 +136,21 @@ def chi_square(counts: Array, probs: Array) -> float:
 
 
 def verify_input(
-    tokens: Array, forced: int, position: int, seeds: Array, sampling: Sampling, **drafts: Any
+    tokens: Array, forced: int, position: int, uniforms: Array, sampling: Sampling, **more: Any
 ) -> VerifyInput:
-    n = len(tokens)
-    none = (n, 1, CANDIDATES)
+    n, width = tokens.shape
     values: dict[str, Any] = {
-        "budget": np.full(n, 100),
-        "draft_tokens": np.array([DRAFTS]),
-        "candidate_ids": np.zeros(none, np.int32),
-        "candidate_probs": np.zeros(none, np.float32),
+        "rows": np.tile([width, forced, position, 100], (n, 1)),
+        "candidate_ids": np.zeros((n, 1, 1), np.int64),
+        "candidate_probs": np.zeros((n, 1, 1), np.float32),
     }
-    row = np.array([sampling.temperature, sampling.top_k, sampling.top_p], np.float32)
     return VerifyInput(
-        row=np.zeros(1, np.int64),
-        moves=np.full((1, 2), -1),
+        batch=np.array([0, DRAFTS]),
         tokens=tokens,
-        lengths=np.full(n, tokens.shape[1]),
-        forced=np.full(n, forced),
-        positions=np.full(n, position),
-        sampling=np.tile(row, (n, 1)),
-        seeds=seeds,
-        **(values | drafts),
+        rules=np.full(n, encode(Rules(sampling, len(PROMPT), ())), object),
+        uniforms=uniforms,
+        history=np.full((n, 1), NO_HISTORY),
+        **(values | more),
     )
 
 
@@ -138,28 +161,31 @@ def draw_rounds(sampling: Sampling) -> tuple[Array, Array]:
     round committed.
     """
     run = in_process(TableTarget(), TableDrafter())  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
     texts, committed = [], []
-    for start in range(0, DRAWS, BATCH):
-        seeds = np.arange(start, start + BATCH)
+    for _ in range(0, DRAWS, BATCH):
         prompts = np.tile(PROMPT, (BATCH, 1))
-        first = run(verify_input(prompts, len(PROMPT), 0, seeds, sampling))
-        block = np.column_stack([first.next_tokens, first.drafts])
+        numbers = rng.random((2, BATCH, 2 * DRAFTS + 1))
+        first = run(verify_input(prompts, len(PROMPT), 0, numbers[0], sampling))
+        block = np.column_stack([first.results[:, 1], first.drafts])
         second = run(
             verify_input(
                 block,
                 1,
                 len(PROMPT),
-                seeds,
+                numbers[1],
                 sampling,
-                budget=np.ones(BATCH, np.int64),  # no drafts after this round
+                # no drafts after this round
+                rows=np.tile([DRAFTS + 1, 1, len(PROMPT), 1], (BATCH, 1)),
                 candidate_ids=first.next_candidate_ids,
                 candidate_probs=first.next_candidate_probs,
             )
         )
         text = np.column_stack([block, np.zeros(BATCH, np.int64)])
-        text[np.arange(BATCH), second.accepted + 1] = second.next_tokens
+        accepted, token = second.results.T
+        text[np.arange(BATCH), accepted + 1] = token
         texts.append(text)
-        committed.append(second.accepted + 1)
+        committed.append(accepted + 1)
     return np.concatenate(texts), np.concatenate(committed)
 
 
@@ -195,12 +221,13 @@ def test_committed_tokens_follow_the_target(sampling: Sampling) -> None:
 def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers find a rejected draft replaced by a draw from p instead of max(p - q, 0)."""
 
-    def wrong(
-        drafts: Array, logits: Array, ids: Array, probs: Array, sampling: Sampling, rng: Any
-    ) -> tuple[int, int]:
-        accepted, token = accept_sampled(drafts, logits, ids, probs, sampling, rng)
+    rng = np.random.default_rng(1)
+
+    def wrong(drafts: Any, weights: Any, *others: Any) -> tuple[int, int]:
+        accepted, token = accept_sampled(drafts, weights, *others)
         if accepted < len(drafts):
-            token = int(rng.choice(VOCAB, p=distribution(logits[accepted], sampling)))
+            p = weights(accepted).astype(np.float64)
+            token = int(rng.choice(VOCAB, p=p / p.sum()))
         return accepted, token
 
     monkeypatch.setattr(rounds, "accept_sampled", wrong)
@@ -219,7 +246,6 @@ def test_whole_texts_follow_the_target() -> None:
         max_seq_len=64,
         prefill_chunk=64,
         draft_length=DraftLength(DRAFTS + 1, DRAFTS),
-        max_queue=DRAWS,
     )
     sequences = [
         scheduler.submit(Request(PROMPT, 16, replace(sampling, seed=seed))) for seed in range(1250)
@@ -240,24 +266,22 @@ def test_whole_texts_follow_the_target() -> None:
 # --- one decision ---------------------------------------------------------------------------------
 
 
-def propose_one(logits: Array, sampling: Sampling, rng: Any) -> tuple[int, Array, Array]:
+def propose_one(
+    logits: Array, sampling: Sampling, uniform: float
+) -> tuple[int, list[int], list[float]]:
     """One draft, its candidates and their probabilities."""
-    drafts, ids, probs = propose(logits[None], sampling, rng)
-    return int(drafts[0]), ids[0], probs[0]
+    ids = np.argsort(-logits, kind="stable")[:CANDIDATES].tolist()
+    draft, probs = propose(ids, logits[ids].tolist(), sampling, uniform)
+    return draft, ids, probs
 
 
 def accept_draws(p: Array, drafter: Array, sampling: Sampling) -> tuple[Array, float]:
     """The tokens that DECISIONS rounds of one draft commit first, and the share of drafts kept."""
     counts, kept = np.zeros(VOCAB), 0
-    for seed in range(DECISIONS):
-        draft, ids, probs = propose_one(drafter, sampling, generator(seed, 1, stage=0))
+    for numbers in np.random.default_rng(2).random((DECISIONS, 3)).tolist():
+        draft, ids, probs = propose_one(drafter, sampling, numbers[0])
         accepted, token = accept_sampled(
-            np.array([draft]),
-            np.stack([p, p]),
-            ids[None],
-            probs[None],
-            sampling,
-            generator(seed, 1, stage=1),
+            [draft], lambda j: weights(p, sampling), [ids], [probs], numbers[1:]
         )
         counts[draft if accepted else token] += 1
         kept += accepted
@@ -273,38 +297,35 @@ def test_acceptance_rate_is_the_overlap(scale: float) -> None:
     counts, rate = accept_draws(logits, drafter, sampling)
     p = distribution(logits, sampling)
     q = np.zeros(VOCAB)
-    _, ids, probs = propose_one(drafter, sampling, generator(0, 0, stage=0))
-    np.add.at(q, ids, probs.astype(np.float64))
+    _, ids, probs = propose_one(drafter, sampling, 0.5)
+    q[ids] = probs
     overlap = np.minimum(p, q).sum()
     assert abs(rate - overlap) < 4 * (0.25 / DECISIONS) ** 0.5
     assert chi_square(counts[None], p[None]) < CRITICAL_Z
 
 
-def test_drafts_follow_their_candidates() -> None:
-    logits, sampling = table(5), Sampling(0.7)
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(0.7), Sampling(1.2, 5), Sampling(1.2, 0, 0.7), Sampling(1.0, min_p=0.2)],
+    ids=["plain", "top_k", "top_p", "min_p"],
+)
+def test_drafts_follow_their_candidates(sampling: Sampling) -> None:
+    """The drafter's distribution, cut to its candidates and then as the target's is cut."""
+    logits = table(5)
     counts = np.zeros(VOCAB)
-    for seed in range(DECISIONS):
-        draft, ids, probs = propose_one(logits, sampling, generator(seed, 9, stage=0))
+    for uniform in np.random.default_rng(3).random(DECISIONS).tolist():
+        draft, ids, probs = propose_one(logits, sampling, uniform)
         counts[draft] += 1
-    assert ids.dtype == np.int32
-    assert probs.dtype == np.float32
-    assert probs.sum() == pytest.approx(1.0, abs=1e-6)
-    p = distribution(logits, sampling)
-    assert set(ids) == set(np.argsort(-p)[:CANDIDATES])
     q = np.zeros(VOCAB)
     q[ids] = probs
-    np.testing.assert_allclose(q[ids], p[ids] / p[ids].sum(), atol=1e-6)
+    cut = np.full(VOCAB, -np.inf, np.float32)
+    cut[ids] = logits[ids]
+    np.testing.assert_allclose(q, distribution(cut, sampling), atol=1e-6)
     assert chi_square(counts[None], q[None]) < CRITICAL_Z
 
 
-def test_a_vocabulary_smaller_than_the_candidates() -> None:
-    logits = np.array([1.0, -2.0, 0.5, 0.0], np.float32)
-    drafts = set()
-    for seed in range(500):
-        draft, ids, probs = propose_one(logits, Sampling(2.0), generator(seed, 0, stage=0))
-        drafts.add(draft)
-        assert ids.shape == probs.shape == (CANDIDATES,)
-    assert drafts == {0, 1, 2, 3}
+def test_a_greedy_draft_is_the_best_candidate() -> None:
+    assert propose([7, 3], [2.0, 1.0], Sampling(), 0.99) == (7, [1.0, 0.0])
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -341,26 +362,18 @@ def test_extreme_logits_stay_a_distribution() -> None:
         assert distribution(logits, sampling).tolist() == [0, 0, 1, 0]
 
 
-def test_random_numbers_depend_on_seed_position_and_stage_alone() -> None:
-    def numbers(seed: int, position: int, stage: int) -> tuple[float, ...]:
-        return tuple(generator(seed, position, stage).random(50))
-
-    streams = {
-        numbers(seed, position, stage)
-        for seed in (0, 1, 2**62)
-        for position in (0, 1, 2, 1000)
-        for stage in (0, 1)
-    }
-    assert len(streams) == 24
-    assert numbers(1, 2, 0) == numbers(1, 2, 0)
-    # no stream is a shifted copy of another
-    flat = [number for stream in streams for number in stream]
-    assert len(set(flat)) == len(flat)
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+def test_a_token_without_weight_is_never_drawn(uniform: float) -> None:
+    assert draw(np.array([0, 0, 1e-30, 3, 0, 0], np.float32), uniform) in (2, 3)
+    assert draw(np.array([0, 1, 0], np.float32), uniform) == 1
+    assert draw(np.zeros(3, np.float32), uniform) is None
 
 
 def test_greedy_acceptance() -> None:
-    argmax = np.array([[4, 5, 6, 7], [4, 5, 6, 7], [4, 5, 6, 7], [4, 5, 6, 7]])
-    drafts = np.array([[4, 5, 6], [4, 9, 6], [9, 5, 6], [4, 5, 6]])
-    # the last row has two real drafts; what stands behind them is padding
-    accepted = accept_greedy(drafts, argmax, np.array([3, 3, 3, 2]))
-    assert accepted.tolist() == [3, 1, 0, 2]
+    own = [4, 5, 6, 7]
+    assert accept_greedy([4, 5, 6], own) == (3, 7)
+    assert accept_greedy([4, 9, 6], own) == (1, 5)
+    assert accept_greedy([9, 5, 6], own) == (0, 4)
+    # a row with fewer drafts than its neighbours: what stands behind them is padding
+    assert accept_greedy([4, 5], own) == (2, 6)
+    assert accept_greedy([], own) == (0, 4)

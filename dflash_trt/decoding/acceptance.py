@@ -1,51 +1,49 @@
 """Which drafts the target keeps. Both rules leave the target's own output unchanged."""
 
-import numpy as np
-import numpy.typing as npt
+import math
+from collections.abc import Callable, Sequence
 
-from dflash_trt.decoding.sampling import Floats, Ints, Sampling, distribution, draw
-
-Int64 = npt.NDArray[np.int64]
+from dflash_trt.decoding.sampling import Float32, draw
 
 
-def accept_greedy(drafts: Int64, argmax: Int64, counts: Int64) -> Int64:
-    """Accepted drafts per sequence: the leading ones that are the target's own choice.
+def accept_greedy(drafts: Sequence[int], own: Sequence[int]) -> tuple[int, int]:
+    """How many leading drafts are the target's own choice, and its token after them.
 
-    drafts `[n, D]`; argmax `[n, D+1]`, the target's token after the anchor and after each draft;
-    counts `[n]`, how many of a row's drafts are real. Returns `[n]`.
+    own: the target's token after the anchor and after each draft, one more than drafts.
     """
-    accepted = []
-    # a few short rows: quicker than the same in numpy
-    for row, own, count in zip(drafts.tolist(), argmax.tolist(), counts.tolist(), strict=True):
-        accepted.append(next((i for i in range(count) if row[i] != own[i]), count))
-    return np.array(accepted)
+    kept = 0
+    while kept < len(drafts) and drafts[kept] == own[kept]:
+        kept += 1
+    return kept, own[kept]
 
 
 def accept_sampled(
-    drafts: Ints,
-    logits: Floats,
-    candidate_ids: Ints,
-    candidate_probs: Floats,
-    sampling: Sampling,
-    rng: np.random.Generator,
+    drafts: Sequence[int],
+    weights: Callable[[int], Float32],
+    candidate_ids: Sequence[Sequence[int]],
+    candidate_probs: Sequence[Sequence[float]],
+    uniforms: Sequence[float],
 ) -> tuple[int, int]:
     """Rejection sampling: how many drafts of one sequence are kept, and the token after them.
 
-    drafts `[D]`, drawn from candidate_probs `[D, 16]` over candidate_ids `[D, 16]`; logits
-    `[D+1, vocab]` of the target. Draft i is kept with probability min(1, p_i / q_i); the first
-    one rejected is replaced by a draw from max(p - q, 0), so that the committed tokens follow p.
+    weights(j) `[vocab]` is in proportion to the target's distribution p after the first j drafts;
+    draft j was drawn from q, candidate_probs[j] `[k]` over candidate_ids[j] `[k]`; uniforms are of
+    [0, 1), one more than drafts. Draft j is kept with probability min(1, p_j / q_j); the first one
+    rejected is replaced by a draw from max(p - q, 0), so that the committed tokens follow p.
+    FloatingPointError when the weights are no numbers.
     """
-    count = len(drafts)
-    p = distribution(logits[: count + 1], sampling)
-    q = np.where(candidate_ids[:count] == drafts[:, None], candidate_probs[:count], 0.0).sum(
-        axis=-1
-    )
-    rejected = rng.random(count) * q >= p[np.arange(count), drafts]
-    if not rejected.any():
-        return count, int(draw(p[count], rng))
-    first = int(rejected.argmax())
-    residual = p[first].copy()
-    np.subtract.at(residual, candidate_ids[first], candidate_probs[first])
-    residual = np.maximum(residual, 0.0)
-    # p == q up to rounding leaves no residual; then p itself is the distribution
-    return first, int(draw(residual if residual.any() else p[first], rng))
+    for j, draft in enumerate(drafts):
+        p, ids, probs = weights(j), candidate_ids[j], candidate_probs[j]
+        total = float(p.sum())
+        if not math.isfinite(total):
+            raise FloatingPointError
+        if uniforms[j] * probs[ids.index(draft)] * total < p[draft]:
+            continue
+        of_candidates = p[ids].tolist()
+        p[ids] = [max(0.0, a - q * total) for a, q in zip(of_candidates, probs, strict=True)]
+        token = draw(p, uniforms[-1])
+        if token is None:  # p == q up to rounding leaves nothing; then p itself is drawn from
+            p[ids] = of_candidates
+            token = draw(p, uniforms[-1])
+        return j, token or 0
+    return len(drafts), draw(weights(len(drafts)), uniforms[-1]) or 0

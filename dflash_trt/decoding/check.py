@@ -96,7 +96,6 @@ def _scheduler(target: Engine, rounds: RunRound, length: DraftLength) -> Schedul
         max_seq_len=target.info.max_seq_len,
         prefill_chunk=target.info.max_seq_len,
         draft_length=length,
-        max_queue=1,
     )
 
 

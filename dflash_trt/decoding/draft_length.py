@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from dflash_trt.decoding.rounds import RunRound, VerifyInput, no_candidates
+from dflash_trt.decoding.rounds import RunRound, VerifyInput, no_candidates, no_rules
 
 MEMORY = 0.98  # weight of the past at each round: about the last 50 count
 FULL_EVERY = 64  # now and then a full block is drafted, so that long drafts are observed too
@@ -69,18 +69,15 @@ def measure(run_round: RunRound, length: DraftLength, block_size: int, slots: in
 
 def _seconds(run_round: RunRound, n: int, drafts: int, block_size: int, repeats: int = 7) -> float:
     """Median wall time of one round of n sequences with the given number of drafts."""
-    ids, probs = no_candidates(n, 1)
+    rules, uniforms, history = no_rules(n)
+    ids, probs = no_candidates(n)
     x = VerifyInput(
-        row=np.zeros(1, np.int64),
-        moves=np.full((1, 2), -1, np.int64),
+        batch=np.array([0, drafts]),
+        rows=np.array([[drafts + 1, 1, 0, 2 * block_size]] * n),
         tokens=np.zeros((n, drafts + 1), np.int64),
-        lengths=np.full(n, drafts + 1, np.int64),
-        forced=np.ones(n, np.int64),
-        positions=np.zeros(n, np.int64),
-        budget=np.full(n, 2 * block_size, np.int64),
-        draft_tokens=np.array([drafts], np.int64),
-        sampling=np.tile(np.array([0, 0, 1], np.float32), (n, 1)),
-        seeds=np.zeros(n, np.int64),
+        rules=rules,
+        uniforms=uniforms,
+        history=history,
         candidate_ids=ids,
         candidate_probs=probs,
     )

@@ -1,89 +1,88 @@
-"""One round: verify, then draft. The dataclasses are also the tensors of the Triton ensemble."""
+"""One round: verify, then draft. The named tuples are also the tensors of the Triton ensemble.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Few tensors and few array operations: at the speed of a small model both count.
+"""
+
+import time
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
-from dflash_trt.decoding.sampling import CANDIDATES, Sampling, generator, propose
+from dflash_trt.decoding.rules import Rules, decode
+from dflash_trt.decoding.sampling import propose
 from dflash_trt.engines.onnxruntime import Engine
 
 VISIBLE_STEP = 32
+NO_HISTORY = -1
 
-Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.object_]
 
 
-@dataclass(frozen=True)
-class VerifyInput:
-    """Tokens to check for n sequences, which occupy the cache rows row .. row+n-1.
+class VerifyInput(NamedTuple):
+    """Tokens to check for n sequences, which occupy n cache rows side by side.
 
     A row's first `forced` tokens are known to be right (a prompt chunk, or the anchor); the rest,
-    up to `lengths`, are drafts. Prefilling is verifying a prompt.
+    up to `length`, are drafts. Prefilling is verifying a prompt.
     """
 
-    row: Int64  # [1]
-    moves: Int64  # [m, 2]: cache rows (from, to) copied in order before the step; (-1, -1) is none
+    batch: Int64  # [2 + 2m]: first cache row, drafts wanted at most, then row moves (from, to)
+    rows: Int64  # [n, 4]: length 1..S, forced 1..length, position of the first token, budget
     tokens: Int64  # [n, S]
-    lengths: Int64  # [n], 1..S
-    forced: Int64  # [n], 1..lengths
-    positions: Int64  # [n]: position of tokens[:, 0], the committed length before it
-    budget: Int64  # [n]: tokens still wanted; 0 for a prompt chunk that is not the last
-    draft_tokens: Int64  # [1]: the most drafts wanted for the next round
-    sampling: Float32  # [n, 3]: temperature, top_k, top_p
-    seeds: Int64  # [n]
-    candidate_ids: Int32  # [n, D, 16]: what each draft was drawn from; D may be 1 if all are greedy
-    candidate_probs: Float32  # [n, D, 16]
+    rules: Bytes  # [n]: `rules.encode`
+    uniforms: Float64  # [n, 2k + 1]: k + 1 random numbers to accept with, k to draft with
+    history: Int64  # [n, L]: tokens before `tokens` where the rules need them, then -1
+    candidate_ids: Int64  # [n, D, k]: what each draft was drawn from; D is 1 if all are greedy
+    candidate_probs: Float32  # [n, D, k]
 
 
-@dataclass(frozen=True)
-class VerifyOutput:
+class VerifyOutput(NamedTuple):
     """What the target says."""
 
-    accepted: Int64  # [n]: drafts kept
-    next_tokens: Int64  # [n]: the target's own token after them
+    results: Int64  # [n, 2]: drafts kept (-1: the row failed), the target's own token after them
     features: Float32  # [n, S, taps * hidden_size]
+    logprobs: Float32  # [n, D + 1, 1 + K]: of each committed token, and of the K best there
+    logprob_ids: Int64  # [n, D + 1, K + 1]: the committed token, the K best; [n, 1, 1] if unasked
+    verify_seconds: Float64  # [1]
 
 
-@dataclass(frozen=True)
-class DraftInput:
+class DraftInput(NamedTuple):
     """Verified features to inject, and the anchor of the next block."""
 
-    row: Int64
-    moves: Int64
-    forced: Int64
-    positions: Int64
-    budget: Int64
-    draft_tokens: Int64
-    sampling: Float32
-    seeds: Int64
-    accepted: Int64
-    next_tokens: Int64
+    batch: Int64
+    rows: Int64
+    rules: Bytes
+    uniforms: Float64
+    results: Int64
     features: Float32
 
 
-@dataclass(frozen=True)
-class DraftOutput:
-    """The next drafts, `[n, D]`, and the distributions they were drawn from (greedy: zeros)."""
+class DraftOutput(NamedTuple):
+    """The next drafts, and what they were drawn from."""
 
-    drafts: Int64
-    next_candidate_ids: Int32
+    drafts: Int64  # [n, D]
+    next_candidate_ids: Int64  # [n, D, k]; D is 1 if all are greedy
     next_candidate_probs: Float32
+    draft_seconds: Float64  # [1]
 
 
-@dataclass(frozen=True)
-class RoundOutput:
-    """What a round returns to the loop: tokens and counters, never features."""
+class RoundOutput(NamedTuple):
+    """What a round returns to the loop: tokens and figures, never features."""
 
-    accepted: Int64
-    next_tokens: Int64
+    results: Int64
+    logprobs: Float32
+    logprob_ids: Int64
+    verify_seconds: Float64
     drafts: Int64
-    next_candidate_ids: Int32
+    next_candidate_ids: Int64
     next_candidate_probs: Float32
+    draft_seconds: Float64
 
 
 RunRound = Callable[[VerifyInput], RoundOutput]
@@ -91,38 +90,39 @@ RunRound = Callable[[VerifyInput], RoundOutput]
 
 def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
     """Run the target over the tokens, write their KV rows and decide how many drafts are kept."""
-    _move_rows(engine, x.moves)
+    start = time.perf_counter()
+    first_row, _, *moves = x.batch.tolist()
+    _move_rows(engine, moves)
     n, width = x.tokens.shape
-    positions = x.positions[:, None] + _count(width)
-    rows = _scored_rows(tuple(x.forced.tolist()), tuple(x.lengths.tolist()), width)
-    visible = _visible(engine, max(x.positions.tolist()) + width)
-    outputs = engine.run(
-        int(x.row[0]),
-        {
-            "tokens": x.tokens,
-            "positions": positions,
-            "write_index": x.positions,
-            "mask": (_count(visible) <= positions[:, :, None])[:, None],
-            "head_rows": rows,
-        },
-    )
-    argmax = outputs["argmax"].reshape(n, -1)
-    drafts = x.tokens.ravel()[rows].reshape(n, -1)[:, 1:]
-    counts = x.lengths - x.forced
-    accepted = accept_greedy(drafts, argmax, counts)
-    next_tokens = argmax[_count(n), accepted]
-    if sampled := _sampled(x.sampling):
-        logits = outputs["logits"].reshape(*argmax.shape, -1)
-        for i in sampled:
-            accepted[i], next_tokens[i] = accept_sampled(
-                drafts[i, : counts[i]],
-                logits[i],
-                x.candidate_ids[i],
-                x.candidate_probs[i],
-                _sampling(x.sampling[i], x.seeds[i]),
-                generator(int(x.seeds[i]), int(x.positions[i] + x.forced[i]), stage=1),
-            )
-    return VerifyOutput(accepted, next_tokens, outputs["features"])
+    lengths, forced, places, _ = zip(*x.rows.tolist(), strict=True)
+    scored = _scored_rows(forced, lengths, width)
+    visible = _visible(engine, max(places) + width)
+    step = engine.step(first_row, n, width, visible, len(scored))
+    step.inputs["tokens"][:] = x.tokens
+    step.inputs["positions"][:] = [range(place, place + width) for place in places]
+    step.inputs["write_index"][:] = places
+    step.inputs["head_rows"][:] = scored
+    mask = step.inputs["mask"]
+    mask[:] = False
+    for i, place in enumerate(places):
+        mask[i, :, :, :place] = True
+        mask[i, :, :, place : place + width] = _causal(width)
+    step.run()
+    outputs = step.outputs
+    own = outputs["top_ids"].reshape(n, -1).tolist()
+    ruled = [i for i, rules in enumerate(x.rules.tolist()) if rules]
+    results = [
+        accept_greedy(line[forced[i] : lengths[i]], own[i])
+        for i, line in enumerate(x.tokens.tolist())
+    ]
+    logprobs, ids = _no_logprobs(n)
+    if ruled:
+        logits = outputs["logits"].reshape(n, len(own[0]), -1)
+        for i in ruled:
+            results[i] = _accept_by_rules(x, i, logits[i])
+        logprobs, ids = _logprobs(x, results, logits)
+    features = outputs["features"]
+    return VerifyOutput(np.array(results), features, logprobs, ids, _seconds_since(start))
 
 
 def draft(engine: Engine, x: DraftInput) -> DraftOutput:
@@ -131,56 +131,56 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     Features of rejected drafts are injected with the others: the mask hides them and the next
     round's features overwrite them.
     """
-    _move_rows(engine, x.moves)
+    start = time.perf_counter()
+    first_row, wanted, *moves = x.batch.tolist()
+    _move_rows(engine, moves)
     n, width = x.features.shape[:2]
-    longest, budgets, accepted = engine.info.block_size - 1, x.budget.tolist(), x.accepted.tolist()
+    rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
     # the whole block is masked even if fewer drafts are asked for: they are better that way
-    masks = [min(max(b - a - 1, 0), longest) for b, a in zip(budgets, accepted, strict=True)]
-    if not any(masks) and all(budgets):  # every sequence ends with this round
+    masks = [
+        min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
+        for (_, _, _, budget), (accepted, _) in zip(rows, results, strict=True)
+    ]
+    if not any(masks) and all(budget for _, _, _, budget in rows):  # all end with this round
         return _no_drafts(n)
     last = max(1, *masks)
-    depth = min(last, int(x.draft_tokens[0]))
-    anchors = x.positions + x.forced + x.accepted
-    block = np.full((n, last + 1), engine.info.mask_token_id)
-    block[:, 0] = x.next_tokens
-    # the block's keys stand behind the features'
-    starts = [position + width for position in x.positions.tolist()]
-    seen = np.zeros((n, 1, last + 1, _visible(engine, max(starts) + last + 1)), bool)
-    for i, anchor in enumerate(anchors.tolist()):
-        seen[i, :, :, :anchor] = True
-        # a row near its end sees fewer masks than the batch has, as if it were alone
-        seen[i, :, :, starts[i] : starts[i] + masks[i] + 1] = True
-    positions = np.empty((n, width + last + 1), np.int64)
-    np.add(x.positions[:, None], _count(width), out=positions[:, :width])
-    np.add(anchors[:, None], _count(last + 1), out=positions[:, width:])
-    outputs = engine.run(
-        int(x.row[0]),
-        {
-            "features": x.features,
-            "block": block,
-            "positions": positions,
-            "write_index": x.positions,
-            "mask": seen,
-            "head_rows": _mask_rows(n, last, depth),
-        },
-    )
-    drafts = outputs["argmax"].reshape(n, depth).copy()
-    sampled = _sampled(x.sampling)
-    if not sampled:
-        return DraftOutput(drafts, *no_candidates(n, 1))
-    ids, probs = no_candidates(n, depth)
-    logits = outputs["logits"].reshape(n, depth, -1)
-    for i in sampled:
-        sampling = _sampling(x.sampling[i], x.seeds[i])
-        rng = generator(sampling.seed, int(anchors[i]), stage=0)
-        drafts[i], ids[i], probs[i] = propose(logits[i], sampling, rng)
-    return DraftOutput(drafts, ids, probs)
-
-
-def no_candidates(n: int, depth: int) -> tuple[Int32, Float32]:
-    """Empty candidate ids and probabilities `[n, depth, 16]`: what greedy drafts are drawn from."""
-    shape = (n, depth, CANDIDATES)
-    return np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    depth = min(last, wanted)
+    end = max(place for _, _, place, _ in rows) + width + last + 1
+    step = engine.step(first_row, n, last + 1, _visible(engine, end), n * depth, context=width)
+    block, positions, mask = [], [], step.inputs["mask"]
+    mask[:] = False
+    for i, (_, forced, place, _) in enumerate(rows):
+        accepted, token = results[i]
+        anchor = place + forced + max(accepted, 0)
+        block.append([token] + [mask_token] * last)
+        positions.append([*range(place, place + width), *range(anchor, anchor + last + 1)])
+        mask[i, :, :, :anchor] = True
+        # the block's keys stand behind the features'; a row near its end sees fewer masks than the
+        # batch has, as if it were alone
+        mask[i, :, :, place + width : place + width + masks[i] + 1] = True
+    step.inputs["block"][:] = block
+    step.inputs["positions"][:] = positions
+    step.inputs["write_index"][:] = x.rows[:, 2]
+    step.inputs["features"][:] = x.features
+    step.inputs["head_rows"][:] = _mask_rows(n, last, depth)
+    step.run()
+    outputs = step.outputs
+    ids = outputs["top_ids"].reshape(n, depth, -1)
+    if not any(x.rules.tolist()):
+        return DraftOutput(ids[:, :, 0], *no_candidates(n), _seconds_since(start))
+    logits = outputs["top_logits"].reshape(n, depth, -1).tolist()
+    # the last `longest` numbers are for drafting, whatever was used of the others
+    longest = x.uniforms.shape[1] // 2
+    uniforms = x.uniforms[:, longest + 1 :].tolist()
+    drafts, probs = np.empty((n, depth), np.int64), np.empty(ids.shape, np.float32)
+    for i, line in enumerate(ids.tolist()):
+        sampling = decode(x.rules[i]).sampling
+        drawn = [
+            propose(*args, sampling, uniform)
+            for *args, uniform in zip(line, logits[i], uniforms[i], strict=False)
+        ]
+        drafts[i], probs[i] = zip(*drawn, strict=True)
+    return DraftOutput(drafts, ids.copy(), probs, _seconds_since(start))
 
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
@@ -189,15 +189,18 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
     def run(x: VerifyInput) -> RoundOutput:
         checked = verify(target, x)
         if drafter is None:
-            drafted = _no_drafts(len(x.tokens))
+            drafted = _no_drafts(len(x.rows))
         else:
             drafted = draft(drafter, draft_input(x, checked))
         return RoundOutput(
-            checked.accepted,
-            checked.next_tokens,
+            checked.results,
+            checked.logprobs,
+            checked.logprob_ids,
+            checked.verify_seconds,
             drafted.drafts,
             drafted.next_candidate_ids,
             drafted.next_candidate_probs,
+            drafted.draft_seconds,
         )
 
     return run
@@ -205,30 +208,95 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
 
 def draft_input(x: VerifyInput, checked: VerifyOutput) -> DraftInput:
     """What the ensemble wires from its inputs and from `verify` into `draft`."""
-    return DraftInput(
-        row=x.row,
-        moves=x.moves,
-        forced=x.forced,
-        positions=x.positions,
-        budget=x.budget,
-        draft_tokens=x.draft_tokens,
-        sampling=x.sampling,
-        seeds=x.seeds,
-        accepted=checked.accepted,
-        next_tokens=checked.next_tokens,
-        features=checked.features,
-    )
+    return DraftInput(x.batch, x.rows, x.rules, x.uniforms, checked.results, checked.features)
+
+
+# The parts of a greedy batch that are the same for all batches of its size.
+
+
+@lru_cache(maxsize=256)
+def no_rules(n: int) -> tuple[Bytes, Float64, Int64]:
+    """Rules, uniforms and history of n plain greedy rows."""
+    return np.full(n, b"", object), np.zeros((n, 1)), np.full((n, 1), NO_HISTORY)
+
+
+@lru_cache(maxsize=256)
+def no_candidates(n: int) -> tuple[Int64, Float32]:
+    """Candidate ids and probabilities of n greedy rows."""
+    return np.zeros((n, 1, 1), np.int64), np.zeros((n, 1, 1), np.float32)
+
+
+@lru_cache(maxsize=256)
+def _no_logprobs(n: int) -> tuple[Float32, Int64]:
+    return np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
 
 
 def _no_drafts(n: int) -> DraftOutput:
     # one column, so that no tensor of the ensemble is ever empty
-    return DraftOutput(np.zeros((n, 1), np.int64), *no_candidates(n, 1))
+    return DraftOutput(np.zeros((n, 1), np.int64), *no_candidates(n), np.zeros(1))
 
 
-@lru_cache(maxsize=1024)
-def _count(length: int) -> Int64:
-    """0, 1, .. length-1."""
-    return np.arange(length)
+def _accept_by_rules(x: VerifyInput, i: int, logits: Float32) -> tuple[int, int]:
+    """`accept_sampled` of row i; (-1, 0) if its logits are no numbers, which hurts this row alone.
+
+    logits `[D + 1, vocab]`, after the anchor and after each draft.
+    """
+    rules = decode(x.rules[i])
+    length, forced, position, _ = x.rows[i].tolist()
+    tokens = x.tokens[i, :length].tolist()
+    drafts = tokens[forced:]
+    history: list[int] = []
+    if rules.need_history:
+        history = [token for token in x.history[i].tolist() if token != NO_HISTORY]
+        history += tokens[:forced]
+
+    def weights(j: int) -> Float32:
+        return rules.weights(logits[j], position + forced + j, history + drafts[:j])
+
+    if rules.sampling.temperature == 0:  # a greedy draft is certain
+        ids, probs = [[token] for token in drafts], [[1.0]] * len(drafts)
+    else:
+        ids, probs = x.candidate_ids[i].tolist(), x.candidate_probs[i].tolist()
+    longest = x.uniforms.shape[1] // 2
+    uniforms = [*x.uniforms[i, : len(drafts)].tolist(), float(x.uniforms[i, longest])]
+    try:
+        return accept_sampled(drafts, weights, ids, probs, uniforms)
+    except FloatingPointError:
+        return -1, 0
+
+
+def _logprobs(
+    x: VerifyInput, results: Sequence[tuple[int, int]], logits: Float32
+) -> tuple[Float32, Int64]:
+    """Log-probabilities under the target as it is, before any rule, of the committed tokens.
+
+    logits `[n, D + 1, vocab]`.
+    """
+    n, scored, _ = logits.shape
+    asked = [decode(rules).sampling.logprobs for rules in x.rules.tolist()]
+    most = max((count for count in asked if count is not None), default=None)
+    if most is None:
+        return _no_logprobs(n)
+    values = np.zeros((n, scored, 1 + most), np.float32)
+    ids = np.zeros((n, scored, 1 + most), np.int64)
+    for i, (accepted, token) in enumerate(results):
+        if asked[i] is None:
+            continue
+        forced = x.rows[i, 1]
+        tokens = [*x.tokens[i, forced : forced + max(accepted, 0)].tolist(), token]
+        for j, committed in enumerate(tokens):
+            line = logits[i, j] - logits[i, j].max()
+            line -= np.log(np.exp(line).sum())
+            best = np.argsort(-line, kind="stable")[:most]
+            ids[i, j] = [committed, *best.tolist()]
+            values[i, j] = line[ids[i, j]]
+    return values, ids
+
+
+@lru_cache(maxsize=64)
+def _causal(width: int) -> npt.NDArray[np.bool_]:
+    """`[width, width]`: which of the new tokens each of them sees."""
+    return np.tri(width, dtype=bool)
 
 
 @lru_cache(maxsize=1024)
@@ -254,16 +322,10 @@ def _visible(engine: Engine, length: int) -> int:
     return min(-(-length // VISIBLE_STEP) * VISIBLE_STEP, engine.info.cache_len)
 
 
-def _move_rows(engine: Engine, moves: Int64) -> None:
-    for source, destination in moves.tolist():
-        if source >= 0:
-            engine.move_row(source, destination)
+def _move_rows(engine: Engine, moves: list[int]) -> None:
+    for source, destination in zip(moves[::2], moves[1::2], strict=True):
+        engine.move_row(source, destination)
 
 
-def _sampled(sampling: Float32) -> list[int]:
-    """The rows with a temperature."""
-    return [i for i, temperature in enumerate(sampling[:, 0].tolist()) if temperature]
-
-
-def _sampling(row: Float32, seed: np.int64) -> Sampling:
-    return Sampling(float(row[0]), int(row[1]), float(row[2]), int(seed))
+def _seconds_since(start: float) -> Float64:
+    return np.array([time.perf_counter() - start])

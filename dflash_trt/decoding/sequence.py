@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from dflash_trt.decoding.rounds import Float32, Int32
-from dflash_trt.decoding.sampling import Sampling
+import numpy as np
+
+from dflash_trt.decoding.rules import Rules, encode
+from dflash_trt.decoding.sampling import Float32, Int64, Sampling
 
 
 @dataclass(frozen=True)
@@ -15,22 +18,35 @@ class Request:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop_ids: frozenset[int] = frozenset()
+    priority: int = 0  # lower is served first
+
+    @cached_property
+    def rules(self) -> Rules:
+        """What the target needs to know to answer."""
+        return Rules(self.sampling, len(self.prompt), tuple(sorted(self.stop_ids)))
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One request under way. Its row in the KV caches is its index among the active ones."""
+    """One request under way."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)  # generated so far
+    logprobs: list[list[float]] = field(default_factory=list)  # per token: its own, then the best
+    logprob_ids: list[list[int]] = field(default_factory=list)  # the ids of these
     committed_per_round: list[int] = field(default_factory=list)  # after the prefill's first token
     drafted: int = 0  # draft tokens proposed
     accepted: int = 0  # draft tokens that are part of the text
-    finish_reason: str | None = None  # "stop", "length" or "cancelled"
+    finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
     drafts: list[int] = field(default_factory=list)  # to be verified next
-    candidate_ids: Int32 | None = None  # [D, 16]
+    candidate_ids: Int64 | None = None  # [D, k], what the drafts were drawn from
     candidate_probs: Float32 | None = None
+
+    def __post_init__(self) -> None:
+        self.rules = encode(self.request.rules)
+        # one stream of numbers per request: its text does not depend on what else is running
+        self.random = np.random.default_rng(self.request.sampling.seed)
 
     @property
     def rounds(self) -> int:

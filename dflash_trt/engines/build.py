@@ -10,7 +10,7 @@ from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.engines.info import EngineInfo, write_info
-from dflash_trt.graphs.drafter import drafter_graph
+from dflash_trt.graphs.drafter import candidates, drafter_graph
 from dflash_trt.graphs.target import target_graph
 
 Progress = Callable[[str], None]
@@ -72,6 +72,7 @@ def _info(
         cache_len=cache_len,
         threads=threads,
         vocab_size=model.spec.vocab_size,
+        best=1 if role == "target" else candidates(model.spec.vocab_size),
         block_size=drafter.block_size,
         mask_token_id=drafter.mask_token_id,
         num_layers=model.spec.num_hidden_layers,

@@ -20,6 +20,7 @@ class EngineInfo:
     cache_len: int  # max_seq_len plus room for rows that are written but never seen
     threads: int
     vocab_size: int
+    best: int  # how many of each row's largest logits the graph picks out
     block_size: int
     mask_token_id: int
     num_layers: int

@@ -1,8 +1,9 @@
 """The `onnxruntime` engine: loads an opset-24 graph and steps it, on any CPU."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ Array = npt.NDArray[np.generic]
 class Engine:
     """A loaded graph with its KV caches, float32 `[slots, kv_heads, cache_len, head_dim]`.
 
-    Only `run` and `move_row` touch the caches; a caller rolls back by passing a lower
+    Only steps and `move_row` touch the caches; a caller rolls back by passing a lower
     `write_index` the next time.
     """
 
@@ -36,54 +37,66 @@ class Engine:
             for layer in range(self.info.num_layers)
             for part in ("key", "value")
         }
-        self._steps: dict[tuple[object, ...], _Step] = {}
+        self._steps: dict[tuple[int, ...], Step] = {}
         self._buffers: dict[str, Array] = {}
 
-    def run(self, row: int, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Step the sequences in cache rows `row .. row+n-1`; n is the inputs' first dimension.
+    def step(
+        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
+    ) -> "Step":
+        """A step of the sequences in cache rows `row .. row+n-1`, to be filled in and run.
 
-        Inputs as the graph names them. Returns `argmax`, `logits` and, for a target, `features`;
-        the arrays are overwritten by the next call.
+        width: tokens of each sequence; visible: cache rows that the mask covers; scored: head rows
+        in all; context: a drafter's feature rows of each sequence. The arrays belong to the
+        engine: inputs keep what they held, outputs are overwritten by the next run.
         """
-        key = (row, *(array.shape for array in inputs.values()))
+        key = (row, n, width, visible, scored, context)
         step = self._steps.get(key)
         if step is None:
             if len(self._steps) >= MAX_BOUND_STEPS:
                 self._steps.clear()
-            step = self._bind(row, inputs)
+            step = self._bind(*key)
             self._steps[key] = step
-        for name, array in inputs.items():
-            step.inputs[name][...] = array
-        self._session.run_with_iobinding(step.binding)
-        return step.outputs
+        return step
 
     def move_row(self, source: int, destination: int) -> None:
         """Copy one sequence's cache to another row, so that active rows stay dense."""
         for array in self._caches.values():
             array[destination] = array[source]
 
-    def _bind(self, row: int, inputs: Mapping[str, Array]) -> "_Step":
-        """Bind buffers of these shapes once: binding costs more than copying small inputs."""
-        info, n, tokens = self.info, len(inputs["write_index"]), len(inputs["head_rows"])
+    def _bind(
+        self, row: int, n: int, width: int, visible: int, scored: int, context: int
+    ) -> "Step":
+        """Bind buffers of these shapes once: binding costs more than filling small inputs."""
+        info = self.info
+        tokens = "tokens" if info.role == "target" else "block"
+        inputs: dict[str, Any] = {
+            tokens: np.zeros((n, width), np.int64),
+            "positions": np.zeros((n, context + width), np.int64),
+            "write_index": np.zeros(n, np.int64),
+            "mask": np.zeros((n, 1, width, visible), bool),
+            "head_rows": np.zeros(scored, np.int64),
+        }
         outputs = {
-            "argmax": self._output("argmax", np.int64, tokens),
-            "logits": self._output("logits", np.float32, tokens, info.vocab_size),
+            "top_ids": self._output("top_ids", np.int64, scored, info.best),
+            "top_logits": self._output("top_logits", np.float32, scored, info.best),
+            "logits": self._output("logits", np.float32, scored, info.vocab_size),
         }
         if info.role == "target":
-            shape = (*inputs["tokens"].shape, info.feature_size)
+            shape = (n, width, info.feature_size)
             outputs["features"] = self._output("features", np.float32, *shape)
-        buffers = {name: np.empty_like(array) for name, array in inputs.items()}
-        step = _Step(self._session.io_binding(), buffers, outputs)
-        for name, array in step.inputs.items():
-            step.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        for name, array in step.outputs.items():
-            step.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+        else:
+            inputs["features"] = np.zeros((n, context, info.feature_size), np.float32)
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
         for name, array in self._caches.items():
             # in place: the same memory is input and output
             value = ort.OrtValue.ortvalue_from_numpy(array[row : row + n])
-            step.binding.bind_ortvalue_input(name, value)
-            step.binding.bind_ortvalue_output(f"new_{name}", value)
-        return step
+            binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(f"new_{name}", value)
+        return Step(inputs, outputs, partial(self._session.run_with_iobinding, binding))
 
     def _output(self, name: str, dtype: type[np.generic], *shape: int) -> Array:
         """A view of the one buffer that all steps share: a real vocabulary's logits are large."""
@@ -95,12 +108,12 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """A binding and the arrays that it reads and writes."""
+class Step:
+    """Arrays as the graph names them, bound to one call of it."""
 
-    binding: ort.IOBinding
-    inputs: dict[str, Array]
-    outputs: dict[str, Any]  # argmax int64, logits and features float32
+    inputs: dict[str, Any]  # int64; mask bool, features float32
+    outputs: dict[str, Any]  # top_ids int64; top_logits, logits and a target's features float32
+    run: Callable[[], None]
 
 
 _pool_is_set = False

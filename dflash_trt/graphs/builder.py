@@ -42,10 +42,15 @@ class GraphBuilder:
         """Add a node of the standard domain with one output."""
         return self._tape.op(op_type, inputs, attributes)
 
+    def ops(
+        self, op_type: str, *inputs: ir.Value, outputs: int, **attributes: int | float | str
+    ) -> Sequence[ir.Value]:
+        """Add a node of the standard domain with several outputs."""
+        return self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
+
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
         """Split `value` along `axis` into parts of the given sizes."""
-        inputs = (value, self.ints(*sizes))
-        return self._tape.op_multi_out("Split", inputs, {"axis": axis}, num_outputs=len(sizes))
+        return self.ops("Split", value, self.ints(*sizes), outputs=len(sizes), axis=axis)
 
     def ints(self, *values: int) -> ir.Value:
         """A 1-D int64 constant, shared by all its users."""

@@ -16,6 +16,14 @@ from dflash_trt.graphs.layers import (
 )
 
 
+CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`
+
+
+def candidates(vocab_size: int) -> int:
+    """How many candidates each draft has; a tiny vocabulary has fewer."""
+    return min(CANDIDATES, vocab_size)
+
+
 def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuilder:
     """Build the drafter's graph with the target's embedding and head (paper section 4.1).
 
@@ -23,8 +31,8 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
     `[n, W]`, the anchor and W-1 mask tokens; positions int64 `[n, C + W]`, first the features',
     then the block's; write_index int64 `[n]`; mask bool `[n, 1, W, N]`; head_rows int64 `[r]`,
     which of the `n * W` block positions get logits; `key_i`, `value_i` float32
-    `[n, kv_heads, cache_len, head_dim]`. Outputs: argmax int64 `[r]`, logits float32
-    `[r, vocab]`, `new_key_i`, `new_value_i`, to be bound to the input caches.
+    `[n, kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and each row's
+    candidates (see `head`); `new_key_i`, `new_value_i`, to be bound to the input caches.
 
     The keys and values of the context features and of the block are written to the cache together.
     The block's are garbage after the call: the next one writes its features over them.
@@ -56,5 +64,5 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
         hidden = mlp_block(g, spec, weights, layer, hidden)
     tied = target.spec.tie_word_embeddings
     table = embedding if tied else g.vector(target.weights, "lm_head.weight")
-    head(g, spec, weights, "norm", hidden, table, head_rows)
+    head(g, spec, weights, "norm", hidden, table, head_rows, candidates(spec.vocab_size))
     return g

@@ -133,19 +133,23 @@ def head(
     hidden: ir.Value,
     embedding: ir.Value,
     rows: ir.Value,
+    best: int,
 ) -> None:
-    """Final norm and output head: argmax int64 `[r]` and logits float32 `[r, vocab]` as outputs.
+    """Final norm and output head, for `r` of the hidden states; declares the outputs.
 
     hidden `[n, S, hidden_size]`; embedding `[vocab, hidden_size]`; rows int64 `[r]`, which of the
-    `n * S` hidden states get logits.
+    `n * S` hidden states get logits. Outputs: logits float32 `[r, vocab]`, and the `best` largest
+    of each row in descending order as top_ids int64 and top_logits float32 `[r, best]`.
     """
     x = g.op("Reshape", hidden, g.ints(-1, spec.hidden_size))
     x = rms_norm(g, g.op("Gather", x, rows, axis=0), weights, norm, spec)
     # as stored: an embedding that is also the head is kept once on disk
     logits = g.op("MatMul", x, g.op("Transpose", embedding, perm=(1, 0)))
-    tokens = g.op("ArgMax", logits, axis=-1, keepdims=0)
-    g.output(tokens, "argmax", ir.DataType.INT64, ("r",))
+    # not ArgMax for the one best either: ONNX Runtime's is slower than its TopK
+    values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     g.output(logits, "logits", ir.DataType.FLOAT, ("r", spec.vocab_size))
+    g.output(ids, "top_ids", ir.DataType.INT64, ("r", best))
+    g.output(values, "top_logits", ir.DataType.FLOAT, ("r", best))
 
 
 def _project(

@@ -1,4 +1,4 @@
-"""The target's graph: tokens in; argmax, logits and tap features out; KV caches in place."""
+"""The target's graph: tokens in; logits and tap features out; KV caches in place."""
 
 from collections.abc import Sequence
 
@@ -21,9 +21,9 @@ def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBu
 
     Inputs: tokens, positions int64 `[n, S]`; write_index int64 `[n]`; mask bool `[n, 1, S, N]`;
     head_rows int64 `[r]`, which of the `n * S` tokens get logits; `key_i`, `value_i` float32
-    `[n, kv_heads, cache_len, head_dim]`. Outputs: argmax int64 `[r]`, logits float32 `[r, vocab]`,
-    features float32 `[n, S, taps * hidden_size]`, `new_key_i`, `new_value_i`, to be bound to the
-    input caches. `taps` are `dflash_config.target_layer_ids`: feature l is the residual stream
+    `[n, kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and the best of each
+    row (see `head`); features float32 `[n, S, taps * hidden_size]`; `new_key_i`, `new_value_i`, to
+    be bound to the input caches. `taps` are `dflash_config.target_layer_ids`: feature l is the residual stream
     after decoder block l (z-lab `extract_context_feature`).
     """
     spec, weights = target.spec, target.weights
@@ -46,7 +46,7 @@ def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBu
         hidden = mlp_block(g, spec, weights, layer, hidden)
         after[index] = hidden
     table = embedding if spec.tie_word_embeddings else g.vector(weights, "lm_head.weight")
-    head(g, spec, weights, "model.norm", hidden, table, head_rows)
+    head(g, spec, weights, "model.norm", hidden, table, head_rows, best=1)
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
     g.output(features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size))
     return g

@@ -56,7 +56,6 @@ def test_overhead(
             max_seq_len=demo_pair.MAX_SEQ_LEN,
             prefill_chunk=demo_pair.MAX_SEQ_LEN,
             draft_length=DraftLength(block_size, block_size - 1),
-            max_queue=len(prompts),
         )
         sequences = [
             scheduler.submit(Request(prompt, NEW_TOKENS, Sampling(temperature, seed=seed)))
