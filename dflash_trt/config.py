@@ -55,6 +55,11 @@ class Speculation(Section):
 class Serving(Section):
     """What the server holds at a time."""
 
+    mode: Literal["ensemble", "in_process"] = Field(
+        default="ensemble",
+        description="ensemble: verify and draft are Triton models; in_process: the public model "
+        "steps both engines itself, which is quicker for a small target",
+    )
     slots: Count = Field(default=4, description="sequences decoded together")
     max_seq_len: Count | None = Field(
         default=None,

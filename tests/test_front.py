@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from dflash_trt.decoding.rounds import RoundOutput, VerifyInput
+from dflash_trt.decoding.rounds import RoundOutput, VerifyInput, no_candidates
 from dflash_trt.serving.front import Front
-from dflash_trt.serving.requests import Part
+from dflash_trt.serving.parts import Part
 from dflash_trt.serving.settings import Settings
 
 WAIT = 10.0
@@ -48,19 +48,28 @@ class CountingModel:
         self.pause.set()
         self.error: Exception | None = None
         self.rounds = 0
+        self.seconds = 0.0  # of a round
 
     def __call__(self, x: VerifyInput) -> RoundOutput:
         assert self.pause.wait(WAIT)
         self.rounds += 1
+        time.sleep(self.seconds)
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        accepted = x.lengths - x.forced
-        next_tokens = (x.tokens[np.arange(len(x.lengths)), x.lengths - 1] + 1) % VOCAB
-        drafts = (next_tokens[:, None] + np.arange(1, x.draft_tokens[0] + 1)) % VOCAB
-        shape = (*drafts.shape, 16)
+        lengths, forced, _, _ = x.rows.T
+        last = (x.tokens[np.arange(len(lengths)), lengths - 1] + 1) % VOCAB
+        drafts = (last[:, None] + np.arange(1, x.batch[1] + 1)) % VOCAB
+        n = len(lengths)
         return RoundOutput(
-            accepted, next_tokens, drafts, np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+            results=np.column_stack([lengths - forced, last]),
+            logprobs=np.zeros((n, 1, 1), np.float32),
+            logprob_ids=np.zeros((n, 1, 1), np.int64),
+            verify_seconds=np.zeros(1),
+            drafts=drafts,
+            next_candidate_ids=no_candidates(n)[0],
+            next_candidate_probs=no_candidates(n)[1],
+            draft_seconds=np.zeros(1),
         )
 
 
@@ -76,6 +85,8 @@ def front(model: CountingModel) -> Iterator[Front]:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     settings = Settings(
         tokenizer="",
+        engines="",
+        mode="ensemble",
         eos_token_ids=frozenset({50}),
         slots=2,
         max_queue=1,
@@ -84,7 +95,7 @@ def front(model: CountingModel) -> Iterator[Front]:
         block_size=4,
         draft_tokens=3,
     )
-    front = Front(settings, tokenizer, model)
+    front = Front(settings, tokenizer, None, model)
     yield front
     model.pause.set()
     front.close()
@@ -101,32 +112,49 @@ def test_one_response_unless_a_stream_is_asked_for(front: Front) -> None:
     part, last = _ask(front, max_tokens=10).next()
     assert last
     assert part.token_ids == list(range(2, 12))
-    assert (part.prompt_tokens, part.completion_tokens, part.rounds) == (1, 10, 3)
-    assert part.finish_reason == "length"
-    assert part.acceptance_length == 3.0
+    assert (part.prompt_tokens, part.completion_tokens, part.rounds) == (1, [10], [3])
+    assert part.finish_reason == ["length"]
+    assert part.acceptance_length == [3.0]
 
 
-def test_a_stream_has_a_response_per_round(front: Front) -> None:
-    reply = _ask(front, max_tokens=10, stream=True)
-    parts = [reply.next() for _ in range(4)]
-    assert [part.token_ids for part, _ in parts] == [[2], [3, 4, 5, 6], [7, 8, 9, 10], [11]]
-    assert [last for _, last in parts] == [False, False, False, True]
-    assert [part.finish_reason for part, _ in parts] == ["", "", "", "length"]
+def _stream(reply: FakeReply) -> list[Part]:
+    """All parts of a stream that ends well."""
+    parts = []
+    while True:
+        part, last = reply.next()
+        parts.append(part)
+        if last:
+            return parts
+
+
+def test_a_stream_gives_its_rounds_in_order(front: Front, model: CountingModel) -> None:
+    """News that come while others are being sent are put together."""
+    model.seconds = 0.01
+    parts = _stream(_ask(front, max_tokens=100, stream=True, ignore_eos=True))
+    assert len(parts) > 1
+    assert [t for part in parts for t in part.token_ids] == [(2 + i) % VOCAB for i in range(100)]
+    assert [t for part in parts for t in part.round_tokens] == [4] * 24 + [3]
+    assert "".join(part.text_output[0] for part in parts).split() == [
+        f"w{(2 + i) % VOCAB}" for i in range(100)
+    ]
+    assert [part.finish_reason for part in parts] == [[""]] * (len(parts) - 1) + [["length"]]
+    totals = [part.completion_tokens[0] for part in parts]
+    assert totals == np.cumsum([len(part.token_ids) for part in parts]).tolist()
 
 
 def test_end_of_text_ends_it_unless_ignored(front: Front) -> None:
     part, _ = _ask(front, "w45", max_tokens=20).next()
-    assert part.finish_reason == "stop"
+    assert part.finish_reason == ["stop"]
     assert part.token_ids == [46, 47, 48, 49, 50]
     part, _ = _ask(front, "w45", max_tokens=20, ignore_eos=True).next()
-    assert part.finish_reason == "length"
+    assert part.finish_reason == ["length"]
     assert len(part.token_ids) == 20
 
 
 def test_max_tokens_defaults_to_128_or_what_fits(front: Front) -> None:
-    assert _ask(front, ignore_eos=True).next()[0].completion_tokens == 128
+    assert _ask(front, ignore_eos=True).next()[0].completion_tokens == [128]
     long = " ".join(["w1"] * 390)
-    assert _ask(front, long, ignore_eos=True).next()[0].completion_tokens == 10
+    assert _ask(front, long, ignore_eos=True).next()[0].completion_tokens == [10]
 
 
 def test_a_failing_round_fails_its_requests_only(front: Front, model: CountingModel) -> None:

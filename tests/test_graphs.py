@@ -19,7 +19,15 @@ from dflash_trt.engines.build import build_drafter, build_target
 # accepted by ONNX Runtime 1.31 and by TensorRT's ONNX parser, fused where it matters
 PROFILE = {
     *("Add", "Attention", "Concat", "Gather", "MatMul", "Mul", "RMSNormalization"),
-    *("Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Slice", "Split", "TensorScatter",),
+    *(
+        "Reshape",
+        "RotaryEmbedding",
+        "Shape",
+        "Sigmoid",
+        "Slice",
+        "Split",
+        "TensorScatter",
+    ),
     *("TopK", "Transpose"),
 }
 

@@ -16,8 +16,8 @@ from dflash_trt.decoding.rounds import (
     VerifyInput,
     VerifyOutput,
 )
+from dflash_trt.serving.parts import Part
 from dflash_trt.serving.repository import MODELS, read_config, templates, write_repository
-from dflash_trt.serving.requests import Part
 from dflash_trt.serving.settings import Settings
 
 DECODER = {
@@ -62,7 +62,7 @@ def _names(tensors) -> list[str]:
 
 
 def _fields(cls: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(cls)}
+    return set(cls._fields)  # type: ignore[attr-defined]
 
 
 def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
@@ -92,6 +92,8 @@ def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
 
     assert Settings.from_parameters(parameters("dflash")) == Settings(
         tokenizer="../../tokenizer",
+        engines="../../engines",
+        mode="ensemble",
         eos_token_ids=frozenset({7, 318}),
         slots=3,
         max_queue=5,
@@ -110,13 +112,18 @@ def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("draft_tokens", [None, 3])
 def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
-    settings = Settings("t", frozenset({1}), 4, 64, 100, 16, 8, draft_tokens)
+    settings = Settings("t", "e", frozenset({1}), 4, 64, 100, 16, 8, draft_tokens, "in_process")
     assert Settings.from_parameters(settings.to_parameters()) == settings
     none = dataclasses.replace(settings, eos_token_ids=frozenset())
     assert Settings.from_parameters(none.to_parameters()) == none
 
 
-def test_tensors_are_the_fields_of_the_dataclasses() -> None:
+def test_in_process_has_the_public_models_only(tmp_path: Path) -> None:
+    repository = _write(tmp_path, serving={"mode": "in_process"})
+    assert {path.name for path in repository.iterdir()} == {"dflash", "dflash_infer"}
+
+
+def test_tensors_are_the_fields_of_the_tuples() -> None:
     def config(model: str):
         return read_config(templates() / model / "config.pbtxt")
 

@@ -7,7 +7,7 @@ from dflash_trt.decoding.sequence import Sequence
 
 
 class Line:
-    """By priority, then first come, first served; may be shared by the threads of two schedulers."""
+    """By priority, then first come, first served; two schedulers' threads may share it."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Sequence]] = []

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
-from dflash_trt.decoding.rules import Rules, decode
+from dflash_trt.decoding.rules import decode
 from dflash_trt.decoding.sampling import propose
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -176,8 +176,8 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     for i, line in enumerate(ids.tolist()):
         sampling = decode(x.rules[i]).sampling
         drawn = [
-            propose(*args, sampling, uniform)
-            for *args, uniform in zip(line, logits[i], uniforms[i], strict=False)
+            propose(best, scores, sampling, uniform)
+            for best, scores, uniform in zip(line, logits[i], uniforms[i], strict=False)
         ]
         drafts[i], probs[i] = zip(*drawn, strict=True)
     return DraftOutput(drafts, ids.copy(), probs, _seconds_since(start))

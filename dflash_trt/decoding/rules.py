@@ -23,10 +23,7 @@ class Rules:
         """Whether the tokens so far matter, not just how many they are."""
         s = self.sampling
         return bool(
-            s.bad_words
-            or s.repetition_penalty != 1
-            or s.presence_penalty
-            or s.frequency_penalty
+            s.bad_words or s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
         )
 
     @property

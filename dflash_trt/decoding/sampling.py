@@ -69,7 +69,7 @@ def weights(logits: Float32, sampling: Sampling) -> Float32:
         kept = np.zeros_like(logits)
         kept[logits.argmax()] = 1.0
         return kept
-    scores = logits - logits.max()
+    scores: Float32 = logits - logits.max()
     scores /= np.float32(sampling.temperature)
     if 0 < sampling.top_k < len(scores):
         scores[scores < np.partition(scores, -sampling.top_k)[-sampling.top_k]] = -np.inf
@@ -115,7 +115,9 @@ def propose(
     if sampling.top_p < 1.0:
         mass_before = [0.0, *accumulate(kept)]
         wanted = sampling.top_p * mass_before[-1]
-        kept = [weight for weight, before in zip(kept, mass_before, strict=False) if before < wanted]
+        kept = [
+            weight for weight, before in zip(kept, mass_before, strict=False) if before < wanted
+        ]
     if sampling.min_p > 0.0:
         kept = [weight for weight in kept if weight >= sampling.min_p]
     cumulative = list(accumulate(kept))

@@ -14,6 +14,7 @@ from dflash_trt.decoding.rounds import (
     no_candidates,
     no_rules,
 )
+from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.errors import RequestError
 
@@ -50,8 +51,13 @@ class Scheduler:
         self._draft_tokens = 0  # asked for in the last step
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """Those that hold a row."""
+        return [*self._decoding, *([self._prefilling] if self._prefilling else [])]
+
+    @property
     def active(self) -> int:
-        """Sequences that hold a row."""
+        """How many hold a row."""
         return len(self._decoding) + (self._prefilling is not None)
 
     @property
@@ -61,9 +67,8 @@ class Scheduler:
 
     @property
     def kv_rows(self) -> int:
-        """Cache rows of single tokens in use."""
-        sequences = [*self._decoding, *([self._prefilling] if self._prefilling else [])]
-        return sum(sequence.position for sequence in sequences)
+        """Rows of the KV caches, of one token each, in use."""
+        return sum(sequence.position for sequence in self.sequences)
 
     def submit(self, request: Request) -> Sequence:
         """Queue a request; RequestError when it can never run."""
@@ -211,7 +216,7 @@ def check_request(request: Request, max_seq_len: int) -> None:
         )
 
 
-def _history(sequences: Seq[Sequence]) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+def _history(sequences: Seq[Sequence]) -> Int64:
     """`[n, L]`: the tokens in the caches, for rows whose rules look at them."""
     lines = [
         [*s.request.prompt, *s.tokens][: s.position] if s.request.rules.need_history else []
@@ -221,7 +226,7 @@ def _history(sequences: Seq[Sequence]) -> "np.ndarray[tuple[int, ...], np.dtype[
     return np.array([line + [NO_HISTORY] * (longest - len(line)) for line in lines])
 
 
-def _candidates(sequences: Seq[Sequence]) -> tuple[np.ndarray, np.ndarray]:
+def _candidates(sequences: Seq[Sequence]) -> tuple[Int64, Float32]:
     """Candidate ids and probabilities `[n, D, k]`, zeros where a row has none or fewer."""
     known = [s.candidate_ids.shape for s in sequences if s.candidate_ids is not None]
     if not known:

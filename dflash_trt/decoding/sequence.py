@@ -1,5 +1,6 @@
 """What a caller asks for, and how far it has come."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +43,7 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)  # to be verified next
     candidate_ids: Int64 | None = None  # [D, k], what the drafts were drawn from
     candidate_probs: Float32 | None = None
+    ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
 
     def __post_init__(self) -> None:
         self.rules = encode(self.request.rules)
@@ -69,7 +71,8 @@ class Sequence:
         for token in tokens[: self.budget]:
             self.tokens.append(token)
             taken += 1
-            if token in self.request.stop_ids:
+            ends = self.ends is not None and self.ends(token)
+            if ends or token in self.request.stop_ids:
                 self.finish_reason = "stop"
                 return taken
         if self.budget == 0:

@@ -15,7 +15,6 @@ from dflash_trt.graphs.layers import (
     rope_tables,
 )
 
-
 CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`
 
 

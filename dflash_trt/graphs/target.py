@@ -23,8 +23,8 @@ def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBu
     head_rows int64 `[r]`, which of the `n * S` tokens get logits; `key_i`, `value_i` float32
     `[n, kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and the best of each
     row (see `head`); features float32 `[n, S, taps * hidden_size]`; `new_key_i`, `new_value_i`, to
-    be bound to the input caches. `taps` are `dflash_config.target_layer_ids`: feature l is the residual stream
-    after decoder block l (z-lab `extract_context_feature`).
+    be bound to the input caches. `taps` are `dflash_config.target_layer_ids`: feature l is the
+    residual stream after decoder block l (z-lab `extract_context_feature`).
     """
     spec, weights = target.spec, target.weights
     g = GraphBuilder("target")

@@ -1,184 +1,265 @@
-"""The public model's logic: one thread runs the rounds of all requests and sends their text.
+"""The public model's logic: requests in, decoding threads, text out.
 
-Triton's threads parse requests and put them into a queue; the scheduler thread alone touches the
-scheduler. Free of Triton's types: `model_repository/dflash` adapts them.
+Triton's threads parse requests and put them into the line. Each group of cache rows has a thread
+that runs its rounds; two of them take turns in `verify` and `draft`. A further thread sends. Free
+of Triton's types: `model_repository/dflash` adapts them.
 """
 
 import logging
-import queue
 import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.decoding.draft_length import DraftLength, measure
+from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.rounds import RunRound
 from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.detokenize import Detokenizer
-from dflash_trt.serving.requests import Part, parse_request
+from dflash_trt.serving.chat import Render
+from dflash_trt.serving.choice import Choice
+from dflash_trt.serving.outbox import Outbox, Reply, Stream
+from dflash_trt.serving.requests import choices_asked, parse_request
 from dflash_trt.serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
 INVALID, UNAVAILABLE, INTERNAL = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"  # Triton's names
 CLOSE_TIMEOUT = 2.0  # seconds
+IDLE = 0.5  # seconds after which an idle thread looks again
+STOPPING = "The server is stopping. Try again later."
+GROUPS_FROM = 8  # active sequences from which two groups of rows are quicker than one
 
 
-class Reply(Protocol):
-    """Where the answer to one request goes."""
-
-    def send(self, part: Part, *, last: bool) -> None: ...
-    def fail(self, code: str, message: str) -> None: ...
-    def cancelled(self) -> bool: ...
+class EngineGoneError(Exception):
+    """A round failed because the process of `verify` or `draft` is gone; others will fail too."""
 
 
-@dataclass
-class _Stream:
-    """A sequence on its way to a client."""
+@dataclass(eq=False)
+class _Group:
+    """A range of cache rows, decoded by one thread."""
 
-    sequence: Sequence
-    reply: Reply
-    streaming: bool
-    detokenizer: Detokenizer
-    seen: int = 0  # tokens given to the detokenizer
-    sent: int = 0  # tokens sent to the client
-    rounds_sent: int = 0
-    text: str = ""  # text not sent yet
+    scheduler: Scheduler
+    thread: threading.Thread = field(init=False)
 
 
 class Front:
     """Takes requests from any thread and answers them from its own."""
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer, run_round: RunRound) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        template: Render | None,
+        run_round: RunRound,
+    ) -> None:
         self._settings = settings
-        self._run_round = run_round
         self._tokenizer = tokenizer
+        self._template = template
+        self._run_round = run_round
         self._draft_length = DraftLength(settings.block_size, settings.draft_tokens)
-        self._scheduler = self._new_scheduler()
-        self._inbox: queue.SimpleQueue[tuple[Request, bool, Reply] | None] = queue.SimpleQueue()
-        self._streams: dict[int, _Stream] = {}  # by id() of the sequence
-        self._open = 0  # requests taken and not yet answered
-        self._lock = threading.Lock()  # of _open
-        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
-        self._thread.start()
+        self._measured = threading.Event()
+        self._line = Line()
+        self._where: dict[Sequence, tuple[Stream, Choice]] = {}
+        self._dropped: set[Sequence] = set()  # to be ended before the next round
+        self._open = 0  # sequences taken and not yet answered
+        self._closing = False
+        self._changed = threading.Condition()  # guards _open, _closing; told of new work
+        self._outbox = Outbox(self._drop, self._close_stream)
+        self._groups = [
+            _Group(self._new_scheduler(first, rows)) for first, rows in _row_groups(settings)
+        ]
+        for group in self._groups:
+            group.thread = threading.Thread(target=self._run, args=[group], daemon=True)
+            group.thread.start()
 
-    def submit(self, inputs: Mapping[str, np.ndarray[Any, Any]], reply: Reply) -> None:
-        """Queues a request; bad ones, and those that find the queue full, are answered at once."""
+    def submit(
+        self,
+        inputs: Mapping[str, "np.ndarray[Any, Any]"],
+        reply: Reply,
+        timeout: float | None = None,
+    ) -> None:
+        """Queues a request; bad ones, and those that find the queue full, are answered at once.
+
+        timeout: seconds after which the request ends as it is.
+        """
+        received = time.monotonic()
         try:
-            request, streaming = parse_request(inputs, self._tokenizer, self._settings)
+            count = choices_asked(inputs)
         except RequestError as error:
             return reply.fail(INVALID, str(error))
-        with self._lock:
-            full = self._open >= self._settings.slots + self._settings.max_queue
-            self._open += not full
-        if full:
-            return reply.fail(UNAVAILABLE, "The request queue is full. Try again later.")
-        self._inbox.put((request, streaming, reply))
+        with self._changed:
+            most = self._settings.slots + self._settings.max_queue
+            refusal = STOPPING if self._closing else ""
+            if self._open + count > most:
+                refusal = "The request queue is full. Try again later."
+            self._open += 0 if refusal else count
+        if refusal:  # before the prompt is looked at: it may be long
+            return reply.fail(UNAVAILABLE, refusal)
+        try:
+            ask = parse_request(inputs, self._tokenizer, self._template, self._settings)
+        except Exception as error:
+            self._answered(count)
+            if isinstance(error, RequestError):
+                return reply.fail(INVALID, str(error))
+            log.exception("a request could not be read")
+            return reply.fail(INTERNAL, "The request could not be read. The server's log says why.")
+        sequences = [Sequence(request) for request in ask.choices]
+        choices = [
+            Choice(i, sequence, self._tokenizer, ask.stop_words, ask.prefix)
+            for i, sequence in enumerate(sequences)
+        ]
+        deadline = None if timeout is None else received + timeout
+        stream = Stream(reply, ask.streaming, deadline, choices)
+        self._outbox.open(stream)
+        for choice in choices:
+            choice.received = received
+            self._where[choice.sequence] = stream, choice
+            self._line.put(choice.sequence)
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the thread after its current round; what is still open is told UNAVAILABLE."""
-        self._inbox.put(None)
-        self._thread.join(CLOSE_TIMEOUT)
+        """Ends the threads after their current rounds; what is still open is told UNAVAILABLE."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._outbox.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
+        for group in self._groups:
+            group.thread.join(CLOSE_TIMEOUT)
 
-    def _new_scheduler(self) -> Scheduler:
-        settings = self._settings
+    def _new_scheduler(self, first_row: int, rows: int) -> Scheduler:
         return Scheduler(
             self._run_round,
-            slots=settings.slots,
-            max_seq_len=settings.max_seq_len,
-            prefill_chunk=settings.prefill_chunk,
+            slots=rows,
+            max_seq_len=self._settings.max_seq_len,
+            prefill_chunk=self._settings.prefill_chunk,
             draft_length=self._draft_length,
-            max_queue=settings.slots + settings.max_queue,  # never reached: submit() counts
+            line=self._line,
+            first_row=first_row,
         )
 
-    def _run(self) -> None:
-        while True:
-            try:
-                if not self._take_requests():
-                    break
-                self._measure_costs()
-                self._drop_cancelled()
-                for sequence in self._scheduler.step():
-                    self._send(self._streams[id(sequence)])
-            except Exception:
-                log.exception("a round failed")
-                self._fail_all(INTERNAL, "A decoding round failed. The server's log says why.")
-                self._scheduler = self._new_scheduler()
-        stopping = "The server is stopping. Try again later."
-        self._fail_all(UNAVAILABLE, stopping)
-        while not self._inbox.empty():  # what came after the call to close
-            item = self._inbox.get()
-            if item is not None:
-                item[2].fail(UNAVAILABLE, stopping)
+    # --- a group's thread -------------------------------------------------------------------------
 
-    def _take_requests(self) -> bool:
-        """Moves the inbox to the scheduler, waiting for one when idle; False: closed."""
-        while not (self._scheduler.busy and self._inbox.empty()):
-            item = self._inbox.get()
-            if item is None:
-                return False
-            request, streaming, reply = item
-            try:
-                sequence = self._scheduler.submit(request)
-            except RequestError as error:
-                self._answered()
-                reply.fail(INVALID, str(error))
-                continue
-            detokenizer = Detokenizer(self._tokenizer)
-            self._streams[id(sequence)] = _Stream(sequence, reply, streaming, detokenizer)
-        return True
+    def _run(self, group: _Group) -> None:
+        while not self._closing:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closing or group.scheduler.active or self._may_take(group), IDLE
+                )
+            if group.scheduler.active or self._may_take(group):
+                try:
+                    self._step(group)
+                except Exception as error:
+                    self._give_up(group, error)
 
-    def _measure_costs(self) -> None:
+    def _step(self, group: _Group) -> None:
+        self._measure_costs(group)
+        scheduler = group.scheduler
+        for sequence in self._dropped.intersection(scheduler.sequences):
+            scheduler.finish(sequence, "cancelled")
+            self._report(sequence)
+        before = scheduler.active
+        news = scheduler.step(take=self._may_take(group))
+        if scheduler.active > before and len(self._groups) > 1:
+            with self._changed:  # it may be the other group's turn now
+                self._changed.notify_all()
+        for sequence in news:
+            self._report(sequence)
+
+    def _may_take(self, group: _Group) -> bool:
+        """Whether the next waiting sequence should join this group.
+
+        The first group fills up alone until there are enough for two; then the smaller one grows.
+        """
+        if not len(self._line):
+            return False
+        if len(self._groups) == 1:
+            return True
+        first, second = self._groups
+        sizes = first.scheduler.active, second.scheduler.active
+        if group is first:
+            return sizes[0] < GROUPS_FROM // 2 or sizes[0] <= sizes[1]
+        return sizes[0] >= GROUPS_FROM // 2 and sizes[1] < sizes[0]
+
+    def _measure_costs(self, group: _Group) -> None:
         """Once, before the first round: earlier, the models that run a round are not loaded."""
-        if self._draft_length.needs_costs:
-            settings = self._settings
-            measure(self._run_round, self._draft_length, settings.block_size, settings.slots)
-
-    def _drop_cancelled(self) -> None:
-        for stream in list(self._streams.values()):
-            if stream.reply.cancelled():
-                self._scheduler.cancel(stream.sequence)
-                self._finish(stream)
-                stream.reply.fail("CANCELLED", "The request was cancelled.")
-
-    def _send(self, stream: _Stream) -> None:
-        sequence = stream.sequence
-        last = sequence.finish_reason is not None
-        stream.text += stream.detokenizer.push(sequence.tokens[stream.seen :], last=last)
-        stream.seen = len(sequence.tokens)
-        if not last and not (stream.streaming and stream.text):
+        if self._measured.is_set():
             return
-        part = Part(
-            text_output=stream.text,
-            token_ids=sequence.tokens[stream.sent :],
-            round_tokens=sequence.committed_per_round[stream.rounds_sent :],
-            finish_reason=sequence.finish_reason or "",
-            prompt_tokens=len(sequence.request.prompt),
-            completion_tokens=len(sequence.tokens),
-            rounds=sequence.rounds,
-            drafted=sequence.drafted,
-            accepted=sequence.accepted,
-            acceptance_length=sequence.acceptance_length,
-        )
-        stream.text, stream.sent, stream.rounds_sent = "", stream.seen, sequence.rounds
-        if last:
-            self._finish(stream)
-        stream.reply.send(part, last=last)
+        if group is not self._groups[0]:
+            self._measured.wait()
+        elif self._draft_length.needs_costs:
+            _, rows = _row_groups(self._settings)[0]
+            measure(self._run_round, self._draft_length, self._settings.block_size, rows)
+        self._measured.set()
 
-    def _finish(self, stream: _Stream) -> None:
-        del self._streams[id(stream.sequence)]
-        self._answered()
+    def _report(self, sequence: Sequence) -> None:
+        """Hand a sequence's news to the outbox."""
+        stream, choice = self._where[sequence]
+        part = choice.news(final_only=not stream.streaming)
+        if sequence.finish_reason is not None:
+            del self._where[sequence]
+            self._dropped.discard(sequence)
+        if sequence.finish_reason == "error":
+            message = "The model's output for this request is not a number."
+            self._fail(stream, INTERNAL, message)
+        if part is not None:
+            self._outbox.post(stream, part)
 
-    def _answered(self) -> None:
-        with self._lock:
-            self._open -= 1
+    def _give_up(self, group: _Group, error: Exception) -> None:
+        """A round failed: its sequences end with an error, the group starts anew."""
+        log.error("a round failed", exc_info=error)
+        sequences = group.scheduler.sequences
+        first, rows = _row_groups(self._settings)[self._groups.index(group)]
+        group.scheduler = self._new_scheduler(first, rows)
+        code, message = INTERNAL, "A decoding round failed. The server's log says why."
+        if isinstance(error, EngineGoneError):
+            code, message = UNAVAILABLE, "An engine is not running. Try again later."
+        for sequence in sequences:
+            sequence.finish_reason = "error"
+            stream, choice = self._where.pop(sequence)
+            self._dropped.discard(sequence)
+            part = choice.news(final_only=False)
+            if part is not None:
+                self._outbox.post(stream, part)
+            self._fail(stream, code, message)
+        self._measured.set()
 
-    def _fail_all(self, code: str, message: str) -> None:
-        for stream in list(self._streams.values()):
-            self._finish(stream)
-            stream.reply.fail(code, message)
+    # --- called by the outbox or under errors ---------------------------------------------------
+
+    def _fail(self, stream: Stream, code: str, message: str) -> None:
+        """End a request with an error; its other choices are of no use any more."""
+        self._outbox.fail(stream, code, message)
+        self._drop(stream)
+
+    def _drop(self, stream: Stream) -> None:
+        """End a request's sequences: those in the line now, the others before a round."""
+        for choice in stream.choices:
+            sequence = choice.sequence
+            if self._line.remove(sequence):
+                sequence.finish_reason = "cancelled"
+                self._report(sequence)
+            elif sequence in self._where:
+                self._dropped.add(sequence)
+                if sequence not in self._where:  # it ended meanwhile
+                    self._dropped.discard(sequence)
+
+    def _close_stream(self, stream: Stream) -> None:
+        self._answered(len(stream.choices))
+
+    def _answered(self, count: int) -> None:
+        with self._changed:
+            self._open -= count
+
+
+def _row_groups(settings: Settings) -> list[tuple[int, int]]:
+    """First row and number of rows of each group."""
+    if settings.mode == "in_process" or settings.slots < GROUPS_FROM:
+        return [(0, settings.slots)]
+    half = (settings.slots + 1) // 2
+    return [(0, half), (half, settings.slots - half)]

@@ -13,7 +13,8 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.settings import Settings
 
-MODELS = ("dflash", "dflash_infer", "draft_verify", "verify", "draft")
+PUBLIC = ("dflash", "dflash_infer")
+MODELS = (*PUBLIC, "draft_verify", "verify", "draft")
 INFER_INSTANCES = 4  # at most: each takes 40 MB, and a second when the server stops
 
 
@@ -33,6 +34,8 @@ def write_repository(
     """
     settings = Settings(
         tokenizer="../../tokenizer",
+        engines="../../engines",
+        mode=config.serving.mode,
         eos_token_ids=frozenset(target.eos_token_ids),
         slots=config.serving.slots,
         max_queue=config.serving.max_queue,
@@ -46,7 +49,7 @@ def write_repository(
         "verify": {"engine": "../../engines/target"},
         "draft": {"engine": "../../engines/drafter"},
     }
-    for model in MODELS:
+    for model in MODELS if config.serving.mode == "ensemble" else PUBLIC:
         template = templates() / model
         message = read_config(template / "config.pbtxt")
         for key, value in parameters.get(model, {}).items():

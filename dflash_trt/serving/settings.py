@@ -13,6 +13,7 @@ class Settings:
     """Field names are the parameter names; `to_parameters` and `from_parameters` are inverse."""
 
     tokenizer: str  # directory, relative to the model's folder
+    engines: str  # the same
     eos_token_ids: frozenset[int]
     slots: int
     max_queue: int
@@ -20,12 +21,15 @@ class Settings:
     prefill_chunk: int
     block_size: int
     draft_tokens: int | None  # None: chosen by measured cost
+    mode: str  # "ensemble" or "in_process"
 
     def to_parameters(self) -> dict[str, str]:
         """As strings, all that Triton's parameters can hold."""
         numbers = ("slots", "max_queue", "max_seq_len", "prefill_chunk", "block_size")
         return {
             "tokenizer": self.tokenizer,
+            "engines": self.engines,
+            "mode": self.mode,
             "eos_token_ids": " ".join(map(str, sorted(self.eos_token_ids))),
             "draft_tokens": "auto" if self.draft_tokens is None else str(self.draft_tokens),
             **{name: str(getattr(self, name)) for name in numbers},
@@ -36,6 +40,8 @@ class Settings:
         draft_tokens = parameters["draft_tokens"]
         return cls(
             tokenizer=parameters["tokenizer"],
+            engines=parameters["engines"],
+            mode=parameters["mode"],
             eos_token_ids=frozenset(map(int, parameters["eos_token_ids"].split())),
             draft_tokens=None if draft_tokens == "auto" else int(draft_tokens),
             slots=int(parameters["slots"]),

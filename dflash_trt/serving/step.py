@@ -11,7 +11,7 @@ from dflash_trt.serving.tensors import from_request, to_tensors
 
 
 class EngineStep:
-    """A `TritonPythonModel` over `step(engine, input) -> output`, dataclasses of arrays."""
+    """A `TritonPythonModel` over `step(engine, input) -> output`, named tuples of arrays."""
 
     load: ClassVar[Callable[[Path], Any]]
     step: ClassVar[Callable[[Any, Any], Any]]
@@ -33,4 +33,4 @@ class EngineStep:
             name = request.requested_output_names()
             pb.Logger.log_error(f"step for {name} failed: {type(error).__name__}: {error}")
             return pb.InferenceResponse(error=pb.TritonError("The engine step failed."))
-        return pb.InferenceResponse(to_tensors(output))
+        return pb.InferenceResponse(to_tensors(output._asdict()))

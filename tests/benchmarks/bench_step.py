@@ -63,7 +63,7 @@ class Ours:
             max_seq_len=demo_pair.MAX_SEQ_LEN,
             prefill_chunk=demo_pair.MAX_SEQ_LEN,
             draft_length=DraftLength(1),
-            )
+        )
         self._scheduler.submit(Request(self._prompt, demo_pair.MAX_SEQ_LEN - len(self._prompt)))
         self.steps(1)
 

@@ -1,18 +1,18 @@
 """The public model: adapts Triton to dflash_trt.serving.front, which has the logic."""
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import triton_python_backend_utils as pb
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
-from dflash_trt.decoding.rounds import RoundOutput
-from dflash_trt.serving.front import Front
+from dflash_trt.decoding.rounds import RoundOutput, in_process
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.serving.chat import load_chat_template
+from dflash_trt.serving.front import EngineGoneError, Front
+from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
-from dflash_trt.serving.tensors import from_response, inputs, part_tensors, to_tensors
-
-OUTPUTS = [field.name for field in fields(RoundOutput)]
+from dflash_trt.serving.tensors import from_response, inputs, to_tensors
 
 
 class TritonPythonModel:
@@ -21,32 +21,42 @@ class TritonPythonModel:
         settings = Settings.from_parameters(
             {key: value["string_value"] for key, value in parameters.items()}
         )
-        tokenizer = load_tokenizer(Path(args["model_repository"]) / settings.tokenizer)
-        self.front = Front(settings, tokenizer, run_round)
+        here = Path(args["model_repository"])
+        run_round = call_ensemble
+        if settings.mode == "in_process":
+            engines = (here / settings.engines).resolve()
+            run_round = in_process(Engine(engines / "target"), Engine(engines / "drafter"))
+        tokenizer = here / settings.tokenizer
+        self.front = Front(
+            settings, load_tokenizer(tokenizer), load_chat_template(tokenizer), run_round
+        )
 
     def execute(self, requests):
         for request in requests:
-            self.front.submit(inputs(request), Reply(request))
+            timeout = request.timeout() / 1e6  # from microseconds
+            self.front.submit(inputs(request), Reply(request), timeout or None)
 
     def finalize(self):
         self.front.close()
 
 
-def run_round(verify_input):
+def call_ensemble(verify_input):
     """One round of all active sequences: one call of the ensemble verify -> draft."""
     request = pb.InferenceRequest(
         model_name="draft_verify",
-        requested_output_names=OUTPUTS,
-        inputs=to_tensors(verify_input),
+        requested_output_names=list(RoundOutput._fields),
+        inputs=to_tensors(verify_input._asdict()),
     )
     response = request.exec()
     if response.has_error():
-        raise RuntimeError(response.error().message())
+        message = response.error().message()
+        gone = "not healthy" in message or "not ready" in message or "unknown model" in message
+        raise (EngineGoneError if gone else RuntimeError)(message)
     return from_response(RoundOutput, response)
 
 
 class Reply:
-    """dflash_trt.serving.front.Reply over Triton's response sender."""
+    """dflash_trt.serving.outbox.Reply over Triton's response sender."""
 
     def __init__(self, request):
         self._sender = request.get_response_sender()
@@ -55,7 +65,7 @@ class Reply:
 
     def send(self, part, *, last):
         flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
-        self._sender.send(pb.InferenceResponse(part_tensors(part)), flags=flags)
+        self._sender.send(pb.InferenceResponse(to_tensors(arrays(part))), flags=flags)
 
     def fail(self, code, message):
         if self._coded:

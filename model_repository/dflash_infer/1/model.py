@@ -1,21 +1,13 @@
 """`dflash` for clients of plain infer, which take exactly one response: it waits for the text."""
 
+from dataclasses import fields
+
 import triton_python_backend_utils as pb
 
+from dflash_trt.serving.parts import Part
 from dflash_trt.serving.settings import CODED_ERRORS
 
-OUTPUTS = [
-    "text_output",
-    "token_ids",
-    "round_tokens",
-    "finish_reason",
-    "prompt_tokens",
-    "completion_tokens",
-    "rounds",
-    "drafted",
-    "accepted",
-    "acceptance_length",
-]
+OUTPUTS = [field.name for field in fields(Part)]
 
 
 class TritonPythonModel:
@@ -30,6 +22,7 @@ def answer(request):
         requested_output_names=OUTPUTS,
         inputs=tensors,
         parameters={CODED_ERRORS: True},
+        timeout=request.timeout(),
     )
     for response in call.exec(decoupled=True):
         if response.has_error():

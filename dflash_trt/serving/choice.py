@@ -1,0 +1,85 @@
+"""A sequence on its way to a client: its tokens become text, up to a stop word."""
+
+import time
+from collections.abc import Sequence as Seq
+
+from tokenizers import Tokenizer
+
+from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.serving.detokenize import Detokenizer
+from dflash_trt.serving.parts import Part
+from dflash_trt.serving.stop_words import StopWords
+
+
+class Choice:
+    """One of a request's answers; used by the thread that decodes its sequence."""
+
+    def __init__(
+        self,
+        index: int,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        stop_words: Seq[str],
+        prefix: str,
+    ) -> None:
+        self.index = index
+        self.sequence = sequence
+        self.received = time.monotonic()
+        self.started: float | None = None  # when it got a row
+        self.first_token: float | None = None
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop_words = StopWords(stop_words) if stop_words else None
+        self._text = prefix  # not yet given out
+        self._seen = 0  # tokens given to the detokenizer
+        self._tokens_given = 0
+        self._rounds_given = 0
+        if stop_words:
+            # token by token: the text ends within a round
+            sequence.ends = self._ends
+
+    def _ends(self, token: int) -> bool:
+        text = self._detokenizer.push([token])
+        self._seen += 1
+        if self._stop_words is None or self._seen < self.sequence.request.sampling.min_tokens:
+            self._text += text
+            return False
+        piece, found = self._stop_words.push(text)
+        self._text += piece
+        if found:
+            self._stop_words = None  # what stands behind it is not given out
+        return found
+
+    def news(self, *, final_only: bool) -> Part | None:
+        """What has come since the last time; None if it is nothing to give out yet."""
+        sequence = self.sequence
+        last = sequence.finish_reason is not None
+        if self.first_token is None and sequence.tokens:
+            self.first_token = time.monotonic()
+        if sequence.ends is None:
+            self._text += self._detokenizer.push(sequence.tokens[self._seen :], last=last)
+            self._seen = len(sequence.tokens)
+        elif last and self._stop_words is not None:
+            piece, _ = self._stop_words.push(self._detokenizer.push([], last=True))
+            self._text += piece + self._stop_words.rest()
+        if not last and (final_only or not self._text):
+            return None
+        start, self._tokens_given = self._tokens_given, len(sequence.tokens)
+        rounds, self._rounds_given = self._rounds_given, sequence.rounds
+        text, self._text = self._text, ""
+        return Part(
+            index=[self.index],
+            text_output=[text],
+            finish_reason=[sequence.finish_reason or ""],
+            token_ids=sequence.tokens[start:],
+            round_tokens=sequence.committed_per_round[rounds:],
+            prompt_tokens=len(sequence.request.prompt),
+            completion_tokens=[len(sequence.tokens)],
+            rounds=[sequence.rounds],
+            drafted=[sequence.drafted],
+            accepted=[sequence.accepted],
+            acceptance_length=[sequence.acceptance_length],
+            time_to_first_token=[self.first_token - self.received if self.first_token else 0.0],
+            token_logprobs=[values[0] for values in sequence.logprobs[start:]],
+            top_token_ids=[ids[1:] for ids in sequence.logprob_ids[start:]],
+            top_logprobs=[values[1:] for values in sequence.logprobs[start:]],
+        )

@@ -1,0 +1,156 @@
+"""The thread that talks to Triton: it sends what has come and asks who has gone.
+
+Sending takes 0.1 to 0.4 ms a response, so that the decoding threads leave it to this one; while it
+is busy, news of one choice are put together.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dflash_trt.serving.choice import Choice
+from dflash_trt.serving.parts import Part, beside, follow
+
+log = logging.getLogger(__name__)
+
+POLL = 0.005  # seconds between two looks at who has gone
+IDLE = 0.5
+
+
+class Reply(Protocol):
+    """Where the answers to one request go."""
+
+    def send(self, part: Part, *, last: bool) -> None: ...
+    def fail(self, code: str, message: str) -> None: ...
+    def cancelled(self) -> bool: ...
+
+
+@dataclass(eq=False)
+class Stream:
+    """A client's request with its choices."""
+
+    reply: Reply
+    streaming: bool
+    deadline: float | None  # time.monotonic()
+    choices: list[Choice]
+    gone: bool = False  # the client is no longer there
+    ended: dict[int, Part] = field(default_factory=dict)  # last part of each choice
+    failure: tuple[str, str] | None = None  # code and message
+
+
+class Outbox:
+    """Sends parts to streams; `drop` is called for one whose client has gone or waited enough.
+
+    `closed` is called once for each stream, when it has been answered.
+    """
+
+    def __init__(self, drop: Callable[[Stream], None], closed: Callable[[Stream], None]) -> None:
+        self._drop = drop
+        self._closed = closed
+        self._pending: dict[tuple[Stream, int], Part] = {}
+        self._live: dict[Stream, None] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def open(self, stream: Stream) -> None:
+        with self._changed:
+            self._live[stream] = None
+            self._changed.notify()
+
+    def post(self, stream: Stream, part: Part) -> None:
+        """Send a part of one choice, together with others of it that wait."""
+        key = (stream, part.index[0])
+        with self._changed:
+            waiting = self._pending.get(key)
+            self._pending[key] = part if waiting is None else follow(waiting, part)
+            self._changed.notify()
+
+    def fail(self, stream: Stream, code: str, message: str) -> None:
+        """End a stream with an error, after what is pending."""
+        with self._changed:
+            stream.failure = (code, message)
+            self._changed.notify()
+
+    def close(self, timeout: float, code: str, message: str) -> None:
+        """Ends all streams with an error and the thread with them."""
+        with self._changed:
+            self._stopping = True
+            for stream in self._live:
+                stream.failure = stream.failure or (code, message)
+            self._changed.notify()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        next_poll = 0.0
+        while True:
+            with self._changed:
+                if not self._pending and not any(s.failure for s in self._live):
+                    if self._stopping:
+                        return
+                    self._changed.wait(POLL if self._live else IDLE)
+                pending, self._pending = self._pending, {}
+                live = list(self._live)
+            # the first tokens of a text are waited for most
+            for (stream, _), part in sorted(pending.items(), key=lambda item: _started(item[1])):
+                self._guarded(stream, self._send, part)
+            for stream in live:
+                if stream.failure is not None:
+                    self._guarded(stream, self._end, None)
+            now = time.monotonic()
+            if now >= next_poll:
+                next_poll = now + POLL
+                for stream in live:
+                    self._guarded(stream, self._look, None)
+
+    def _guarded(self, stream: Stream, do: Callable[..., None], part: Part | None) -> None:
+        """One stream's trouble is not the others'."""
+        try:
+            do(stream, part) if part else do(stream)
+        except Exception:
+            log.exception("a response could not be sent")
+            self._forget(stream)
+
+    def _send(self, stream: Stream, part: Part) -> None:
+        if stream not in self._live:
+            return
+        if part.finish_reason[0]:
+            stream.ended[part.index[0]] = part
+        complete = len(stream.ended) == len(stream.choices)
+        if stream.streaming:
+            stream.reply.send(part, last=complete and stream.failure is None)
+        elif complete and stream.failure is None:
+            stream.reply.send(beside([stream.ended[i] for i in sorted(stream.ended)]), last=True)
+        if complete and stream.failure is None:
+            self._forget(stream)
+
+    def _end(self, stream: Stream) -> None:
+        if stream in self._live and stream.failure is not None:
+            self._forget(stream)
+            stream.reply.fail(*stream.failure)
+
+    def _look(self, stream: Stream) -> None:
+        if stream not in self._live or stream.gone:
+            return
+        late = stream.deadline is not None and time.monotonic() >= stream.deadline
+        stream.gone = stream.reply.cancelled()
+        if stream.gone:
+            self.fail(stream, "CANCELLED", "The request was cancelled.")
+        if stream.gone or late:
+            stream.deadline = None
+            self._drop(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        with self._changed:
+            known = self._live.pop(stream, self) is None
+        if known:
+            self._closed(stream)
+
+
+def _started(part: Part) -> bool:
+    """Whether its choice has been heard of before."""
+    return part.completion_tokens[0] > len(part.token_ids)
