@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
+from triton_metrics import Triton
 
 from dflash_trt.decoding.rounds import RoundOutput, VerifyInput, no_candidates
 from dflash_trt.serving.front import Front
+from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.settings import Settings
 
@@ -95,10 +97,12 @@ def front(model: CountingModel) -> Iterator[Front]:
         block_size=4,
         draft_tokens=3,
     )
-    front = Front(settings, tokenizer, None, model)
+    metrics = Metrics(Triton(), settings.block_size)
+    front = Front(settings, tokenizer, None, model, metrics)
     yield front
     model.pause.set()
     front.close()
+    metrics.close()
 
 
 def _ask(front: Front, text: str = "w1", **values: object) -> FakeReply:

@@ -1,6 +1,8 @@
 """Continuous batching: sequences join and leave between rounds; active rows stay dense."""
 
+import time
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +19,17 @@ from dflash_trt.decoding.rounds import (
 from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.errors import RequestError
+
+
+@dataclass
+class StepReport:
+    """What one step did; times in seconds."""
+
+    round_trip: float  # the call of `run_round`, of which:
+    verify: float
+    draft: float
+    prompt_tokens: int = 0  # of a prompt chunk
+    sequences: list[tuple[int, int]] = field(default_factory=list)  # of a round: drafted, accepted
 
 
 class Scheduler:
@@ -49,6 +62,7 @@ class Scheduler:
         self._moves: list[int] = []  # from, to, from, to ..
         self._prefilled_last = False
         self._draft_tokens = 0  # asked for in the last step
+        self.report: StepReport | None = None  # of the last call of `step`; None: nothing to do
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -92,8 +106,11 @@ class Scheduler:
 
         take: whether a waiting sequence may join.
         """
+        self.report = None
         if take and self._prefilling is None and len(self._decoding) < self._slots:
             self._prefilling = self._line.take()
+            if self._prefilling is not None:
+                self._prefilling.started = time.monotonic()
         # chunks and rounds take turns: a long prompt holds the others up by one chunk at a time
         if self._prefilling is not None and not (self._prefilled_last and self._decoding):
             self._prefilled_last = True
@@ -107,13 +124,14 @@ class Scheduler:
         last = sequence.position + len(chunk) == len(prompt)
         budget = sequence.budget if last else 0
         rows = [[len(chunk), len(chunk), sequence.position, budget]]
-        output = self._run([sequence], len(self._decoding), rows, [list(chunk)])
+        output, report = self._run([sequence], len(self._decoding), rows, [list(chunk)])
+        report.prompt_tokens = len(chunk)
         sequence.position += len(chunk)
         if not last:
             return []
         self._prefilling = None
         self._decoding.append(sequence)
-        self._take([sequence], output)
+        self._take([sequence], output, report)
         return [sequence]
 
     def _round(self) -> list[Sequence]:
@@ -123,12 +141,12 @@ class Scheduler:
             [len(line), 1, sequence.position, sequence.budget]
             for sequence, line in zip(sequences, tokens, strict=True)
         ]
-        self._take(sequences, self._run(sequences, 0, rows, tokens))
+        self._take(sequences, *self._run(sequences, 0, rows, tokens))
         return sequences
 
     def _run(
         self, sequences: Seq[Sequence], row: int, rows: list[list[int]], tokens: list[list[int]]
-    ) -> RoundOutput:
+    ) -> tuple[RoundOutput, StepReport]:
         n, width = len(tokens), max(map(len, tokens))
         drawing = [i for i, s in enumerate(sequences) if s.request.sampling.temperature]
         # sampled text depends on where rounds begin: a fixed length lets a seed repeat it
@@ -146,20 +164,26 @@ class Scheduler:
             ids, probs = _candidates(sequences)
         batch = [self._first_row + row, self._draft_tokens, *self._moves]
         self._moves = []
-        return self._run_round(
-            VerifyInput(
-                batch=np.array(batch),
-                rows=np.array(rows),
-                tokens=np.array([line + [0] * (width - len(line)) for line in tokens]),
-                rules=rules,
-                uniforms=uniforms,
-                history=history,
-                candidate_ids=ids,
-                candidate_probs=probs,
-            )
+        x = VerifyInput(
+            batch=np.array(batch),
+            rows=np.array(rows),
+            tokens=np.array([line + [0] * (width - len(line)) for line in tokens]),
+            rules=rules,
+            uniforms=uniforms,
+            history=history,
+            candidate_ids=ids,
+            candidate_probs=probs,
         )
+        start = time.perf_counter()
+        output = self._run_round(x)
+        self.report = StepReport(
+            time.perf_counter() - start,
+            float(output.verify_seconds[0]),
+            float(output.draft_seconds[0]),
+        )
+        return output, self.report
 
-    def _take(self, sequences: Seq[Sequence], output: RoundOutput) -> None:
+    def _take(self, sequences: Seq[Sequence], output: RoundOutput, report: StepReport) -> None:
         """Commit what a step says of its sequences and keep their next drafts."""
         drafts = output.drafts.tolist()
         for i, (accepted, token) in enumerate(output.results.tolist()):
@@ -179,6 +203,7 @@ class Scheduler:
                 sequence.drafted += len(sequence.drafts)
                 sequence.accepted += min(accepted, taken)
                 sequence.committed_per_round.append(taken)
+                report.sequences.append((len(sequence.drafts), accepted))
                 if sequence.drafts:
                     self._draft_length.observe(len(sequence.drafts), accepted)
             if sequence.finish_reason is not None:

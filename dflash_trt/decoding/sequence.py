@@ -44,6 +44,7 @@ class Sequence:
     candidate_ids: Int64 | None = None  # [D, k], what the drafts were drawn from
     candidate_probs: Float32 | None = None
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
+    started: float | None = None  # time.monotonic() of its first step
 
     def __post_init__(self) -> None:
         self.rules = encode(self.request.rules)

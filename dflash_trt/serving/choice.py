@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.serving.detokenize import Detokenizer
+from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.stop_words import StopWords
 
@@ -25,8 +26,9 @@ class Choice:
         self.index = index
         self.sequence = sequence
         self.received = time.monotonic()
-        self.started: float | None = None  # when it got a row
-        self.first_token: float | None = None
+        self._first_token: float | None = None  # when it came
+        self._last_token = 0.0
+        self._counted = 0  # tokens that the metrics know of
         self._detokenizer = Detokenizer(tokenizer)
         self._stop_words = StopWords(stop_words) if stop_words else None
         self._text = prefix  # not yet given out
@@ -49,12 +51,23 @@ class Choice:
             self._stop_words = None  # what stands behind it is not given out
         return found
 
+    def count(self, metrics: Metrics) -> None:
+        """Tell the metrics of the tokens that have come since the last time."""
+        new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
+        if not new:
+            return
+        if self._first_token is None:
+            self._first_token = now
+            queued = (self.sequence.started or now) - self.received
+            metrics.first_token(queued=queued, total=now - self.received)
+        else:
+            metrics.tokens(new, now - self._last_token)
+        self._counted, self._last_token = self._counted + new, now
+
     def news(self, *, final_only: bool) -> Part | None:
         """What has come since the last time; None if it is nothing to give out yet."""
         sequence = self.sequence
         last = sequence.finish_reason is not None
-        if self.first_token is None and sequence.tokens:
-            self.first_token = time.monotonic()
         if sequence.ends is None:
             self._text += self._detokenizer.push(sequence.tokens[self._seen :], last=last)
             self._seen = len(sequence.tokens)
@@ -78,7 +91,7 @@ class Choice:
             drafted=[sequence.drafted],
             accepted=[sequence.accepted],
             acceptance_length=[sequence.acceptance_length],
-            time_to_first_token=[self.first_token - self.received if self.first_token else 0.0],
+            time_to_first_token=[self._first_token - self.received if self._first_token else 0.0],
             token_logprobs=[values[0] for values in sequence.logprobs[start:]],
             top_token_ids=[ids[1:] for ids in sequence.logprob_ids[start:]],
             top_logprobs=[values[1:] for values in sequence.logprobs[start:]],

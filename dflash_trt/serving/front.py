@@ -23,6 +23,7 @@ from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.chat import Render
 from dflash_trt.serving.choice import Choice
+from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.outbox import Outbox, Reply, Stream
 from dflash_trt.serving.requests import choices_asked, parse_request
 from dflash_trt.serving.settings import Settings
@@ -57,11 +58,13 @@ class Front:
         tokenizer: Tokenizer,
         template: Render | None,
         run_round: RunRound,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
         self._template = template
         self._run_round = run_round
+        self._metrics = metrics
         self._draft_length = DraftLength(settings.block_size, settings.draft_tokens)
         self._measured = threading.Event()
         self._line = Line()
@@ -92,7 +95,7 @@ class Front:
         try:
             count = choices_asked(inputs)
         except RequestError as error:
-            return reply.fail(INVALID, str(error))
+            return self._refuse(reply, INVALID, str(error))
         with self._changed:
             most = self._settings.slots + self._settings.max_queue
             refusal = STOPPING if self._closing else ""
@@ -100,15 +103,16 @@ class Front:
                 refusal = "The request queue is full. Try again later."
             self._open += 0 if refusal else count
         if refusal:  # before the prompt is looked at: it may be long
-            return reply.fail(UNAVAILABLE, refusal)
+            return self._refuse(reply, UNAVAILABLE, refusal)
         try:
             ask = parse_request(inputs, self._tokenizer, self._template, self._settings)
         except Exception as error:
             self._answered(count)
             if isinstance(error, RequestError):
-                return reply.fail(INVALID, str(error))
+                return self._refuse(reply, INVALID, str(error))
             log.exception("a request could not be read")
-            return reply.fail(INTERNAL, "The request could not be read. The server's log says why.")
+            message = "The request could not be read. The server's log says why."
+            return self._refuse(reply, INTERNAL, message)
         sequences = [Sequence(request) for request in ask.choices]
         choices = [
             Choice(i, sequence, self._tokenizer, ask.stop_words, ask.prefix)
@@ -164,13 +168,36 @@ class Front:
         for sequence in self._dropped.intersection(scheduler.sequences):
             scheduler.finish(sequence, "cancelled")
             self._report(sequence)
-        before = scheduler.active
+        before, start = scheduler.active, time.perf_counter()
         news = scheduler.step(take=self._may_take(group))
+        self._measure_step(scheduler, time.perf_counter() - start)
         if scheduler.active > before and len(self._groups) > 1:
             with self._changed:  # it may be the other group's turn now
                 self._changed.notify_all()
         for sequence in news:
             self._report(sequence)
+
+    def _measure_step(self, scheduler: Scheduler, seconds: float) -> None:
+        """Tell the metrics what a step took and what holds after it."""
+        report = scheduler.report
+        if report is None:
+            return
+        if report.prompt_tokens:
+            self._metrics.prefill(tokens=report.prompt_tokens, seconds=seconds)
+        else:
+            self._metrics.round(
+                verify=report.verify,
+                draft=report.draft,
+                hop=report.round_trip - report.verify - report.draft,
+                scheduler=seconds - report.round_trip,
+                sequences=report.sequences,
+            )
+        schedulers = [group.scheduler for group in self._groups]
+        self._metrics.state(
+            active=sum(each.active for each in schedulers),
+            waiting=len(self._line),
+            kv_rows=sum(each.kv_rows for each in schedulers),
+        )
 
     def _may_take(self, group: _Group) -> bool:
         """Whether the next waiting sequence should join this group.
@@ -201,8 +228,10 @@ class Front:
     def _report(self, sequence: Sequence) -> None:
         """Hand a sequence's news to the outbox."""
         stream, choice = self._where[sequence]
+        choice.count(self._metrics)
         part = choice.news(final_only=not stream.streaming)
         if sequence.finish_reason is not None:
+            self._metrics.finished(sequence.finish_reason)
             del self._where[sequence]
             self._dropped.discard(sequence)
         if sequence.finish_reason == "error":
@@ -222,6 +251,7 @@ class Front:
             code, message = UNAVAILABLE, "An engine is not running. Try again later."
         for sequence in sequences:
             sequence.finish_reason = "error"
+            self._metrics.finished("error")
             stream, choice = self._where.pop(sequence)
             self._dropped.discard(sequence)
             part = choice.news(final_only=False)
@@ -248,6 +278,10 @@ class Front:
                 self._dropped.add(sequence)
                 if sequence not in self._where:  # it ended meanwhile
                     self._dropped.discard(sequence)
+
+    def _refuse(self, reply: Reply, code: str, message: str) -> None:
+        self._metrics.finished("refused")
+        reply.fail(code, message)
 
     def _close_stream(self, stream: Stream) -> None:
         self._answered(len(stream.choices))

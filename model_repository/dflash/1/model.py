@@ -10,6 +10,7 @@ from dflash_trt.decoding.rounds import RoundOutput, in_process
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.chat import load_chat_template
 from dflash_trt.serving.front import EngineGoneError, Front
+from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
 from dflash_trt.serving.tensors import from_response, inputs, to_tensors
@@ -27,8 +28,13 @@ class TritonPythonModel:
             engines = (here / settings.engines).resolve()
             run_round = in_process(Engine(engines / "target"), Engine(engines / "drafter"))
         tokenizer = here / settings.tokenizer
+        self.metrics = Metrics(pb, settings.block_size)
         self.front = Front(
-            settings, load_tokenizer(tokenizer), load_chat_template(tokenizer), run_round
+            settings,
+            load_tokenizer(tokenizer),
+            load_chat_template(tokenizer),
+            run_round,
+            self.metrics,
         )
 
     def execute(self, requests):
@@ -38,6 +44,7 @@ class TritonPythonModel:
 
     def finalize(self):
         self.front.close()
+        self.metrics.close()
 
 
 def call_ensemble(verify_input):
