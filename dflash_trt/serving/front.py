@@ -180,11 +180,9 @@ class Front:
     def _measure_step(self, scheduler: Scheduler, seconds: float) -> None:
         """Tell the metrics what a step took and what holds after it."""
         report = scheduler.report
-        if report is None:
-            return
-        if report.prompt_tokens:
+        if report is not None and report.prompt_tokens:
             self._metrics.prefill(tokens=report.prompt_tokens, seconds=seconds)
-        else:
+        elif report is not None:
             self._metrics.round(
                 verify=report.verify,
                 draft=report.draft,
