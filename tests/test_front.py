@@ -131,7 +131,11 @@ def _template(**values: Any) -> str:
 
 
 def _ask(
-    front: Front, text: str | None = "w1", timeout: float | None = None, **values: Any
+    front: Front,
+    text: str | None = "w1",
+    timeout: float | None = None,
+    called: str = "",
+    **values: Any,
 ) -> FakeReply:
     """Strings, and lists of them, are sent as bytes."""
     if text is not None:
@@ -143,7 +147,7 @@ def _ask(
         encoded = [element.encode() for element in elements] if words else elements
         inputs[name] = np.array(encoded, dtype=object if words else None)
     reply = FakeReply()
-    front.submit(inputs, reply, timeout)
+    front.submit(inputs, reply, called, timeout)
     return reply
 
 
@@ -354,6 +358,19 @@ def test_a_deadline_ends_a_text_as_it_is(front: Front, model: CountingModel) -> 
     assert last
     assert (part.finish_reason, part.completion_tokens) == (["cancelled"], [0])
     assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+def test_a_request_can_be_stopped_by_its_name(front: Front, model: CountingModel) -> None:
+    model.pause.clear()
+    named = _ask(front, called="mine", max_tokens=300, ignore_eos=True)
+    other = _ask(front, max_tokens=100, ignore_eos=True)
+    for name in ("no such request", "", "mine"):
+        front.stop(name)
+    model.pause.set()
+    part, _ = named.next()
+    assert part.finish_reason == ["cancelled"]
+    assert part.completion_tokens[0] <= 1
+    assert other.next()[0].finish_reason == ["length"]
 
 
 def test_a_lower_priority_number_is_served_first(model: CountingModel) -> None:

@@ -196,14 +196,15 @@ def test_the_input_can_come_back(server: Ports, greedy: list[int], tokenizer: To
     assert answer["text_output"] == PROMPT + tokenizer.decode(greedy)
 
 
+def tensor(name: str, value: Any, datatype: str, dtype: Any) -> InferInput:
+    made = InferInput(name, [1], datatype)
+    made.set_data_from_numpy(np.array([value], dtype))
+    return made
+
+
 @pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
 def test_a_deadline(model: str, server: Ports) -> None:
     """Triton's own request timeout; the text so far comes back, and the row is free again."""
-
-    def tensor(name: str, value: Any, datatype: str, dtype: Any) -> InferInput:
-        made = InferInput(name, [1], datatype)
-        made.set_data_from_numpy(np.array([value], dtype))
-        return made
 
     inputs = [
         tensor("text_input", b"a", "BYTES", object),
@@ -228,6 +229,28 @@ def test_a_deadline(model: str, server: Ports) -> None:
             client.stop_stream()
     assert reasons == ["cancelled"]
     assert settled(server)["trtllm_num_requests_running"] == 0
+
+
+def test_a_cancelled_infer_frees_its_row(server: Ports) -> None:
+    """The client's `cancel` of a plain infer; the row is free long before the text would end."""
+    inputs = [
+        tensor("text_input", b"a", "BYTES", object),
+        tensor("max_tokens", 250, "INT32", np.int32),
+    ]
+    before = settled(server)
+    answers: list[Any] = []
+    with InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        for _ in range(3):
+            call = client.async_infer(
+                "dflash_infer", inputs, callback=lambda result, error: answers.append(error)
+            )
+            time.sleep(0.03)
+            call.cancel()
+        after = settled(server)
+    assert len(answers) == 3
+    assert after["trtllm_num_requests_running"] == 0
+    generated = after["trtllm_generation_tokens_total"] - before["trtllm_generation_tokens_total"]
+    assert generated < 3 * 250
 
 
 def settled(server: Ports) -> dict[str, float]:
