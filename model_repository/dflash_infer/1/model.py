@@ -13,6 +13,7 @@ from dflash_trt.serving.settings import CODED_ERRORS
 OUTPUTS = [field.name for field in fields(Part)]
 
 
+CODES = ("INVALID_ARG", "UNAVAILABLE", "INTERNAL", "CANCELLED")
 POLL = 0.02  # seconds between two looks whether the client has gone
 
 
@@ -61,4 +62,9 @@ def watch(request, name, done):
 def decode(message):
     """The error with its code, which a BLS call does not hand on by itself."""
     code, _, text = message.partition(": ")
-    return pb.TritonError(text, getattr(pb.TritonError, code))
+    if code in CODES:
+        return pb.TritonError(text, getattr(pb.TritonError, code))
+    pb.Logger.log_error(f"dflash did not answer: {message}")  # Triton's own words
+    return pb.TritonError(
+        "The model dflash is not running. Try again later.", pb.TritonError.UNAVAILABLE
+    )
