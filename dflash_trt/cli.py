@@ -64,11 +64,14 @@ def serve(
     http_port: Annotated[int, Port] = 8000,
     grpc_port: Annotated[int, Port] = 8001,
     metrics_port: Annotated[int, Port] = 8002,
+    openai_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Answer OpenAI's API here too.")
+    ] = None,
 ) -> None:
     """Run Triton on a built directory until it is told to stop."""
     from dflash_trt.serving.server import serve as run
 
-    raise typer.Exit(run(repo, http_port, grpc_port, metrics_port))
+    raise typer.Exit(run(repo, http_port, grpc_port, metrics_port, openai_port))
 
 
 @app.command()

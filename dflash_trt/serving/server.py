@@ -4,19 +4,23 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
+from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.process import Server
 
 
-def serve(directory: Path, http_port: int, grpc_port: int, metrics_port: int) -> int:
+def serve(
+    directory: Path, http_port: int, grpc_port: int, metrics_port: int, openai_port: int | None
+) -> int:
     """Serves a built directory until SIGINT or SIGTERM; returns the exit code 0.
 
+    openai_port: where the OpenAI front answers; None: nowhere.
     Raises `ServerError` when a port is taken, a model does not load or the server dies.
     """
     console = Console()
@@ -26,10 +30,16 @@ def serve(directory: Path, http_port: int, grpc_port: int, metrics_port: int) ->
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        with Server(directory, Ports(http_port, grpc_port, metrics_port)) as server:
+        with (
+            Server(directory, Ports(http_port, grpc_port, metrics_port)) as server,
+            ExitStack() as front,
+        ):
             console.print(f"starting Triton (log: {server.log}) ...", highlight=False)
             if server.wait_ready(asked_to_stop):
                 _warm_up(server.ports)
+                if openai_port is not None:
+                    front.enter_context(_openai_front(directory, openai_port, server.ports))
+                    console.print(f"OpenAI API on http://{HOST}:{openai_port}/v1", highlight=False)
                 console.print(_how_to_call(server.ports), highlight=False, markup=False)
             while not asked_to_stop.wait(0.2):
                 server.check_alive()
@@ -62,6 +72,17 @@ def _warm_up(ports: Ports) -> None:
     """One short request, so that no user's first one pays for measuring the draft length."""
     for _ in stream(f"{HOST}:{ports.grpc}", "a", max_tokens=2, temperature=0.0):
         pass
+
+
+def _openai_front(directory: Path, port: int, ports: Ports) -> AbstractContextManager[None]:
+    try:
+        from dflash_trt.serving.openai.run import openai_front  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ServerError(
+            f"--openai-port needs the Python package {error.name}",
+            "Run: pip install 'dflash-trt[openai]'",
+        ) from error
+    return openai_front(directory, port, ports)
 
 
 def _how_to_call(ports: Ports) -> str:

@@ -1,6 +1,6 @@
 """Call the public model over gRPC: `Client`, `AsyncClient`, or `stream` for a single request."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from typing_extensions import Unpack
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-def stream(url: str, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Chunk]:
+def stream(url: str, prompt: Prompt, **options: Unpack[Options]) -> Generator[Chunk, None, None]:
     """`Client.stream` with a connection of its own, for a single request."""
     with Client(url) as client:
         yield from client.stream(prompt, **options)

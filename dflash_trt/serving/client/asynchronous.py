@@ -1,13 +1,14 @@
 """The client for asyncio: the same calls as `Client`, awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 from typing_extensions import Self, Unpack
 
+from dflash_trt.errors import ServerError
 from dflash_trt.serving.client.connection import CHANNEL_OPTIONS, Tls, to_metadata
 from dflash_trt.serving.client.exchange import Exchange
 from dflash_trt.serving.client.fields import Options, Prompt
@@ -39,7 +40,7 @@ class AsyncClient:
         """The whole answer; cancelling the task cancels the request."""
         return to_completion([chunk async for chunk in self._chunks(prompt, options, stream=False)])
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncIterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Chunk, None]:
         """The answer as it comes; closing the iterator, or cancelling its task, cancels it."""
         return self._chunks(prompt, options, stream=True)
 
@@ -55,7 +56,7 @@ class AsyncClient:
 
     async def _chunks(
         self, prompt: Prompt, options: Mapping[str, Any], *, stream: bool
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk, None]:
         exchange = Exchange(self._address, prompt, options, stream=stream, retries=self._retries)
         while True:
             request, timeout = exchange.attempt()
@@ -66,7 +67,7 @@ class AsyncClient:
                         yield chunk
                 exchange.end()
                 return
-            except grpc.RpcError as error:
+            except (grpc.RpcError, ServerError) as error:
                 pause = exchange.failed(error)
             finally:
                 call.cancel()

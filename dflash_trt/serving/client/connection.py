@@ -37,5 +37,5 @@ class Tls:
 
 
 def to_metadata(headers: Mapping[str, str] | None) -> list[tuple[str, str]]:
-    """gRPC metadata: `headers`, and the one that makes Triton end a stream with a status code."""
-    return [("triton_grpc_error", "true"), *((k.lower(), v) for k, v in (headers or {}).items())]
+    """gRPC metadata, whose names are in lower case."""
+    return [(name.lower(), value) for name, value in (headers or {}).items()]

@@ -1,13 +1,14 @@
 """The client for threads."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 from typing_extensions import Self, Unpack
 
+from dflash_trt.errors import ServerError
 from dflash_trt.serving.client.connection import CHANNEL_OPTIONS, Tls, to_metadata
 from dflash_trt.serving.client.exchange import Exchange
 from dflash_trt.serving.client.fields import Options, Prompt
@@ -47,7 +48,7 @@ class Client:
         """The whole answer. One that ran out of time has the finish_reason "cancelled"."""
         return to_completion(self._chunks(prompt, options, stream=False))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Chunk, None, None]:
         """The answer as it comes; closing the iterator cancels the request."""
         return self._chunks(prompt, options, stream=True)
 
@@ -63,7 +64,7 @@ class Client:
 
     def _chunks(
         self, prompt: Prompt, options: Mapping[str, Any], *, stream: bool
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         exchange = Exchange(self._address, prompt, options, stream=stream, retries=self._retries)
         while True:
             request, timeout = exchange.attempt()
@@ -72,7 +73,7 @@ class Client:
                 for response in call:
                     yield from exchange.read(response)
                 return exchange.end()
-            except grpc.RpcError as error:
+            except (grpc.RpcError, ServerError) as error:
                 pause = exchange.failed(error)
             finally:
                 call.cancel()
