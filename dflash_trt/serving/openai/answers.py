@@ -48,22 +48,21 @@ def usage(choices: Sequence[Summary]) -> Json:
 def metrics(summary: Summary, round_tokens: Sequence[int], most_drafts: int) -> Json:
     """The figures of one choice as vLLM's `--per-request-spec-decode-metrics` gives them.
 
-    AIPerf reads them (its `spec_decode/vllm_adapter.py`) and drops them unless they add up, so all
-    come from `round_tokens`: a round's own token is not a draft.
+    AIPerf reads them and drops them unless they add up.
     """
-    accepted = [count - 1 for count in round_tokens]
-    histogram = [accepted.count(count) for count in range(most_drafts + 1)]
-    drafted = max(summary.drafted, sum(accepted))
+    accepted = [count - 1 for count in round_tokens]  # a round's own token is no draft
+    if accepted:  # an answer may end with a draft, before the own token of its last round
+        accepted[-1] += summary.accepted - sum(accepted)
     steps = len(accepted)
     return {
         "speculative_decoding": {
             "num_spec_steps": steps,
             "num_spec_tokens": most_drafts,
-            "num_draft_tokens": drafted,
+            "num_draft_tokens": summary.drafted,
             "num_accepted_draft_tokens": sum(accepted),
             "mean_acceptance_length": 1 + sum(accepted) / steps if steps else 0.0,
-            "draft_acceptance_rate": sum(accepted) / drafted if drafted else 0.0,
-            "acceptance_histogram": histogram,
+            "draft_acceptance_rate": sum(accepted) / max(1, summary.drafted),
+            "acceptance_histogram": [accepted.count(count) for count in range(most_drafts + 1)],
             "per_step_accepted": accepted,
         }
     }
