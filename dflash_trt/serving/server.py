@@ -29,18 +29,19 @@ def serve(
         number: signal.signal(number, lambda *_: asked_to_stop.set())
         for number in (signal.SIGINT, signal.SIGTERM)
     }
+    ports = Ports(http_port, grpc_port, metrics_port)
+    front = ExitStack()
     try:
-        with (
-            Server(directory, Ports(http_port, grpc_port, metrics_port)) as server,
-            ExitStack() as front,
-        ):
+        if openai_port is not None:  # before Triton, to say at once what is wrong with it
+            front.enter_context(_openai_front(directory, openai_port, ports))
+        # the front ends first: its open streams would hold up the server
+        with front, Server(directory, ports) as server, front:
             console.print(f"starting Triton (log: {server.log}) ...", highlight=False)
             if server.wait_ready(asked_to_stop):
                 _warm_up(server.ports)
-                if openai_port is not None:
-                    front.enter_context(_openai_front(directory, openai_port, server.ports))
-                    console.print(f"OpenAI API on http://{HOST}:{openai_port}/v1", highlight=False)
-                console.print(_how_to_call(server.ports), highlight=False, markup=False)
+                console.print(
+                    _how_to_call(server.ports, openai_port), highlight=False, markup=False
+                )
             while not asked_to_stop.wait(0.2):
                 server.check_alive()
             console.print("stopping ...")
@@ -85,13 +86,14 @@ def _openai_front(directory: Path, port: int, ports: Ports) -> AbstractContextMa
     return openai_front(directory, port, ports)
 
 
-def _how_to_call(ports: Ports) -> str:
+def _how_to_call(ports: Ports, openai_port: int | None) -> str:
     http = f"http://{HOST}:{ports.http}"
+    front = f"\n  OpenAI   http://{HOST}:{openai_port}/v1" if openai_port is not None else ""
     return f"""\
 ready
   HTTP     {http}
   gRPC     {HOST}:{ports.grpc}
-  metrics  http://{HOST}:{ports.metrics}/metrics
+  metrics  http://{HOST}:{ports.metrics}/metrics{front}
 try
   dflash-trt generate --url {HOST}:{ports.grpc} 'def main():'
   curl -N {http}/v2/models/dflash/generate_stream \\

@@ -10,8 +10,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from dflash_trt.serving.client import Options, Prompt
 
-MAX_CHOICES = 128
-
 
 def _not_done(*neutral: Any) -> AfterValidator:
     """A field of which only the values that ask for nothing are accepted."""
@@ -46,7 +44,7 @@ class Fields(BaseModel):
     max_tokens: int | None = None
     temperature: float | None = None  # None: 1.0, as OpenAI has it
     top_p: float | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: int | None = Field(None, ge=1)
     seed: int | None = None
     stop: str | list[str] | None = None
     presence_penalty: float | None = None
@@ -90,7 +88,7 @@ class Fields(BaseModel):
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            seed=None if self.seed is None else self.seed % 2**64,  # OpenAI's may be negative
+            seed=None if self.seed is None else self.seed % 2**63,  # OpenAI's may be negative
             stop_words=([self.stop] if isinstance(self.stop, str) else self.stop) or None,
             bad_words=self.bad_words or None,
             ignore_eos=self.ignore_eos,
