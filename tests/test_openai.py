@@ -108,7 +108,7 @@ def test_completions(api: openai.OpenAI, triton: Ports) -> None:
         [choice] = answer.choices
         assert (choice.text, choice.finish_reason, choice.index) == (expected.text, "length", 0)
         assert (answer.object, answer.model) == ("text_completion", model)
-        _check_usage(answer, expected.token_ids, expected.round_tokens)
+        _check_usage(answer, 40)
 
 
 def test_completions_stream(api: openai.OpenAI, triton: Ports) -> None:
@@ -132,16 +132,19 @@ def test_completions_stream(api: openai.OpenAI, triton: Ports) -> None:
     assert all(piece.usage is None for piece in pieces)
     assert last.choices == []
     assert len({chunk.id for chunk in chunks}) == 1
-    _check_usage(last, expected.token_ids, expected.round_tokens)
+    _check_usage(last, 40)
 
 
-def _check_usage(answer: Any, token_ids: list[int], round_tokens: list[int]) -> None:
-    """OpenAI's counts, our figures, and what AIPerf checks before it shows its table."""
+def _check_usage(answer: Any, tokens: int) -> None:
+    """OpenAI's counts, our figures, and what AIPerf checks before it shows its table.
+
+    How many rounds a text takes differs from run to run: draft lengths follow measured costs.
+    """
     usage, details = answer.usage, answer.usage.completion_tokens_details
-    assert (usage.prompt_tokens, usage.completion_tokens) == (5, len(token_ids))
-    assert usage.total_tokens == 5 + len(token_ids)
-    assert usage.rounds == len(round_tokens)
-    assert usage.acceptance_length == pytest.approx((len(token_ids) - 1) / usage.rounds, abs=1e-3)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, tokens)
+    assert usage.total_tokens == 5 + tokens
+    assert 1 < usage.rounds < tokens
+    assert usage.acceptance_length == pytest.approx((tokens - 1) / usage.rounds, abs=1e-3)
     assert details.accepted_prediction_tokens == usage.accepted > 0
     assert details.rejected_prediction_tokens == usage.drafted - usage.accepted
     figures = answer.metrics["speculative_decoding"]

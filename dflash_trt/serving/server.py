@@ -16,7 +16,11 @@ from dflash_trt.serving.process import Server
 
 
 def serve(
-    directory: Path, http_port: int, grpc_port: int, metrics_port: int, openai_port: int | None
+    directory: Path,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    openai_port: int | None = None,
 ) -> int:
     """Serves a built directory until SIGINT or SIGTERM; returns the exit code 0.
 
