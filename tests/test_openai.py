@@ -614,6 +614,18 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> 
             list(stream)
 
 
+def test_the_front_shows_triton_its_key(built: Path) -> None:
+    """Triton's restricted protocols want a header with every request."""
+    name = "triton-grpc-protocol-inference-key"
+    with stand_in.stand_in(parts(part())) as server:
+        ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+        with openai_front(built, port, ports, headers={name: "s3cret"}):
+            body = {"model": "pycode", "prompt": "a"}
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            assert httpx.post(url, json=body, timeout=WAIT).status_code == 200
+        assert server.metadata[0][name] == "s3cret"
+
+
 def test_the_openai_client_tries_again(scripted: Scripted) -> None:
     full = failure("UNAVAILABLE", "The request queue is full. Try again later.")
     api, server = scripted(full, parts(part(text_output=["ok"])))

@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,13 +29,14 @@ def openai_front(
     directory: Path,
     port: int,
     ports: Ports,
-    connect: Callable[[], AsyncClient] | None = None,
+    host: str = HOST,
+    headers: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
-    """Answers on 127.0.0.1:`port` for as long as the block lasts; Triton listens on `ports`.
+    """Answers on 127.0.0.1:`port` for as long as the block lasts.
 
-    connect: makes the client of Triton, where it needs more than its address. Raises ServerError
-    when the port is taken or the key's file cannot be read, BuildError when `directory` is no
-    build.
+    ports, host: where Triton listens, or will; headers: what its gRPC wants with every request.
+    Raises ServerError when the port is taken or the key's file cannot be read, BuildError when
+    `directory` is no build.
     """
     manifest = read_manifest(directory)
     served = Served(
@@ -43,9 +44,9 @@ def openai_front(
         spell=speller(load_tokenizer(directory / "tokenizer")),
         most_drafts=manifest["drafter"]["block_size"] - 1,
         # no retries: a client of OpenAI's has its own
-        connect=connect or (lambda: AsyncClient(f"{HOST}:{ports.grpc}", retries=0)),
-        health_url=f"http://{HOST}:{ports.http}/v2/health/ready",
-        metrics_url=f"http://{HOST}:{ports.metrics}/metrics",
+        connect=lambda: AsyncClient(f"{host}:{ports.grpc}", headers=headers, retries=0),
+        health_url=f"http://{host}:{ports.http}/v2/health/ready",
+        metrics_url=f"http://{host}:{ports.metrics}/metrics",
         key=_key(),
     )
     listener = _listen(port)
