@@ -715,7 +715,7 @@ def test_without_the_extra_the_fix_is_named(built: Path, monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "dflash_trt.serving.openai.run")
     ports = free_ports()
     with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[openai\]'"):
-        serve(built, ports.http, ports.grpc, ports.metrics, free_ports().http)
+        serve(built, ports.http, ports.grpc, ports.metrics, openai_port=free_ports().http)
 
 
 def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:

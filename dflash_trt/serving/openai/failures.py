@@ -14,7 +14,7 @@ from dflash_trt.errors import DeadlineError, DflashError, RequestError, Unavaila
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)  # hashable, as exceptions are
 class Failure(Exception):
     """What a client is told."""
 
