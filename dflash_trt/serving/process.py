@@ -106,10 +106,10 @@ class Server:
             self.check_alive()
             if self.health.is_ready():
                 status = self.health.probe(FIRST_TIMEOUT)
-                if status == 500:
-                    raise ServerError("the first request failed", self._look())
-                if status is not None:
+                if status in (200, 503):  # served, or others filled the queue already
                     return True
+                if status is not None:
+                    raise ServerError(f"the first request got HTTP {status}", self._look())
             if give_up.wait(0.1):
                 return False
         raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._look())
