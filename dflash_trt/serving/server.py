@@ -31,6 +31,8 @@ def serve(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)
     with _told_to_stop(server) as asked_to_stop, server:
+        if server.security.exposed and server.security.old_server_exposed:
+            console.print("warning: other machines may reach a server with known security holes")
         console.print(f"starting Triton (log: {server.log}) ...")
         if server.wait_ready(asked_to_stop):
             console.print(_how_to_call(server.ports, server.security))
