@@ -7,6 +7,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dflash_trt.errors import ServerError
 from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.process import Server
 from dflash_trt.serving.security import Security, Tls, check_exposure, read_security
-from dflash_trt.serving.server import free_ports, running_server
+from dflash_trt.serving.server import free_ports
 
 ROOT = Path(__file__).parent.parent
 WAIT = 30.0
@@ -54,16 +55,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@contextmanager
+def _running(directory: Path, security: Security) -> Iterator[Ports]:
+    with Server(directory, free_ports(), security) as server:
+        server.wait_ready()
+        yield server.ports
+        server.kill()  # faster than stopping it
+
+
 @pytest.fixture(scope="module")
 def plain(built: Path) -> Iterator[Ports]:
-    with running_server(built) as ports:
+    with _running(built, Security()) as ports:
         yield ports
 
 
 @pytest.fixture(scope="module")
 def keyed(built: Path) -> Iterator[Ports]:
     security = Security(inference_key=INFERENCE_KEY, admin_key=ADMIN_KEY)
-    with running_server(built, security) as ports:
+    with _running(built, security) as ports:
         yield ports
 
 
@@ -178,7 +187,7 @@ def test_tls(built: Path, tmp_path: Path, mutual: bool) -> None:
             return _infer(channel)
 
     own = {"private_key": "client.key", "certificate_chain": "client.cert"}
-    with running_server(built, security) as ports:
+    with _running(built, security) as ports:
         assert ask(root_certificates="ca", **(own if mutual else {})) == 4
         with pytest.raises(InferenceServerException):
             ask()  # without TLS
@@ -196,11 +205,16 @@ def test_with_tls_http_stays_on_this_machine() -> None:
 
 
 def test_it_listens_where_it_is_told_to(built: Path) -> None:
-    with running_server(built, Security("127.0.0.2")) as ports:
+    with _running(built, Security("127.0.0.2")) as ports:
         with pytest.raises(urllib.error.URLError, match="refused"):
             _http(ports, "health/ready")
         with InferenceServerClient(f"127.0.0.2:{ports.grpc}") as client:
             assert _infer(client) == 4
+
+
+def test_an_address_of_another_machine_is_named(built: Path) -> None:
+    with pytest.raises(ServerError, match=r"192\.0\.2\.1.*--host"):
+        Server(built, free_ports(), Security("192.0.2.1"))
 
 
 def test_the_bundled_server_is_not_exposed(built: Path) -> None:
@@ -278,6 +292,7 @@ def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
                     assert "Traceback" not in answer
                     assert "/" + built.name not in answer
         log = server.log.read_text()
+        server.kill()
     assert re.search("Started GRPCInferenceService", log)
     for text in (secret, INFERENCE_KEY, ADMIN_KEY, security.own_key):
         assert text not in log
