@@ -21,6 +21,7 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     assert config.engine.model_dump() == {"kind": "onnxruntime", "threads": 2}
     assert config.speculation.draft_tokens is None
     assert config.serving.model_dump() == {
+        "mode": "ensemble",
         "slots": 4,
         "max_seq_len": None,
         "prefill_chunk": 256,

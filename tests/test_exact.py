@@ -153,6 +153,22 @@ def target_step(engine: Engine, tokens: Sequence[int], start: int, row: int = 0)
     return step.outputs
 
 
+def drafter_step(
+    engine: Engine, features: Any, anchor: int, seen: int, row: int = 0
+) -> dict[str, Any]:
+    """All logits of the block behind `anchor`; the features stand at `seen ..` of their text."""
+    start, width = seen + len(features), engine.info.block_size
+    step = engine.step(row, 1, width, start + width, width - 1, context=len(features))
+    step.inputs["features"][:] = features
+    step.inputs["block"][:] = [anchor] + [engine.info.mask_token_id] * (width - 1)
+    step.inputs["positions"][:] = np.r_[seen:start, start : start + width]
+    step.inputs["write_index"][:] = seen
+    step.inputs["mask"][:] = True
+    step.inputs["head_rows"][:] = np.arange(1, width)
+    step.run()
+    return step.outputs
+
+
 def test_target_logits_and_taps(case: Case) -> None:
     text = case.built.texts[0]
     taps = case.built.drafter.spec.target_layer_ids
@@ -177,16 +193,7 @@ def test_drafter_logits(case: Case) -> None:
     engine = Engine(case.built.drafter_engine)
     seen, width = 0, spec.block_size
     for start, logits in zip(starts, expected, strict=True):
-        positions = np.concatenate([np.arange(seen, start), start + np.arange(width)])
-        step = engine.step(2, 1, width, start + width, width - 1, context=start - seen)
-        step.inputs["features"][:] = features[seen:start]
-        step.inputs["block"][:] = [text[start]] + [spec.mask_token_id] * (width - 1)
-        step.inputs["positions"][:] = positions
-        step.inputs["write_index"][:] = seen
-        step.inputs["mask"][:] = True
-        step.inputs["head_rows"][:] = np.arange(1, width)
-        step.run()
-        output = step.outputs
+        output = drafter_step(engine, features[seen:start], text[start], seen, row=2)
         np.testing.assert_allclose(output["logits"], logits, atol=TOLERANCE, rtol=0)
         best = np.argsort(-output["logits"], axis=-1, kind="stable")[:, : engine.info.best]
         assert (output["top_ids"] == best).all()

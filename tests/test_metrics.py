@@ -201,7 +201,8 @@ def test_triton_shows_them_all() -> None:
         ["state", {"active": 3, "waiting": 2, "kv_rows": 4}],
     ]
     with Server(ROOT / "tests" / "metrics_repository", free_ports()) as server:
-        server.wait_ready()
+        # not `wait_ready`: there is no dflash_infer to warm up
+        _until(lambda: server.health.is_ready() and server.health.progress() is not None)
         url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
         _until(lambda: "dflash_kv_rows_used" in _samples(url)[1])  # all there before any request
         assert set(_samples(url)[0].values()) == {0.0}

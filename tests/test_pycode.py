@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 from conftest import build_engines
-from test_exact import target_step
+from test_exact import drafter_step, target_step
 from tokenizers import Tokenizer
 
 from dflash_trt.build import build
@@ -139,24 +139,12 @@ def test_logits(demo: Demo) -> None:
     np.testing.assert_allclose(output["logits"], logits, atol=1e-4, rtol=0)
     np.testing.assert_allclose(output["features"][0], features, atol=1e-4, rtol=1e-4)
 
-    prompt, width = len(demo.prompts[0]), drafter.block_size
-    starts = list(range(prompt, len(text) - width, 5))
+    prompt = len(demo.prompts[0])
+    starts = list(range(prompt, len(text) - drafter.block_size, 5))
     expected = reference.drafter_logits(PYCODE / "target", PYCODE / "drafter", text, starts)
     seen = 0
     for start, wanted in zip(starts, expected, strict=True):
-        block = np.array([[text[start]] + [drafter.mask_token_id] * (width - 1)])
-        positions = np.concatenate([np.arange(seen, start), start + np.arange(width)])
-        found = demo.drafter.run(
-            0,
-            {
-                "features": features[None, seen:start],
-                "block": block,
-                "positions": positions[None],
-                "write_index": np.array([seen]),
-                "mask": np.ones((1, 1, width, start + width), bool),
-                "head_rows": np.arange(1, width),
-            },
-        )
+        found = drafter_step(demo.drafter, features[seen:start], text[start], seen)
         np.testing.assert_allclose(found["logits"], wanted, atol=1e-4, rtol=0)
         seen = start
 

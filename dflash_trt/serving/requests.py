@@ -18,6 +18,10 @@ from dflash_trt.serving.settings import Settings
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
 MOST_CHOICES = 64
+SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "logprobs"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 MOST_WORDS = 64  # stop words or bad words of a request
 
 Inputs = Mapping[str, "np.ndarray[Any, Any]"]
@@ -56,31 +60,16 @@ def parse_request(
     if not prompt:
         raise RequestError("The prompt is empty", "Send at least one token of text.")
     room = settings.max_seq_len - len(prompt)
-    sampling = Sampling(
-        **{
-            name: _value(inputs, name, default)
-            for name, default in (
-                ("temperature", 0.0),
-                ("top_k", 0),
-                ("top_p", 1.0),
-                ("min_p", 0.0),
-                ("repetition_penalty", 1.0),
-                ("presence_penalty", 0.0),
-                ("frequency_penalty", 0.0),
-                ("min_tokens", 0),
-                ("logprobs", None),
-                ("seed", None),
-            )
-            if name in inputs or default is not None
-        },
-        bad_words=_bad_words(_words(inputs, "bad_words"), tokenizer),
-    )
+    given = {name: _value(inputs, name, None) for name in SAMPLING if name in inputs}
+    bad_words = _bad_words(_words(inputs, "bad_words"), tokenizer)
+    sampling = Sampling(**given, bad_words=bad_words)
     if "seed" not in inputs and sampling.temperature:
         sampling = replace(sampling, seed=secrets.randbits(62))
     ignore_eos = _value(inputs, "ignore_eos", False)
     request = Request(
         prompt,
-        max_tokens=_value(inputs, "max_tokens", max(1, min(MAX_TOKENS, room))),
+        # a chat ends by itself
+        max_tokens=_value(inputs, "max_tokens", max(1, room if is_chat else min(MAX_TOKENS, room))),
         sampling=sampling,
         stop_ids=frozenset() if ignore_eos else settings.eos_token_ids,
         priority=_value(inputs, "priority", 0),
