@@ -191,7 +191,7 @@ def test_drafter_logits(case: Case) -> None:
     expected = reference.drafter_logits(pair.target_dir, pair.drafter_dir, text, starts)
     _, features = reference.target_logits_and_taps(pair.target_dir, text, spec.target_layer_ids)
     engine = Engine(case.built.drafter_engine)
-    seen, width = 0, spec.block_size
+    seen = 0
     for start, logits in zip(starts, expected, strict=True):
         output = drafter_step(engine, features[seen:start], text[start], seen, row=2)
         np.testing.assert_allclose(output["logits"], logits, atol=TOLERANCE, rtol=0)
