@@ -25,29 +25,34 @@ class DraftLength:
         self._reached = [2.0] * self.longest
         self._kept = [1.5] * self.longest
         self._rounds = 0
-        self._base = np.zeros(self.longest)
-        self._per_row = np.zeros(self.longest)
+        self._costs: list[tuple[float, float]] = []  # of each length: at the start, per row
 
     @property
     def needs_costs(self) -> bool:
         """Whether `measure` should run before the first request."""
-        return not self._fixed and not self._base.any()
+        return not self._fixed and not self._costs
 
     def set_costs(self, one: list[float], many: list[float], rows: int) -> None:
         """Seconds of a round with 1, 2, .. drafts for one sequence, and for `rows` sequences."""
-        slope = np.maximum(np.subtract(many, one), 0.0) / max(rows - 1, 1)
-        self._per_row = slope
-        self._base = np.maximum(np.array(one) - slope, 0.0)
+        self._costs = []
+        for first, all_rows in zip(one, many, strict=True):
+            per_row = max(all_rows - first, 0.0) / max(rows - 1, 1)
+            self._costs.append((max(first - per_row, 0.0), per_row))
 
     def choose(self, n: int) -> int:
         """Draft tokens for the next round of n sequences."""
         self._rounds += 1
-        if self._fixed or not self._base.any():
+        if self._fixed or not self._costs:
             return self.longest
         if self._rounds <= WARM_UP or self._rounds % FULL_EVERY == 0:
             return self.longest
-        committed = 1.0 + np.cumsum(np.cumprod(np.divide(self._kept, self._reached)))
-        return 1 + int(np.argmax(committed / (self._base + self._per_row * n)))
+        committed = chance = 1.0
+        rates = []
+        for j, (base, per_row) in enumerate(self._costs):
+            chance *= self._kept[j] / self._reached[j]
+            committed += chance
+            rates.append(committed / (base + per_row * n))
+        return 1 + rates.index(max(rates))
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from one sequence's round."""
