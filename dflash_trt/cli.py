@@ -64,11 +64,40 @@ def serve(
     http_port: Annotated[int, Port] = 8000,
     grpc_port: Annotated[int, Port] = 8001,
     metrics_port: Annotated[int, Port] = 8002,
+    host: Annotated[str, typer.Option(help="IPv4 address to listen on.")] = "127.0.0.1",
+    grpc_cert: Annotated[Path | None, typer.Option(help="PEM: TLS on gRPC.")] = None,
+    grpc_key: Annotated[Path | None, typer.Option(help="PEM: the certificate's key.")] = None,
+    grpc_ca: Annotated[
+        Path | None, typer.Option(help="PEM: only clients with a certificate of this CA.")
+    ] = None,
+    inference_key_file: Annotated[
+        Path | None, typer.Option(help="Holds the key that requests must send.")
+    ] = None,
+    admin_key_file: Annotated[
+        Path | None, typer.Option(help="Holds the key that management calls must send.")
+    ] = None,
+    insecure_old_server: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-old-server",
+            help="Let a tritonserver with known security holes listen beyond this machine.",
+        ),
+    ] = False,
 ) -> None:
-    """Run Triton on a built directory until it is told to stop."""
+    """Run Triton on a built directory until it is told to stop; restart what dies."""
+    from dflash_trt.serving.security import read_security
     from dflash_trt.serving.server import serve as run
 
-    raise typer.Exit(run(repo, http_port, grpc_port, metrics_port))
+    security = read_security(
+        host,
+        grpc_cert=grpc_cert,
+        grpc_key=grpc_key,
+        grpc_ca=grpc_ca,
+        inference_key_file=inference_key_file,
+        admin_key_file=admin_key_file,
+        old_server_exposed=insecure_old_server,
+    )
+    raise typer.Exit(run(repo, http_port, grpc_port, metrics_port, security))
 
 
 @app.command()

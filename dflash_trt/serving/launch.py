@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.security import LOOPBACK, Security
 
-HOST = "127.0.0.1"  # the wheel's server is from 2024 and has known holes: never beyond loopback
+HOST = LOOPBACK  # where a server is unless it is told otherwise
 EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it is asked to stop
 
 
@@ -76,19 +77,26 @@ def _wheel_binary(root: Path, runtime: Path) -> Binary:
     )
 
 
-def command(binary: Binary, repository: Path, ports: Ports, shm_prefix: str) -> list[str]:
+def command(
+    binary: Binary, repository: Path, ports: Ports, shm_prefix: str, security: Security
+) -> list[str]:
     """The command line; `shm_prefix` starts the names of this server's shared memory regions."""
     return [
         str(binary.path),
         f"--model-repository={repository}",
         *binary.arguments,
-        *(f"--{kind}-address={HOST}" for kind in ("http", "grpc", "metrics")),
+        "--model-control-mode=explicit",  # the supervisor may reload a model
+        "--load-model=*",
+        f"--http-address={security.http_host}",
+        f"--grpc-address={security.host}",
+        f"--metrics-address={security.host}",
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         f"--exit-timeout-secs={EXIT_TIMEOUT}",
         "--disable-auto-complete-config",  # it would import every Python model twice
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        *security.arguments(),
     ]
 
 

@@ -1,111 +1,159 @@
 """A tritonserver process: start it, wait until it is ready, stop it whatever state it is in."""
 
-import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from contextlib import suppress
 from pathlib import Path
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving import reaper
+from dflash_trt.serving.health import Health
 from dflash_trt.serving.launch import (
     EXIT_TIMEOUT,
-    HOST,
     Ports,
     command,
     environment,
     find_binary,
     working_directory,
 )
+from dflash_trt.serving.reaper import SHARED_MEMORY, clean_up, command_line, processes_naming
+from dflash_trt.serving.security import Security, check_exposure, reach
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
-KILL_TIMEOUT = 5.0  # seconds
-SHARED_MEMORY = Path("/dev/shm")
+FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
+RELOAD_TIMEOUT = 20.0  # seconds
+REAPER_TIMEOUT = 10.0  # seconds
 
 
 class Server:
-    """One tritonserver process over a built directory, with its log and its runtime directory."""
+    """A tritonserver over a built directory, with its log and its runtime directory.
 
-    def __init__(self, directory: Path, ports: Ports) -> None:
+    As a context manager it runs for as long as the block; `start` starts it anew after `kill`.
+    """
+
+    def __init__(self, directory: Path, ports: Ports, security: Security | None = None) -> None:
         self.ports = ports
+        self.security = security or Security()
         self.repository = _repository(directory)
-        _check_ports(ports)
+        http = f"http://{reach(self.security.http_host)}:{ports.http}"
+        metrics = f"http://{reach(self.security.host)}:{ports.metrics}/metrics"
+        self.health = Health(http, metrics, self.security.headers)
+        _check_ports(ports, self.security)
         self._runtime = Path(tempfile.mkdtemp(prefix="dflash-trt-"))
         self.log = self._runtime / "server.log"
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
 
     def __enter__(self) -> "Server":
         try:
-            binary = find_binary(self._runtime)
+            self._binary = find_binary(self._runtime)
+            check_exposure(self.security, self._binary.path)
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
-        with self.log.open("wb") as log:
+        self._directory = working_directory(self._runtime)
+        self._reaper = subprocess.Popen(  # cleans up even when this process is killed
+            [sys.executable, "-I", reaper.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert self._reaper.stdin is not None
+        self._reaper.stdin.write(f"{self.shm_prefix}\n".encode())
+        self._reaper.stdin.flush()
+        self.start()
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        self.stop()
+        with suppress(subprocess.TimeoutExpired):  # closes its end of the pipe, too
+            self._reaper.communicate(timeout=REAPER_TIMEOUT)
+        if isinstance(error, ServerError):  # keep the log that the error names
+            return
+        shutil.rmtree(self._runtime, ignore_errors=True)
+
+    def start(self) -> None:
+        """Starts the process; its log goes on where the last one's ended."""
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self.process = subprocess.Popen(
-                command(binary, self.repository, self.ports, self.shm_prefix),
-                env=environment(binary),
-                cwd=working_directory(self._runtime),
+                command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
+                env=environment(self._binary),
+                cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches us; we tell the server
             )
-        return self
-
-    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        self.stop()
-        if isinstance(error, ServerError):  # keep the log that the error names
-            return
-        shutil.rmtree(self._runtime, ignore_errors=True)
 
     def wait_ready(self, give_up: threading.Event | None = None) -> bool:
-        """Waits until all models are ready; False when `give_up` was set before that."""
+        """Waits until all models are ready and a first request was served.
+
+        The first request measures the costs that the draft length follows: no user waits for it.
+        False when `give_up` was set before that; raises `ServerError` when it cannot be.
+        """
         give_up = give_up or threading.Event()
         deadline = time.monotonic() + START_TIMEOUT
-        url = f"http://{HOST}:{self.ports.http}/v2/health/ready"
         while time.monotonic() < deadline:
             self.check_alive()
-            try:
-                with urllib.request.urlopen(url, timeout=2):
+            if self.health.is_ready():
+                status = self.health.probe(FIRST_TIMEOUT)
+                if status in (200, 503):  # served, or others filled the queue already
                     return True
-            except (urllib.error.URLError, OSError):
-                if give_up.wait(0.1):
-                    return False
+                if status is not None:
+                    raise ServerError(f"the first request got HTTP {status}", self._look())
+            if give_up.wait(0.1):
+                return False
         raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._look())
 
     def check_alive(self) -> None:
         """Raises `ServerError` with the server's own last words when its process has ended."""
         code = self.process.poll()
         if code is not None:
-            log = self.log.read_text(errors="replace")
+            log = self.log.read_bytes()[self._log_start :].decode(errors="replace")
             raise ServerError(f"tritonserver ended (exit {code}): {_reason(log)}", self._look())
+
+    def stubs(self) -> dict[int, str]:
+        """The server's model processes: process id to model."""
+        words = {pid: command_line(pid) for pid in processes_naming(self.shm_prefix)}
+        return {
+            pid: Path(line[1]).parent.parent.name  # MODEL/1/model.py
+            for pid, line in words.items()
+            if line and line[0].endswith("triton_python_backend_stub")
+        }
+
+    def reload(self, model: str) -> None:
+        """Loads a model anew, in new processes; raises `ServerError` when the server cannot."""
+        for step in ("unload", "load"):
+            status = self.health.post(f"repository/models/{model}/{step}", {}, RELOAD_TIMEOUT)
+            if status != 200:
+                raise ServerError(f"the server did not {step} {model}", self._look())
+        lines = [command_line(pid) for pid in self.stubs()]
+        for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):  # the dead leave theirs
+            if not any(region.name in line for line in lines):
+                region.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Stops the server and its model processes; bounded, whatever they are doing."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(EXIT_TIMEOUT + 3)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        # model processes that outlived it; killing one takes the system a moment
-        deadline = time.monotonic() + KILL_TIMEOUT
-        while (pids := _processes_naming(self.shm_prefix)) and time.monotonic() < deadline:
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
-        for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
-            region.unlink(missing_ok=True)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends everything at once; clients see their connections close."""
+        self.process.kill()
+        self.process.wait()
+        clean_up(self.shm_prefix)
 
     def _look(self) -> str:
         return f"Read its log: {self.log}"
@@ -121,13 +169,17 @@ def _repository(directory: Path) -> Path:
     )
 
 
-def _check_ports(ports: Ports) -> None:
+def _check_ports(ports: Ports, security: Security) -> None:
     taken: list[int] = []
-    for kind, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
+    for kind, port, host in (
+        ("http", ports.http, security.http_host),
+        ("grpc", ports.grpc, security.host),
+        ("metrics", ports.metrics, security.host),
+    ):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((HOST, port))
+                probe.bind((host, port))
             except (OSError, OverflowError):
                 usable = False
             else:
@@ -149,15 +201,3 @@ def _reason(log: str) -> str:
         return "; ".join(f"model {name} did not load: {why}" for name, why in failed)
     errors = [line for line in lines if re.match(r"E\d{4} ", line) or line.startswith("error:")]
     return " | ".join((errors or lines)[-5:]) or "it said nothing"
-
-
-def _processes_naming(text: str) -> list[int]:
-    """Processes with `text` in their command line; Linux only, as the server is."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if text.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue  # it ended meanwhile
-    return found

@@ -4,48 +4,46 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from dflash_trt.serving.client import stream
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.process import Server
+from dflash_trt.serving.security import Security, reach
+from dflash_trt.serving.supervisor import supervise
 
 
-def serve(directory: Path, http_port: int, grpc_port: int, metrics_port: int) -> int:
+def serve(
+    directory: Path,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    security: Security | None = None,
+) -> int:
     """Serves a built directory until SIGINT or SIGTERM; returns the exit code 0.
 
-    Raises `ServerError` when a port is taken, a model does not load or the server dies.
+    Raises `ServerError` when a port is taken, a model does not load at first, or the server dies
+    again and again. A second signal ends it without waiting for running requests.
     """
-    console = Console()
-    asked_to_stop = threading.Event()
-    previous = {
-        number: signal.signal(number, lambda *_: asked_to_stop.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        with Server(directory, Ports(http_port, grpc_port, metrics_port)) as server:
-            console.print(f"starting Triton (log: {server.log}) ...", highlight=False)
-            if server.wait_ready(asked_to_stop):
-                _warm_up(server.ports)
-                console.print(_how_to_call(server.ports), highlight=False, markup=False)
-            while not asked_to_stop.wait(0.2):
-                server.check_alive()
-            console.print("stopping ...")
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)
+    with _told_to_stop(server) as asked_to_stop, server:
+        console.print(f"starting Triton (log: {server.log}) ...")
+        if server.wait_ready(asked_to_stop):
+            console.print(_how_to_call(server.ports, server.security))
+            supervise(server, asked_to_stop, lambda line: console.print(_now(), line))
+        console.print("stopping ...")
     return 0
 
 
 @contextmanager
-def running_server(directory: Path) -> Iterator[Ports]:
-    """A ready server on free ports of 127.0.0.1, for as long as the block lasts."""
-    with Server(directory, free_ports()) as server:
+def running_server(directory: Path, security: Security | None = None) -> Iterator[Ports]:
+    """A ready server on free ports, for as long as the block lasts; nobody supervises it."""
+    with Server(directory, free_ports(), security) as server:
         server.wait_ready()
-        _warm_up(server.ports)
         yield server.ports
 
 
@@ -58,21 +56,47 @@ def free_ports() -> Ports:
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
-def _warm_up(ports: Ports) -> None:
-    """One short request, so that no user's first one pays for measuring the draft length."""
-    for _ in stream(f"{HOST}:{ports.grpc}", "a", max_tokens=2, temperature=0.0):
-        pass
+@contextmanager
+def _told_to_stop(server: Server) -> Iterator[threading.Event]:
+    """Set by the first SIGINT or SIGTERM; the second kills the server."""
+    event = threading.Event()
+
+    def handle(_number: int, _frame: object) -> None:
+        if event.is_set():
+            with suppress(AttributeError):  # it was not started yet
+                server.process.kill()
+        event.set()
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _how_to_call(ports: Ports) -> str:
-    http = f"http://{HOST}:{ports.http}"
-    return f"""\
-ready
-  HTTP     {http}
-  gRPC     {HOST}:{ports.grpc}
-  metrics  http://{HOST}:{ports.metrics}/metrics
-try
-  dflash-trt generate --url {HOST}:{ports.grpc} 'def main():'
-  curl -N {http}/v2/models/dflash/generate_stream \\
-    -d '{{"text_input": "def main():", "max_tokens": 64, "stream": true}}'
-Ctrl-C stops it"""
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def _how_to_call(ports: Ports, security: Security) -> str:
+    http = f"http://{reach(security.http_host)}:{ports.http}"
+    grpc = f"{reach(security.host)}:{ports.grpc}"
+    key = " -H 'inference-key: KEY'" if security.inference_key else ""
+    lines = [
+        "ready",
+        f"  HTTP     {http}",
+        f"  gRPC     {grpc}{' (TLS)' if security.tls else ''}",
+        f"  metrics  http://{reach(security.host)}:{ports.metrics}/metrics",
+        "try",
+    ]
+    if not (security.tls or key):
+        lines.append(f"  dflash-trt generate --url {grpc} 'def main():'")
+    return "\n".join(
+        [
+            *lines,
+            f"  curl -N{key} {http}/v2/models/dflash/generate_stream \\",
+            '    -d \'{"text_input": "def main():", "max_tokens": 64, "stream": true}\'',
+            "Ctrl-C stops it",
+        ]
+    )

@@ -1,0 +1,166 @@
+"""Who may reach the server and what they must show: address, TLS and keys."""
+
+import ipaddress
+import re
+import secrets
+import ssl
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dflash_trt.errors import ServerError
+
+LOOPBACK = "127.0.0.1"
+# 26.07; older ones have known holes, up to a way around the very keys (CVE-2026-24207, May 2026)
+OLDEST_EXPOSED = (2, 71)
+CHANGES = ("model-repository", "shared-memory", "trace", "logging")  # always behind a key
+LOOKS = ("model-config", "statistics")  # behind the admin key when there is one
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files for gRPC; with `ca`, clients must show a certificate that it signed."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+
+
+@dataclass(frozen=True)
+class Security:
+    """An IPv4 address to listen on, TLS for gRPC, and the keys that clients must send."""
+
+    host: str = LOOPBACK
+    tls: Tls | None = None
+    old_server_exposed: bool = False  # the risk was accepted
+    inference_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    # closes what nobody was given a key to; the supervisor reloads a model with it
+    own_key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+
+    @property
+    def http_host(self) -> str:
+        """Triton's HTTP has no TLS: when gRPC has it, HTTP stays on this machine."""
+        return LOOPBACK if self.tls else self.host
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The HTTP headers that open everything."""
+        headers = {"admin-key": self.admin_key or self.own_key}
+        return headers | ({"inference-key": self.inference_key} if self.inference_key else {})
+
+    def arguments(self) -> list[str]:
+        """The arguments for tritonserver. The keys are among them: it knows no other way."""
+        closed = (*CHANGES, *LOOKS) if self.admin_key else CHANGES
+        arguments = _restrict(closed, "admin-key", self.admin_key or self.own_key)
+        if self.inference_key:
+            arguments += _restrict(("inference",), "inference-key", self.inference_key)
+        if self.tls:
+            arguments += [
+                "--grpc-use-ssl=true",
+                f"--grpc-server-cert={self.tls.cert}",
+                f"--grpc-server-key={self.tls.key}",
+            ]
+            if self.tls.ca:
+                arguments += ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.tls.ca}"]
+        return arguments
+
+
+def read_security(
+    host: str,
+    *,
+    grpc_cert: Path | None = None,
+    grpc_key: Path | None = None,
+    grpc_ca: Path | None = None,
+    admin_key_file: Path | None = None,
+    inference_key_file: Path | None = None,
+    old_server_exposed: bool = False,
+) -> Security:
+    """The options of `serve`, checked and read; raises `ServerError` naming the option."""
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        raise ServerError(
+            f"--host {host} is not an IPv4 address", "Give one, such as 127.0.0.1 or 0.0.0.0"
+        ) from None
+    return Security(
+        host,
+        _read_tls(grpc_cert, grpc_key, grpc_ca),
+        old_server_exposed,
+        inference_key=_read_key("--inference-key-file", inference_key_file),
+        admin_key=_read_key("--admin-key-file", admin_key_file),
+    )
+
+
+def reach(host: str) -> str:
+    """Where this machine finds what listens on `host`."""
+    return LOOPBACK if host == "0.0.0.0" else host
+
+
+def check_exposure(security: Security, binary: Path) -> None:
+    """Raises `ServerError` when an old tritonserver would be reachable from other machines."""
+    if ipaddress.IPv4Address(security.host).is_loopback or security.old_server_exposed:
+        return
+    if (version := _version(binary)) < OLDEST_EXPOSED:
+        known = ".".join(map(str, version)) or "of unknown version"
+        raise ServerError(
+            f"tritonserver {known} has known security holes and may only listen on 127.0.0.1",
+            "Put a tritonserver of 2.71 or later on PATH, in an environment without "
+            "nvidia-pytriton, or accept the risk with --insecure-old-server",
+        )
+
+
+def _version(binary: Path) -> tuple[int, ...]:
+    """(major, minor), as the server says before it ends for want of a repository; () unknown."""
+    ports = [f"--allow-{kind}=false" for kind in ("http", "grpc", "metrics")]
+    command = [str(binary), "--model-repository=/nonexistent", *ports]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found = re.search(r"server_version +\| +(\d+)\.(\d+)", done.stdout + done.stderr)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
+def _restrict(apis: tuple[str, ...], header: str, key: str) -> list[str]:
+    rule = f"{','.join(apis)}:{header}={key}"
+    return [f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"]
+
+
+def _read_tls(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+    if cert is None and key is None and ca is None:
+        return None
+    if cert is None or key is None:
+        raise ServerError(
+            "TLS needs a certificate and its key", "Give both --grpc-cert and --grpc-key"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password="")
+        if ca:
+            context.load_verify_locations(ca)
+    except (OSError, ssl.SSLError) as error:  # says no file name
+        raise ServerError(
+            f"--grpc-cert {cert}, --grpc-key {key} and --grpc-ca {ca} cannot be used: {error}",
+            "Give PEM files: a certificate, its own key without a password, a CA's certificate",
+        ) from None
+    return Tls(cert.resolve(), key.resolve(), ca.resolve() if ca else None)
+
+
+def _read_key(option: str, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(
+            f"{option} {path} cannot be read: {error}", "Give a text file with the key"
+        ) from None
+    if not re.fullmatch(r"[\w-]{16,256}", key):
+        raise ServerError(
+            f"{option} {path} does not hold a key: 16 to 256 letters, digits, - or _",
+            f"Make one: openssl rand -hex 32 > {path}",
+        )
+    return key

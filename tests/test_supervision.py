@@ -1,0 +1,308 @@
+"""`dflash-trt serve` over the real server: what it does when a process dies, hangs or is told to
+stop."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.build import build
+from dflash_trt.config import load_config
+from dflash_trt.errors import ServerError
+from dflash_trt.serving import supervisor
+from dflash_trt.serving.client import stream
+from dflash_trt.serving.process import Server
+from dflash_trt.serving.reaper import (
+    SHARED_MEMORY,
+    clean_up,
+    command_line,
+    processes_naming,
+)
+from dflash_trt.serving.repository import INFER_INSTANCES as INSTANCES
+from dflash_trt.serving.server import free_ports
+
+ROOT = Path(__file__).parent.parent
+WAIT = 60.0  # seconds; nothing here should take so long
+STOP = 25.0  # seconds: exit timeout 5 + 3, killing, and a slow machine
+LONG = 400  # tokens of a request that is still running when something happens to it
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("supervision") / "built"
+    build(load_config(ROOT / "build_configs" / "pycode.yaml"), directory, lambda *_: None)
+    return directory
+
+
+@dataclass
+class Supervised:
+    server: Server
+    said: list[str]
+    result: Future[None]  # of supervise()
+    text: list[int]  # what the server answers while it is well
+
+    def pid(self, model: str) -> int:
+        if model == "tritonserver":
+            return self.server.process.pid
+        # the highest: a reloaded model's old processes may still be there
+        return max(pid for pid, name in self.server.stubs().items() if name == model)
+
+    def regions(self) -> set[str]:
+        return {path.name for path in SHARED_MEMORY.glob(f"{self.server.shm_prefix}*")}
+
+    def wait_until(self, words: str) -> str:
+        """The first line with `words` that was said."""
+        return _wait_for(lambda: next((line for line in self.said if words in line), None))
+
+
+def _wait_for(get: Callable[[], str | None]) -> str:
+    deadline = time.monotonic() + WAIT
+    while (found := get()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def _ask(server: Server, max_tokens: int, temperature: float = 0.0) -> list[int]:
+    url = f"127.0.0.1:{server.ports.grpc}"
+    chunks = stream(url, "def main():", max_tokens=max_tokens, temperature=temperature)
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+def _infer(server: Server, max_tokens: int) -> int | None:
+    """The HTTP status of a plain request."""
+    inputs = [
+        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
+        {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
+        {"name": "temperature", "shape": [1], "datatype": "FP32", "data": [1.0]},
+    ]
+    return server.health.post("models/dflash_infer/infer", {"inputs": inputs}, WAIT)
+
+
+@contextmanager
+def _supervised(directory: Path) -> Iterator[Supervised]:
+    stop, said = threading.Event(), list[str]()
+    with ThreadPoolExecutor(1) as pool, Server(directory, free_ports()) as server:
+        server.wait_ready()
+        result = pool.submit(supervisor.supervise, server, stop, said.append)
+        try:
+            yield Supervised(server, said, result, _ask(server, 32))
+        finally:
+            stop.set()
+            with suppress(ServerError):
+                result.result(WAIT)
+            shutil.rmtree(server.log.parent, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def supervised(built: Path) -> Iterator[Supervised]:
+    with pytest.MonkeyPatch.context() as patch, _supervised(built) as each:
+        patch.setattr(supervisor, "HEALTHY", 0.0)  # each test begins a new row of restarts
+        yield each
+
+
+@pytest.mark.parametrize("model", ["verify", "draft", "dflash", "dflash_infer", "tritonserver"])
+def test_a_killed_process_is_replaced(supervised: Supervised, model: str) -> None:
+    server, said, regions = supervised.server, supervised.said, supervised.regions()
+    said.clear()
+    with ThreadPoolExecutor(3) as streaming, ThreadPoolExecutor(INSTANCES) as waiting:
+        streams = [streaming.submit(_ask, server, LONG, 1.0) for _ in range(3)]
+        answers = [waiting.submit(_infer, server, LONG) for _ in range(INSTANCES)]
+        time.sleep(0.3)
+        pid = supervised.pid(model)
+        region = {word for word in command_line(pid) if word in regions}
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        if model == "dflash_infer":  # nothing but its own request needs it
+            assert all(len(each.result(WAIT)) > 1 for each in streams)
+            assert sorted(str(each.result(WAIT)) for each in answers) == ["200"] * 3 + ["500"]
+        else:
+            region = regions
+            for each in streams:
+                with pytest.raises(ServerError):
+                    each.result(WAIT)
+            assert all(each.result(WAIT) != 200 for each in answers)
+            assert time.monotonic() - killed < 10
+    supervised.wait_until("ready again")
+    assert len(said) == 2
+    assert re.search(rf"{model} (ended|.*exit -9)", said[0])
+    assert "restarting" in said[0]
+    assert [_infer(server, 1) for _ in range(INSTANCES)] == [200] * INSTANCES
+    assert _ask(server, 32) == supervised.text
+    assert supervised.regions()
+    assert supervised.regions().isdisjoint(region)
+
+
+@pytest.mark.parametrize("model", ["verify", "tritonserver"])
+def test_a_hung_process_is_replaced(
+    built: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 0.5)
+    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
+    with _supervised(built) as each:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(_ask, each.server, LONG, 1.0)
+            time.sleep(0.3)
+            os.kill(each.pid(model), signal.SIGSTOP)
+            with pytest.raises(ServerError):
+                running.result(WAIT)
+        assert "no round for" in each.wait_until("restarting the server")
+        each.wait_until("ready again")
+        assert _ask(each.server, 32) == each.text
+
+
+def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue is full for longer than the timeout, so that probes are refused."""
+    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 0.2)
+    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 0.6)
+    enough = time.monotonic() + WAIT
+
+    def keep_busy(server: Server) -> bool:
+        """Until `enough`; whether it found the queue full."""
+        full = False
+        while time.monotonic() < enough:
+            chunks = stream(f"127.0.0.1:{server.ports.grpc}", "a", max_tokens=LONG, temperature=1.0)
+            try:
+                for _ in chunks:
+                    if time.monotonic() > enough:
+                        chunks.close()
+            except ServerError as error:
+                if "queue is full" not in str(error):
+                    raise
+                full = True
+                time.sleep(0.2)
+        return full
+
+    config = load_config(ROOT / "build_configs" / "pycode.yaml").serving
+    clients = config.slots + config.max_queue + 8
+    with _supervised(built) as each, ThreadPoolExecutor(clients) as pool:
+        enough = time.monotonic() + 4.0
+        busy = [pool.submit(keep_busy, each.server) for _ in range(clients)]
+        assert any(client.result(WAIT) for client in busy)
+        assert each.said == []
+        assert _ask(each.server, 32) == each.text
+
+
+def test_it_gives_up_with_the_reason(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "DELAYS", (0.0, 0.1))
+    broken = tmp_path / "broken"
+    shutil.copytree(built, broken)
+    with _supervised(broken) as each:
+        (broken / "engines" / "target" / "engine.json").unlink()
+        os.kill(each.pid("verify"), signal.SIGKILL)
+        with pytest.raises(ServerError, match=r"engine\.json.*2 restarts in a row") as caught:
+            each.result.result(WAIT)
+        assert str(each.server.log) in caught.value.fix
+        assert each.server.log.is_file()
+        assert len(each.said) == 2
+
+
+def test_it_can_be_stopped_while_it_waits_to_restart(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "DELAYS", (1000.0,))
+    with _supervised(built) as each:
+        os.kill(each.pid("draft"), signal.SIGKILL)
+        each.wait_until("restarting the server in 1000 s")
+        start = time.monotonic()
+    assert time.monotonic() - start < STOP
+
+
+@contextmanager
+def _serve(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
+    """`dflash-trt serve`, ready: its process, its gRPC port and its log."""
+    ports = free_ports()
+    options = [f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dflash_trt", "serve", str(directory), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = None
+    try:
+        assert process.stdout is not None
+        said = ""
+        while "Ctrl-C" not in said:  # ends with the output when the process does
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        found = re.search(r"\S+/server\.log", said)
+        assert found is not None
+        log = Path(found[0])
+        yield process, ports.grpc, log
+    finally:
+        process.kill()
+        process.communicate()
+        if log:
+            shutil.rmtree(log.parent, ignore_errors=True)
+
+
+def _prefix(log: Path) -> str:
+    """Of the shared memory of the server that writes this log."""
+    (server,) = (pid for pid in processes_naming(str(log.parent)) if _words(pid, "--model-repo"))
+    found = re.search(r"dflash_trt_\w{12}_", _words(server, "shm-region-prefix-name"))
+    assert found is not None
+    return found[0]
+
+
+def _words(pid: int, text: str) -> str:
+    return next((word for word in command_line(pid) if text in word), "")
+
+
+def _traces(prefix: str) -> list[object]:
+    return [*processes_naming(prefix), *SHARED_MEMORY.glob(f"{prefix}*")]
+
+
+def test_nothing_stays_when_serve_itself_is_killed(built: Path) -> None:
+    with _serve(built) as (process, _, log):
+        prefix = _prefix(log)
+        assert _traces(prefix)
+        process.kill()
+        deadline = time.monotonic() + STOP
+        while _traces(prefix) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert _traces(prefix) == []
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_stopping_is_bounded(built: Path, signals: int) -> None:
+    """With an open stream, a dead and a hung model process."""
+    with _serve(built) as (process, port, log):
+        prefix = _prefix(log)
+        chunks = stream(f"127.0.0.1:{port}", "a", max_tokens=LONG, temperature=1.0)
+        next(chunks)
+        for model, number in (("verify", signal.SIGSTOP), ("dflash_infer", signal.SIGKILL)):
+            pids = [pid for pid in processes_naming(prefix) if _words(pid, f"/{model}/1/")]
+            os.kill(pids[0], number)
+        start = time.monotonic()
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert process.wait(WAIT) == 0
+        assert time.monotonic() - start < (STOP if signals == 1 else 5)
+        with pytest.raises(ServerError):
+            list(chunks)
+        assert _traces(prefix) == []
+        assert not log.exists()
+
+
+def test_cleaning_up_needs_a_prefix_of_ours() -> None:
+    for prefix in ("", "python", "dflash_trt_"):
+        with pytest.raises(ValueError, match="prefix"):
+            clean_up(prefix)
