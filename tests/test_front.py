@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from triton_metrics import Triton
 
 from dflash_trt.decoding.rounds import RoundOutput, VerifyInput, no_candidates
-from dflash_trt.serving.front import Front
+from dflash_trt.errors import RequestError
+from dflash_trt.serving.front import EngineGoneError, Front
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.settings import Settings
@@ -51,10 +56,15 @@ class CountingModel:
         self.error: Exception | None = None
         self.rounds = 0
         self.seconds = 0.0  # of a round
+        self.prompts: list[int] = []  # first token of each prompt, in the order they were run
+        self.seen: list[tuple[int, int]] = []  # first cache row and rows of each step
 
     def __call__(self, x: VerifyInput) -> RoundOutput:
+        if x.rows[0, 2] == 0:
+            self.prompts.append(int(x.tokens[0, 0]))
         assert self.pause.wait(WAIT)
         self.rounds += 1
+        self.seen.append((int(x.batch[0]), len(x.rows)))
         time.sleep(self.seconds)
         if self.error is not None:
             error, self.error = self.error, None
@@ -80,8 +90,8 @@ def model() -> CountingModel:
     return CountingModel()
 
 
-@pytest.fixture
-def front(model: CountingModel) -> Iterator[Front]:
+@contextmanager
+def _front(model: CountingModel, **values: object) -> Iterator[Front]:
     words = {f"w{i}": i for i in range(VOCAB)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -97,18 +107,47 @@ def front(model: CountingModel) -> Iterator[Front]:
         block_size=4,
         draft_tokens=3,
     )
+    settings = replace(settings, **values)
     metrics = Metrics(Triton(), settings.block_size)
-    front = Front(settings, tokenizer, None, model, metrics)
+    front = Front(settings, tokenizer, _template, model, metrics)
     yield front
     model.pause.set()
     front.close()
     metrics.close()
 
 
-def _ask(front: Front, text: str = "w1", **values: object) -> FakeReply:
-    inputs = {name: np.array([value]) for name, value in values.items()}
+@pytest.fixture
+def front(model: CountingModel) -> Iterator[Front]:
+    with _front(model) as front:
+        yield front
+
+
+def _template(**values: Any) -> str:
+    """A chat template: the contents, then what else was given."""
+    if not all(isinstance(m["content"], str) for m in values["messages"]):
+        raise RequestError("the chat template refuses the messages", "Send strings")
+    last = values["add_generation_prompt"] and values.get("word", "w9")
+    return " ".join([m["content"] for m in values["messages"]] + [last or "w8"])
+
+
+def _ask(
+    front: Front,
+    text: str | None = "w1",
+    timeout: float | None = None,
+    called: str = "",
+    **values: Any,
+) -> FakeReply:
+    """Strings, and lists of them, are sent as bytes."""
+    if text is not None:
+        values["text_input"] = text
+    inputs = {}
+    for name, value in values.items():
+        elements = value if isinstance(value, list) else [value]
+        words = isinstance(elements[0], str)
+        encoded = [element.encode() for element in elements] if words else elements
+        inputs[name] = np.array(encoded, dtype=object if words else None)
     reply = FakeReply()
-    front.submit({"text_input": np.array([text.encode()], dtype=object), **inputs}, reply)
+    front.submit(inputs, reply, called, timeout)
     return reply
 
 
@@ -208,10 +247,30 @@ def test_a_full_queue_refuses_at_once(front: Front, model: CountingModel) -> Non
         (b"w1", {"top_p": float("nan")}, "top_p is nan"),
         (b"w1", {"top_k": -1}, "top_k is -1"),
         (b"w1", {"seed": np.uint64(2**63)}, "seed is"),
+        (b"w1", {"min_p": 2.0}, "min_p is 2"),
+        (b"w1", {"repetition_penalty": 0.0}, "repetition_penalty is 0"),
+        (b"w1", {"presence_penalty": float("nan")}, "presence_penalty is nan"),
+        (b"w1", {"min_tokens": -1}, "min_tokens is -1"),
+        (b"w1", {"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9"),
+        (b"w1", {"logprobs": 21}, "logprobs is 21"),
+        (b"w1", {"logprobs": -1}, "logprobs is -1"),
+        (b"w1", {"n": 0}, "n is 0"),
+        (b"w1", {"n": 65}, "n is 65"),
+        (b"w1", {"stop_words": b""}, "stop_words holds an empty"),
+        (b"w1", {"stop_words": b"\xff"}, "stop_words is not UTF-8"),
+        (b"w1", {"bad_words": b"\xff"}, "bad_words is not UTF-8"),
+        (b"w1", {"messages": b"[]"}, "both given"),
+        (b"", {"messages": b"{}"}, "not a JSON list"),
+        (b"", {"messages": b'[{"role": "user", "content": 1}]'}, "refuses"),
+        (b"", {"messages": b'[{"role": "u"}]', "tools": b"1"}, "tools is not a JSON list"),
+        (b"w1 " * 100_000, {}, "characters cannot be 400 tokens"),
     ],
 )
 def test_a_bad_request_is_refused(front: Front, text: bytes, values: dict, words: str) -> None:
-    inputs = {name: np.array([value]) for name, value in values.items()}
+    inputs = {
+        name: np.array([value], object if isinstance(value, bytes) else None)
+        for name, value in values.items()
+    }
     reply = FakeReply()
     front.submit({"text_input": np.array([text], dtype=object), **inputs}, reply)
     code, message = reply.next()
@@ -219,6 +278,142 @@ def test_a_bad_request_is_refused(front: Front, text: bytes, values: dict, words
     assert words in message
     assert "\n" not in message
     assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+def test_an_engine_that_is_gone_can_be_retried(front: Front, model: CountingModel) -> None:
+    model.error = EngineGoneError("Stub process 'verify' is not healthy")
+    assert _ask(front).next()[0] == "UNAVAILABLE"
+    assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+def test_a_failed_stream_says_error_before_its_code(front: Front, model: CountingModel) -> None:
+    model.seconds = 0.02
+    reply = _ask(front, max_tokens=300, stream=True, ignore_eos=True)
+    assert reply.next()[0].finish_reason == [""]
+    model.error = RuntimeError("boom")
+    while isinstance((got := reply.next())[0], Part) and got[0].finish_reason == [""]:
+        pass
+    assert got[0].finish_reason == ["error"]
+    assert reply.next()[0] == "INTERNAL"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("words", "values", "text", "tokens"),
+    [
+        (["w7 w8"], {}, "w2 w3 w4 w5 w6 ", 7),  # over the border of two rounds
+        (["x", "w4", "w3 w4"], {}, "w2 ", 3),  # both are complete with w4
+        (["w9"], {"max_tokens": 3}, "w2 w3 w4", 3),
+        (["w4 z"], {"max_tokens": 3}, "w2 w3 w4", 3),  # held back, then given out
+        (["w5"], {"min_tokens": 5, "max_tokens": 6}, "w2 w3 w4 w5 w6 w7", 6),
+        (["w2"], {"exclude_input_in_output": False}, "w1", 1),
+    ],
+)
+def test_stop_words(
+    front: Front, words: list[str], values: dict, text: str, tokens: int, stream: bool
+) -> None:
+    parts = _stream(_ask(front, stop_words=words, stream=stream, ignore_eos=True, **values))
+    assert "".join(part.text_output[0] for part in parts) == text
+    assert [t for part in parts for t in part.token_ids] == list(range(2, 2 + tokens))
+    ran_out = tokens == values.get("max_tokens")
+    assert parts[-1].finish_reason == ["length" if ran_out else "stop"]
+    assert sum(t for part in parts for t in part.round_tokens) == tokens - 1
+    assert parts[-1].accepted[0] <= tokens - 1
+
+
+def test_the_prompt_can_be_part_of_the_text(front: Front) -> None:
+    reply = _ask(front, "w1 w2", max_tokens=2, exclude_input_in_output=False)
+    assert reply.next()[0].text_output == ["w1 w2w3 w4"]
+
+
+def test_several_choices_in_one_response(front: Front) -> None:
+    part, last = _ask(front, n=3, max_tokens=6).next()
+    assert last
+    assert part.index == [0, 1, 2]
+    assert part.text_output == ["w2 w3 w4 w5 w6 w7"] * 3
+    assert part.completion_tokens == [6] * 3
+    assert part.token_ids == [2, 3, 4, 5, 6, 7] * 3
+    assert part.round_tokens == [4, 1] * 3
+
+
+def test_several_choices_in_a_stream(front: Front) -> None:
+    parts = _stream(_ask(front, n=3, max_tokens=20, stream=True))
+    for i in range(3):
+        of_choice = [part for part in parts if part.index == [i]]
+        assert [t for part in of_choice for t in part.token_ids] == list(range(2, 22))
+        assert [p.finish_reason[0] for p in of_choice][-1] == "length"
+
+
+def test_a_deadline_ends_a_text_as_it_is(front: Front, model: CountingModel) -> None:
+    model.seconds = 0.05
+    running = [_ask(front, timeout=0.3, max_tokens=300, ignore_eos=True) for _ in range(2)]
+    waiting = _ask(front, timeout=0.15, max_tokens=300, ignore_eos=True)
+    for reply in running:
+        part, last = reply.next()
+        assert last
+        assert part.finish_reason == ["cancelled"]
+        assert 0 < part.completion_tokens[0] < 300
+        assert part.token_ids == [(2 + i) % VOCAB for i in range(part.completion_tokens[0])]
+    part, last = waiting.next()
+    assert last
+    assert (part.finish_reason, part.completion_tokens) == (["cancelled"], [0])
+    assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+def test_a_request_can_be_stopped_by_its_name(front: Front, model: CountingModel) -> None:
+    model.pause.clear()
+    named = _ask(front, called="mine", max_tokens=300, ignore_eos=True)
+    other = _ask(front, max_tokens=100, ignore_eos=True)
+    for name in ("no such request", "", "mine"):
+        front.stop(name)
+    model.pause.set()
+    part, _ = named.next()
+    assert part.finish_reason == ["cancelled"]
+    assert part.completion_tokens[0] <= 1
+    assert other.next()[0].finish_reason == ["length"]
+
+
+def test_a_lower_priority_number_is_served_first(model: CountingModel) -> None:
+    with _front(model, slots=1, max_queue=10) as front:
+        model.pause.clear()
+        asked = [("w1", 0), ("w10", 5), ("w20", 5), ("w30", -1), ("w40", 9)]
+        replies = []
+        for text, priority in asked:
+            replies.append(_ask(front, text, max_tokens=2, priority=priority))
+            while not model.prompts:  # the first of them finds the row free
+                time.sleep(0.01)
+        model.pause.set()
+        for reply, (text, _) in zip(replies, asked, strict=True):
+            assert reply.next()[0].token_ids[0] == int(text[1:]) + 1
+    assert model.prompts == [1, 30, 10, 20, 40]
+
+
+def test_messages_go_through_the_template(front: Front) -> None:
+    messages = json.dumps([{"role": "user", "content": "w1 w2"}, {"role": "x", "content": "w3"}])
+
+    def ids(**values: Any) -> tuple[int, list[int]]:
+        part, _ = _ask(front, None, messages=messages, max_tokens=2, **values).next()
+        return part.prompt_tokens, part.token_ids
+
+    assert ids() == (4, [10, 11])
+    assert ids(add_generation_prompt=False) == (4, [9, 10])
+    assert ids(chat_template_kwargs='{"word": "w20 w21"}') == (5, [22, 23])
+    # the messages are not to be replaced
+    assert ids(chat_template_kwargs='{"messages": []}') == (4, [10, 11])
+
+
+def test_two_groups_of_rows_from_eight_sequences_on(model: CountingModel) -> None:
+    with _front(model, slots=12, max_queue=50) as front:
+        model.seconds = 0.005
+        few = [_ask(front, max_tokens=20) for _ in range(4)]
+        assert all(reply.next()[0].token_ids == list(range(2, 22)) for reply in few)
+        assert {row for row, _ in model.seen if row >= 6} == set()
+        many = [_ask(front, max_tokens=40) for _ in range(30)]
+        assert all(reply.next()[0].token_ids == list(range(2, 42)) for reply in many)
+    # each group keeps to its own half
+    assert all(row + n <= 6 for row, n in model.seen if row < 6)
+    assert max(n for row, n in model.seen if row == 6) >= 4
+    assert max(row + n for row, n in model.seen) <= 12
 
 
 def test_closing_answers_what_is_open(front: Front, model: CountingModel) -> None:

@@ -143,13 +143,13 @@ def verify_input(
         "rows": np.tile([width, forced, position, 100], (n, 1)),
         "candidate_ids": np.zeros((n, 1, 1), np.int64),
         "candidate_probs": np.zeros((n, 1, 1), np.float32),
+        "history": np.full((n, 1), NO_HISTORY),
     }
     return VerifyInput(
         batch=np.array([0, DRAFTS]),
         tokens=tokens,
         rules=np.full(n, encode(Rules(sampling, len(PROMPT), ())), object),
         uniforms=uniforms,
-        history=np.full((n, 1), NO_HISTORY),
         **(values | more),
     )
 
@@ -177,6 +177,7 @@ def draw_rounds(sampling: Sampling) -> tuple[Array, Array]:
                 sampling,
                 # no drafts after this round
                 rows=np.tile([DRAFTS + 1, 1, len(PROMPT), 1], (BATCH, 1)),
+                history=prompts,
                 candidate_ids=first.next_candidate_ids,
                 candidate_probs=first.next_candidate_probs,
             )
@@ -211,11 +212,31 @@ def round_excess(sampling: Sampling) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(0.8, top_k=8, top_p=0.9)], ids=["plain", "cut"]
+    "sampling", [Sampling(1.0), Sampling(0.8, top_k=8, top_p=0.9, min_p=0.05)], ids=["plain", "cut"]
 )
 def test_committed_tokens_follow_the_target(sampling: Sampling) -> None:
     for place, z in enumerate(round_excess(sampling)):
         assert z < CRITICAL_Z, f"token {place} does not follow the target: z = {z:.1f}"
+
+
+def test_penalised_tokens_follow_the_target() -> None:
+    """Penalties depend on the drafts before, too: the first two tokens of a round, given those."""
+    sampling = Sampling(1.0, repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.4)
+    rules, target = Rules(sampling, len(PROMPT), ()), TableTarget()
+    texts, committed = draw_rounds(sampling)
+    for place in (0, 1):
+        rows = texts[committed > place]
+        counts: dict[tuple[int, ...], Array] = {}
+        for row in rows:
+            before = tuple(row[: place + 1].tolist())
+            counts.setdefault(before, np.zeros(VOCAB))[row[place + 1]] += 1
+        probs = []
+        for before in counts:
+            history = [*PROMPT, *before]
+            kept = rules.weights(target.logits[before[-1]], len(history), history)
+            probs.append(kept / kept.sum(dtype=np.float64))
+        z = chi_square(np.array(list(counts.values())), np.array(probs))
+        assert z < CRITICAL_Z, f"token {place + 1} does not follow the target: z = {z:.1f}"
 
 
 def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,9 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     step.run()
     outputs = step.outputs
     ids = outputs["top_ids"].reshape(n, depth, -1)
-    if not any(x.rules.tolist()):
+    rules = x.rules.tolist()
+    samplings = [decode(each).sampling for each in rules] if any(rules) else []
+    if not any(sampling.temperature for sampling in samplings):
         return DraftOutput(ids[:, :, 0], *no_candidates(n), _seconds_since(start))
     logits = outputs["top_logits"].reshape(n, depth, -1).tolist()
     # the last `longest` numbers are for drafting, whatever was used of the others
@@ -174,9 +176,8 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     uniforms = x.uniforms[:, longest + 1 :].tolist()
     drafts, probs = np.empty((n, depth), np.int64), np.empty(ids.shape, np.float32)
     for i, line in enumerate(ids.tolist()):
-        sampling = decode(x.rules[i]).sampling
         drawn = [
-            propose(best, scores, sampling, uniform)
+            propose(best, scores, samplings[i], uniform)
             for best, scores, uniform in zip(line, logits[i], uniforms[i], strict=False)
         ]
         drafts[i], probs[i] = zip(*drawn, strict=True)
@@ -253,12 +254,13 @@ def _accept_by_rules(x: VerifyInput, i: int, logits: Float32) -> tuple[int, int]
     def weights(j: int) -> Float32:
         return rules.weights(logits[j], position + forced + j, history + drafts[:j])
 
-    if rules.sampling.temperature == 0:  # a greedy draft is certain
+    if rules.sampling.temperature == 0:  # a greedy draft is certain, and so is the answer
         ids, probs = [[token] for token in drafts], [[1.0]] * len(drafts)
+        uniforms = [0.0] * (len(drafts) + 1)
     else:
         ids, probs = x.candidate_ids[i].tolist(), x.candidate_probs[i].tolist()
-    longest = x.uniforms.shape[1] // 2
-    uniforms = [*x.uniforms[i, : len(drafts)].tolist(), float(x.uniforms[i, longest])]
+        longest = x.uniforms.shape[1] // 2
+        uniforms = [*x.uniforms[i, : len(drafts)].tolist(), float(x.uniforms[i, longest])]
     try:
         return accept_sampled(drafts, weights, ids, probs, uniforms)
     except FloatingPointError:

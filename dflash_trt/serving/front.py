@@ -85,11 +85,12 @@ class Front:
         self,
         inputs: Mapping[str, "np.ndarray[Any, Any]"],
         reply: Reply,
+        name: str = "",
         timeout: float | None = None,
     ) -> None:
         """Queues a request; bad ones, and those that find the queue full, are answered at once.
 
-        timeout: seconds after which the request ends as it is.
+        name: by which it can be stopped; timeout: seconds after which the request ends as it is.
         """
         received = time.monotonic()
         try:
@@ -119,7 +120,7 @@ class Front:
             for i, sequence in enumerate(sequences)
         ]
         deadline = None if timeout is None else received + timeout
-        stream = Stream(reply, ask.streaming, deadline, choices)
+        stream = Stream(name, reply, ask.streaming, deadline, choices)
         self._outbox.open(stream)
         for choice in choices:
             choice.received = received
@@ -127,6 +128,12 @@ class Front:
             self._line.put(choice.sequence)
         with self._changed:
             self._changed.notify_all()
+
+    def stop(self, name: str) -> None:
+        """Ends the requests of this name as they are."""
+        for stream in self._outbox.streams():
+            if name and stream.name == name:
+                self._drop(stream)
 
     def close(self) -> None:
         """Ends the threads after their current rounds; what is still open is told UNAVAILABLE."""
@@ -180,11 +187,9 @@ class Front:
     def _measure_step(self, scheduler: Scheduler, seconds: float) -> None:
         """Tell the metrics what a step took and what holds after it."""
         report = scheduler.report
-        if report is None:
-            return
-        if report.prompt_tokens:
+        if report is not None and report.prompt_tokens:
             self._metrics.prefill(tokens=report.prompt_tokens, seconds=seconds)
-        else:
+        elif report is not None:
             self._metrics.round(
                 verify=report.verify,
                 draft=report.draft,

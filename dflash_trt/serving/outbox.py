@@ -32,6 +32,7 @@ class Reply(Protocol):
 class Stream:
     """A client's request with its choices."""
 
+    name: str
     reply: Reply
     streaming: bool
     deadline: float | None  # time.monotonic()
@@ -61,6 +62,11 @@ class Outbox:
         with self._changed:
             self._live[stream] = None
             self._changed.notify()
+
+    def streams(self) -> list[Stream]:
+        """Those that are not yet answered."""
+        with self._changed:
+            return list(self._live)
 
     def post(self, stream: Stream, part: Part) -> None:
         """Send a part of one choice, together with others of it that wait."""

@@ -39,8 +39,13 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            timeout = request.timeout() / 1e6  # from microseconds
-            self.front.submit(inputs(request), Reply(request), timeout or None)
+            tensors, name, reply = inputs(request), request.request_id(), Reply(request)
+            if tensors.get("stop"):
+                self.front.stop(name)
+                reply.end()
+            else:
+                timeout = request.timeout() / 1e6  # from microseconds
+                self.front.submit(tensors, reply, name, timeout or None)
 
     def finalize(self):
         self.front.close()
@@ -73,6 +78,9 @@ class Reply:
     def send(self, part, *, last):
         flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
         self._sender.send(pb.InferenceResponse(to_tensors(arrays(part))), flags=flags)
+
+    def end(self):
+        self._sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def fail(self, code, message):
         if self._coded:
