@@ -34,7 +34,8 @@ def answer(request):
         timeout=request.timeout(),
     )
     done = threading.Event()
-    threading.Thread(target=watch, args=[request, name, done], daemon=True).start()
+    watcher = threading.Thread(target=watch, args=[request, name, done], daemon=True)
+    watcher.start()
     try:
         for response in call.exec(decoupled=True):
             if response.has_error():
@@ -43,6 +44,7 @@ def answer(request):
                 result = pb.InferenceResponse(response.output_tensors())
     finally:
         done.set()
+        watcher.join()  # asking after a request that Triton has given up crashes the server
     return result
 
 
