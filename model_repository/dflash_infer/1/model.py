@@ -36,6 +36,7 @@ def answer(request):
     done = threading.Event()
     watcher = threading.Thread(target=watch, args=[request, name, done], daemon=True)
     watcher.start()
+    result = pb.InferenceResponse([])  # all that a stop gets
     try:
         for response in call.exec(decoupled=True):
             if response.has_error():
