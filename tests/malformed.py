@@ -108,12 +108,11 @@ ill_formed: st.SearchStrategy[Tensor] = st.tuples(
     st.binary(max_size=32),
 )
 over_grpc = st.builds(
-    Request,
-    model=st.sampled_from(MODELS),
-    stream=st.booleans(),
-    tensors=st.tuples(
-        st.lists(well_formed, max_size=5), st.lists(ill_formed, max_size=1), st.booleans()
-    ).map(lambda each: (*each[0], *each[1], *([A] if each[2] else []))),
+    lambda road, well, ill, prompt: Request(*road, tensors=(*well, *ill, *([A] if prompt else []))),
+    st.sampled_from([("dflash", True), ("dflash_infer", True), ("dflash_infer", False)]),
+    st.lists(well_formed, max_size=5),
+    st.lists(ill_formed, max_size=1),
+    st.booleans(),
 )
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 documents = st.recursive(

@@ -43,7 +43,7 @@ from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.server import free_ports
 
 SLOTS, MAX_QUEUE = 16, 16
-CLIENTS = 40  # more than fit
+CLIENTS = 28  # with the clients to be killed more than fit
 SECONDS = 20.0  # how long it lasts at least
 MALFORMED = 1000
 LONG = "é" * 5_000_000  # 10 MB
@@ -146,8 +146,7 @@ class Chaos:
     def excuse(self, code: str, message: str) -> None:
         """Fails for an error that this server should not have given.
 
-        UNAVAILABLE is an answer; without a connection, while the server starts anew; INTERNAL, when
-        the killed process was at work.
+        While the killed process is replaced, any is right; else only a full queue's.
         """
         now, ready = time.monotonic(), self.served.when("ready again")
         outage = (
