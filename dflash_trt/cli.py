@@ -83,6 +83,9 @@ def serve(
             help="Let a tritonserver with known security holes listen beyond this machine.",
         ),
     ] = False,
+    openai_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Answer OpenAI's API here too.")
+    ] = None,
 ) -> None:
     """Run Triton on a built directory until it is told to stop; restart what dies."""
     from dflash_trt.serving.security import read_security
@@ -97,7 +100,7 @@ def serve(
         admin_key_file=admin_key_file,
         old_server_exposed=insecure_old_server,
     )
-    raise typer.Exit(run(repo, http_port, grpc_port, metrics_port, security))
+    raise typer.Exit(run(repo, http_port, grpc_port, metrics_port, security, openai_port))
 
 
 @app.command()

@@ -42,6 +42,14 @@ class ServerError(DflashError):
     """The Triton server cannot start or cannot be reached."""
 
 
+class UnavailableError(ServerError):
+    """The server cannot take the request now: its queue is full, it is down or it is stopping."""
+
+
+class DeadlineError(ServerError):
+    """The request took longer than its `timeout`."""
+
+
 class RequestError(DflashError):
     """A prompt or a sampling value is not acceptable."""
 

@@ -12,7 +12,8 @@ import reference
 from conftest import MAX_SEQ_LEN, SLOTS, BuildPair, BuiltPair
 
 from dflash_trt.decoding.draft_length import DraftLength, measure
-from dflash_trt.decoding.rounds import RoundOutput, RunRound, VerifyInput, in_process
+from dflash_trt.decoding.messages import RoundOutput, RunRound, VerifyInput
+from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request

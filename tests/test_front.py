@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from triton_metrics import Triton
 
-from dflash_trt.decoding.rounds import RoundOutput, VerifyInput, no_candidates
+from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front import EngineGoneError, Front
 from dflash_trt.serving.metrics import Metrics

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
 from dflash_trt.config import BuildConfig
-from dflash_trt.decoding.rounds import (
+from dflash_trt.decoding.messages import (
     DraftInput,
     DraftOutput,
     RoundOutput,

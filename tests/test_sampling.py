@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.decoding import rounds
+from dflash_trt.decoding import acceptance
 from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
 from dflash_trt.decoding.draft_length import DraftLength
-from dflash_trt.decoding.rounds import NO_HISTORY, VerifyInput, in_process
+from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput
+from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.rules import Rules, encode
 from dflash_trt.decoding.sampling import Sampling, draw, propose, weights
 from dflash_trt.decoding.scheduler import Scheduler
@@ -251,7 +252,7 @@ def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch) ->
             token = int(rng.choice(VOCAB, p=p / p.sum()))
         return accepted, token
 
-    monkeypatch.setattr(rounds, "accept_sampled", wrong)
+    monkeypatch.setattr(acceptance, "accept_sampled", wrong)
     prompt, *of_round = round_excess(Sampling(1.0))
     assert prompt < CRITICAL_Z
     for place, z in enumerate(of_round):

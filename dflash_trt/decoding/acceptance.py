@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput
+from dflash_trt.decoding.rules import decode
 from dflash_trt.decoding.sampling import Float32, draw
 
 
@@ -47,3 +49,33 @@ def accept_sampled(
             token = draw(p, uniforms[-1])
         return j, token or 0
     return len(drafts), draw(weights(len(drafts)), uniforms[-1]) or 0
+
+
+def accept_by_rules(x: VerifyInput, i: int, logits: Float32) -> tuple[int, int]:
+    """`accept_sampled` of row i; (-1, 0) if its logits are no numbers, which hurts this row alone.
+
+    logits `[D + 1, vocab]`, after the anchor and after each draft.
+    """
+    rules = decode(x.rules[i])
+    length, forced, position, _ = x.rows[i].tolist()
+    tokens = x.tokens[i, :length].tolist()
+    drafts = tokens[forced:]
+    history: list[int] = []
+    if rules.need_history:
+        history = [token for token in x.history[i].tolist() if token != NO_HISTORY]
+        history += tokens[:forced]
+
+    def weights(j: int) -> Float32:
+        return rules.weights(logits[j], position + forced + j, history + drafts[:j])
+
+    if rules.sampling.temperature == 0:  # a greedy draft is certain, and so is the answer
+        ids, probs = [[token] for token in drafts], [[1.0]] * len(drafts)
+        uniforms = [0.0] * (len(drafts) + 1)
+    else:
+        ids, probs = x.candidate_ids[i].tolist(), x.candidate_probs[i].tolist()
+        longest = x.uniforms.shape[1] // 2
+        uniforms = [*x.uniforms[i, : len(drafts)].tolist(), float(x.uniforms[i, longest])]
+    try:
+        return accept_sampled(drafts, weights, ids, probs, uniforms)
+    except FloatingPointError:
+        return -1, 0

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import median
 
 from dflash_trt.decoding.draft_length import DraftLength, measure
-from dflash_trt.decoding.rounds import RunRound, in_process
+from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from dflash_trt.decoding.rounds import RunRound, VerifyInput, no_candidates, no_rules
+from dflash_trt.decoding.messages import RunRound, VerifyInput, no_candidates, no_rules
 
 MEMORY = 0.98  # weight of the past at each round: about the last 50 count
 FULL_EVERY = 64  # now and then a full block is drafted, so that long drafts are observed too

@@ -8,7 +8,7 @@ import numpy as np
 
 from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.line import Line
-from dflash_trt.decoding.rounds import (
+from dflash_trt.decoding.messages import (
     NO_HISTORY,
     RoundOutput,
     RunRound,

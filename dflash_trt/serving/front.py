@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.decoding.draft_length import DraftLength, measure
 from dflash_trt.decoding.line import Line
-from dflash_trt.decoding.rounds import RunRound
+from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.errors import RequestError

@@ -7,6 +7,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from http.client import HTTPException
 
+from dflash_trt.serving.metrics import PROMPT_TOKENS, ROUNDS
+
 # one token, over the whole way that a request takes
 PROBE = {
     "inputs": [
@@ -34,11 +36,11 @@ class Health:
         """The HTTP status of a request for one token; None without an answer in `timeout` s."""
         return self.post("models/dflash_infer/infer", PROBE, timeout)
 
-    def rounds(self) -> int | None:
-        """Target passes that succeeded since the server's start; None when it does not say."""
+    def progress(self) -> float | None:
+        """Grows with every round and prompt chunk; None when the server does not say."""
         page = _ask(self.metrics_url, TIMEOUT)[1]
-        found = re.search(r'^nv_inference_request_success\{model="verify".*\} (\d+)', page, re.M)
-        return int(found[1]) if found else None
+        found = re.findall(rf"^(?:{ROUNDS}|{PROMPT_TOKENS})(?:{{.*}})? (\S+)$", page, re.M)
+        return sum(map(float, found)) if found else None
 
     def post(self, path: str, body: object, timeout: float) -> int | None:
         """The HTTP status; None without an answer in `timeout` seconds."""

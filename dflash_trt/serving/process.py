@@ -1,5 +1,6 @@
 """A tritonserver process: start it, wait until it is ready, stop it whatever state it is in."""
 
+import errno
 import re
 import shutil
 import signal
@@ -24,7 +25,13 @@ from dflash_trt.serving.launch import (
     find_binary,
     working_directory,
 )
-from dflash_trt.serving.reaper import SHARED_MEMORY, clean_up, command_line, processes_naming
+from dflash_trt.serving.reaper import (
+    KILL_TIMEOUT,
+    SHARED_MEMORY,
+    clean_up,
+    command_line,
+    processes_naming,
+)
 from dflash_trt.serving.security import Security, check_exposure, reach
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
@@ -152,7 +159,8 @@ class Server:
     def kill(self) -> None:
         """Ends everything at once; clients see their connections close."""
         self.process.kill()
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):  # a driver may hold it
+            self.process.wait(KILL_TIMEOUT)
         clean_up(self.shm_prefix)
 
     def _look(self) -> str:
@@ -180,7 +188,12 @@ def _check_ports(ports: Ports, security: Security) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
-            except (OSError, OverflowError):
+            except (OSError, OverflowError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+                    raise ServerError(
+                        f"this machine does not have the address {host}",
+                        "Give one that it has, or 0.0.0.0 for all: --host ADDRESS",
+                    ) from None
                 usable = False
             else:
                 usable = port not in taken

@@ -39,6 +39,11 @@ class Security:
     own_key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
     @property
+    def exposed(self) -> bool:
+        """Whether other machines reach it."""
+        return not ipaddress.IPv4Address(self.host).is_loopback
+
+    @property
     def http_host(self) -> str:
         """Triton's HTTP has no TLS: when gRPC has it, HTTP stays on this machine."""
         return LOOPBACK if self.tls else self.host
@@ -99,7 +104,7 @@ def reach(host: str) -> str:
 
 def check_exposure(security: Security, binary: Path) -> None:
     """Raises `ServerError` when an old tritonserver would be reachable from other machines."""
-    if ipaddress.IPv4Address(security.host).is_loopback or security.old_server_exposed:
+    if not security.exposed or security.old_server_exposed:
         return
     if (version := _version(binary)) < OLDEST_EXPOSED:
         known = ".".join(map(str, version)) or "of unknown version"

@@ -4,12 +4,13 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 
+from dflash_trt.errors import ServerError
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.process import Server
 from dflash_trt.serving.security import Security, reach
@@ -22,18 +23,26 @@ def serve(
     grpc_port: int,
     metrics_port: int,
     security: Security | None = None,
+    openai_port: int | None = None,
 ) -> int:
     """Serves a built directory until SIGINT or SIGTERM; returns the exit code 0.
 
+    openai_port: where the OpenAI front answers; None: nowhere.
     Raises `ServerError` when a port is taken, a model does not load at first, or the server dies
     again and again. A second signal ends it without waiting for running requests.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
     server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)
-    with _told_to_stop(server) as asked_to_stop, server:
+    front = ExitStack()
+    if openai_port is not None:  # before Triton, to say at once what is wrong with it
+        front.enter_context(_openai_front(directory, openai_port, server))
+    # the front ends before the server, which its open streams would hold up
+    with front, _told_to_stop(server) as asked_to_stop, server, front:
+        if server.security.exposed and server.security.old_server_exposed:
+            console.print("warning: other machines may reach a server with known security holes")
         console.print(f"starting Triton (log: {server.log}) ...")
         if server.wait_ready(asked_to_stop):
-            console.print(_how_to_call(server.ports, server.security))
+            console.print(_how_to_call(server.ports, server.security, openai_port))
             supervise(server, asked_to_stop, lambda line: console.print(_now(), line))
         console.print("stopping ...")
     return 0
@@ -75,11 +84,30 @@ def _told_to_stop(server: Server) -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
+def _openai_front(directory: Path, port: int, server: Server) -> AbstractContextManager[None]:
+    try:
+        from dflash_trt.serving.openai.run import openai_front  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ServerError(
+            f"--openai-port needs the Python package {error.name}",
+            "Run: pip install 'dflash-trt[openai]'",
+        ) from error
+    security = server.security
+    if security.tls:
+        raise ServerError(
+            "--openai-port does not go with --grpc-cert: the front calls Triton without TLS",
+            "Leave out one of the two",
+        )
+    key = security.inference_key
+    headers = {"triton-grpc-protocol-inference-key": key} if key else {}
+    return openai_front(directory, port, server.ports, reach(security.host), headers)
+
+
 def _now() -> str:
     return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
 
 
-def _how_to_call(ports: Ports, security: Security) -> str:
+def _how_to_call(ports: Ports, security: Security, openai_port: int | None) -> str:
     http = f"http://{reach(security.http_host)}:{ports.http}"
     grpc = f"{reach(security.host)}:{ports.grpc}"
     key = " -H 'inference-key: KEY'" if security.inference_key else ""
@@ -88,8 +116,10 @@ def _how_to_call(ports: Ports, security: Security) -> str:
         f"  HTTP     {http}",
         f"  gRPC     {grpc}{' (TLS)' if security.tls else ''}",
         f"  metrics  http://{reach(security.host)}:{ports.metrics}/metrics",
-        "try",
     ]
+    if openai_port is not None:
+        lines.append(f"  OpenAI   http://{HOST}:{openai_port}/v1")
+    lines.append("try")
     if not (security.tls or key):
         lines.append(f"  dflash-trt generate --url {grpc} 'def main():'")
     return "\n".join(

@@ -111,10 +111,11 @@ def _watch_progress(
     A busy server is not asked: its rounds count. A refusal is no sign of life, since the queue is
     full too when the rounds stand still.
     """
-    alive, rounds = time.monotonic(), health.rounds()
+    alive, progress = time.monotonic(), health.progress()
     while not over.wait(PROBE_INTERVAL):
-        before, rounds = rounds, health.rounds()
-        status = 200 if rounds is not None and rounds != before else health.probe(PROBE_INTERVAL)
+        before, progress = progress, health.progress()
+        goes_on = progress is not None and progress != before
+        status = 200 if goes_on else health.probe(PROBE_INTERVAL)
         if status == 200:
             alive = time.monotonic()
         elif (silent := time.monotonic() - alive) > HANG_TIMEOUT:

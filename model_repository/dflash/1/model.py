@@ -6,7 +6,8 @@ from pathlib import Path
 import triton_python_backend_utils as pb
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
-from dflash_trt.decoding.rounds import RoundOutput, in_process
+from dflash_trt.decoding.messages import RoundOutput
+from dflash_trt.decoding.rounds import in_process
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.chat import load_chat_template
 from dflash_trt.serving.front import EngineGoneError, Front

@@ -45,7 +45,7 @@ def answer(request):
                 result = pb.InferenceResponse(response.output_tensors())
     finally:
         done.set()
-        watcher.join()  # asking after a request that Triton has given up crashes the server
+        watcher.join()  # asking after a request that has been answered crashes the server
     return result
 
 

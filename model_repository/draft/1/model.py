@@ -1,6 +1,7 @@
 """The drafter's step of a round, as a Triton model. The work is in dflash_trt.decoding.rounds."""
 
-from dflash_trt.decoding.rounds import DraftInput, draft
+from dflash_trt.decoding.messages import DraftInput
+from dflash_trt.decoding.rounds import draft
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.step import EngineStep
 

@@ -1,6 +1,7 @@
 """The target's step of a round, as a Triton model. The work is in dflash_trt.decoding.rounds."""
 
-from dflash_trt.decoding.rounds import VerifyInput, verify
+from dflash_trt.decoding.messages import VerifyInput
+from dflash_trt.decoding.rounds import verify
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.step import EngineStep
 

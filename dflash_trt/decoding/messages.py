@@ -1,0 +1,96 @@
+"""What a round takes and gives. A field of these tuples is a tensor of the Triton ensemble.
+
+Few tensors: at the speed of a small model each of them counts.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+NO_HISTORY = -1
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.object_]
+
+
+class VerifyInput(NamedTuple):
+    """Tokens to check for n sequences, which occupy n cache rows side by side.
+
+    A row's first `forced` tokens are known to be right (a prompt chunk, or the anchor); the rest,
+    up to `length`, are drafts. Prefilling is verifying a prompt.
+    """
+
+    batch: Int64  # [2 + 2m]: first cache row, drafts wanted at most, then row moves (from, to)
+    rows: Int64  # [n, 4]: length 1..S, forced 1..length, position of the first token, budget
+    tokens: Int64  # [n, S]
+    rules: Bytes  # [n]: `rules.encode`
+    uniforms: Float64  # [n, 2k + 1]: k + 1 random numbers to accept with, k to draft with
+    history: Int64  # [n, L]: tokens before `tokens` where the rules need them, then -1
+    candidate_ids: Int64  # [n, D, k]: what each draft was drawn from; D is 1 if all are greedy
+    candidate_probs: Float32  # [n, D, k]
+
+
+class VerifyOutput(NamedTuple):
+    """What the target says."""
+
+    results: Int64  # [n, 2]: drafts kept (-1: the row failed), the target's own token after them
+    features: Float32  # [n, S, taps * hidden_size]
+    logprobs: Float32  # [n, D + 1, 1 + K]: of each committed token, and of the K best there
+    logprob_ids: Int64  # [n, D + 1, K + 1]: the committed token, the K best; [n, 1, 1] if unasked
+    verify_seconds: Float64  # [1]
+
+
+class DraftInput(NamedTuple):
+    """Verified features to inject, and the anchor of the next block."""
+
+    batch: Int64
+    rows: Int64
+    rules: Bytes
+    uniforms: Float64
+    results: Int64
+    features: Float32
+
+
+class DraftOutput(NamedTuple):
+    """The next drafts, and what they were drawn from."""
+
+    drafts: Int64  # [n, D]
+    next_candidate_ids: Int64  # [n, D, k]; D is 1 if all are greedy
+    next_candidate_probs: Float32
+    draft_seconds: Float64  # [1]
+
+
+class RoundOutput(NamedTuple):
+    """What a round returns to the loop: tokens and figures, never features."""
+
+    results: Int64
+    logprobs: Float32
+    logprob_ids: Int64
+    verify_seconds: Float64
+    drafts: Int64
+    next_candidate_ids: Int64
+    next_candidate_probs: Float32
+    draft_seconds: Float64
+
+
+RunRound = Callable[[VerifyInput], RoundOutput]
+
+
+# The parts of a greedy batch that are the same for all batches of its size.
+
+
+@lru_cache(maxsize=256)
+def no_rules(n: int) -> tuple[Bytes, Float64, Int64]:
+    """Rules, uniforms and history of n plain greedy rows."""
+    return np.full(n, b"", object), np.zeros((n, 1)), np.full((n, 1), NO_HISTORY)
+
+
+@lru_cache(maxsize=256)
+def no_candidates(n: int) -> tuple[Int64, Float32]:
+    """Candidate ids and probabilities of n greedy rows."""
+    return np.zeros((n, 1, 1), np.int64), np.zeros((n, 1, 1), np.float32)

@@ -1,0 +1,30 @@
+"""Call the public model over gRPC: `Client`, `AsyncClient`, or `stream` for a single request."""
+
+from collections.abc import Generator
+
+from typing_extensions import Unpack
+
+from dflash_trt.serving.client.asynchronous import AsyncClient
+from dflash_trt.serving.client.connection import Tls
+from dflash_trt.serving.client.fields import Options, Prompt
+from dflash_trt.serving.client.results import Choice, Chunk, Completion, Summary
+from dflash_trt.serving.client.synchronous import Client
+
+__all__ = [
+    "AsyncClient",
+    "Choice",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Options",
+    "Prompt",
+    "Summary",
+    "Tls",
+    "stream",
+]
+
+
+def stream(url: str, prompt: Prompt, **options: Unpack[Options]) -> Generator[Chunk, None, None]:
+    """`Client.stream` with a connection of its own, for a single request."""
+    with Client(url) as client:
+        yield from client.stream(prompt, **options)

@@ -1,0 +1,41 @@
+"""How the server is reached: address, TLS, headers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from dflash_trt.errors import ServerError
+
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # else a channel that failed once answers retries from memory for a second and longer
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+]
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files; without a root certificate those of the system are trusted."""
+
+    root_certificate: Path | None = None
+    client_key: Path | None = None
+    client_certificate: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises ServerError when a file cannot be read."""
+        files = (self.root_certificate, self.client_key, self.client_certificate)
+        try:
+            return grpc.ssl_channel_credentials(*(file and file.read_bytes() for file in files))
+        except OSError as error:
+            raise ServerError(
+                f"cannot read {error.filename}: {error.strerror}", "Give a readable PEM file"
+            ) from error
+
+
+def to_metadata(headers: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    """gRPC metadata, whose names are in lower case."""
+    return [(name.lower(), value) for name, value in (headers or {}).items()]

@@ -1,0 +1,103 @@
+"""What a request may say, and the Triton request that says it."""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from tritonclient.grpc import service_pb2
+
+from dflash_trt.errors import RequestError
+
+MODEL = "dflash"
+
+Prompt = str | Sequence[Mapping[str, Any]]  # a text as it is, or messages for the chat template
+
+
+class Options(TypedDict, total=False):
+    """The fields of a request; one that is left out or None has the server's default."""
+
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None  # 0: greedy, the default
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    stop_words: Sequence[str] | None
+    bad_words: Sequence[str] | None
+    ignore_eos: bool | None
+    logprobs: int | None  # alternatives given with each token, 0 to 20
+    exclude_input_in_output: bool | None
+    n: int | None  # choices
+    priority: int | None  # lower is served first
+    tools: Sequence[Mapping[str, Any]] | None  # for the chat template, as the next two
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    timeout: float | None  # seconds; 600
+
+
+DATATYPES = {
+    "text_input": "BYTES",
+    "messages": "BYTES",
+    "tools": "BYTES",
+    "chat_template_kwargs": "BYTES",
+    "add_generation_prompt": "BOOL",
+    "max_tokens": "INT32",
+    "min_tokens": "INT32",
+    "stream": "BOOL",
+    "temperature": "FP32",
+    "top_k": "INT32",
+    "top_p": "FP32",
+    "min_p": "FP32",
+    "repetition_penalty": "FP32",
+    "presence_penalty": "FP32",
+    "frequency_penalty": "FP32",
+    "seed": "UINT64",
+    "stop_words": "BYTES",
+    "bad_words": "BYTES",
+    "ignore_eos": "BOOL",
+    "logprobs": "INT32",
+    "exclude_input_in_output": "BOOL",
+    "n": "INT32",
+    "priority": "INT32",
+}
+FORMATS = {"BOOL": "<?", "INT32": "<i", "UINT64": "<Q", "FP32": "<f"}
+JSON_FIELDS = {"messages", "tools", "chat_template_kwargs"}
+
+
+def to_request(
+    prompt: Prompt, options: Mapping[str, Any], *, stream: bool
+) -> service_pb2.ModelInferRequest:
+    """A request with the tensors that were set, without its timeout.
+
+    Raises TypeError for an unknown field and RequestError for a value that its tensor cannot hold.
+    """
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    source = {"text_input" if isinstance(prompt, str) else "messages": prompt}
+    for name, value in {**source, **options, "stream": stream}.items():
+        if name not in DATATYPES:
+            raise TypeError(f"unknown request field {name!r}")
+        if value is None:
+            continue
+        try:
+            shape, content = _tensor(name, value)
+        except (AttributeError, TypeError, ValueError, OverflowError, struct.error) as error:
+            raise RequestError(f"{name} is not acceptable: {error}", "Correct it") from error
+        request.inputs.add(name=name, datatype=DATATYPES[name], shape=shape)
+        request.raw_input_contents.append(content)
+    return request
+
+
+def _tensor(name: str, value: Any) -> tuple[list[int], bytes]:
+    """The shape and the bytes of a tensor; a list of texts, or one value."""
+    datatype = DATATYPES[name]
+    if datatype != "BYTES":
+        return [1], struct.pack(FORMATS[datatype], value)
+    if name in JSON_FIELDS:
+        value = json.dumps(value, ensure_ascii=False)
+    texts = [text.encode() for text in ([value] if isinstance(value, str) else value)]
+    return [len(texts)], b"".join(struct.pack("<I", len(text)) + text for text in texts)

@@ -1,0 +1,157 @@
+"""What the server answers, typed, and how it is read from a Triton response."""
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
+
+
+@dataclass
+class Summary:
+    """The totals of a choice, known when it ends."""
+
+    finish_reason: str  # "stop", "length", "cancelled" or "error"
+    prompt_tokens: int
+    completion_tokens: int
+    rounds: int
+    drafted: int  # draft tokens proposed
+    accepted: int  # draft tokens accepted
+    acceptance_length: float  # tau: tokens committed per round
+    seconds: float  # from sending the request to this choice's last chunk
+    time_to_first_token: float = 0.0  # seconds, by the server's clock
+
+
+@dataclass
+class Chunk:
+    """A piece of one choice; `final` is set in its last one."""
+
+    text: str
+    token_ids: list[int]
+    round_tokens: list[int]  # tokens that each round committed; the first token is prefill's
+    final: Summary | None
+    index: int = 0  # of the choice
+    logprobs: list[float] = field(default_factory=list)  # one a token, when asked for
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
+
+
+@dataclass
+class Choice:
+    """One whole answer; the fields are those of `Chunk`."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    round_tokens: list[int]
+    logprobs: list[float]
+    top_logprobs: list[dict[int, float]]
+    summary: Summary
+
+
+@dataclass
+class Completion:
+    """All answers to one request, in the order of their index."""
+
+    choices: list[Choice]
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text
+
+
+def to_completion(chunks: Iterable[Chunk]) -> Completion:
+    """The chunks of all choices, in the order they came, put together."""
+    by_index: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        by_index.setdefault(chunk.index, []).append(chunk)
+    return Completion([_choice(index, parts) for index, parts in sorted(by_index.items())])
+
+
+def _choice(index: int, chunks: Sequence[Chunk]) -> Choice:
+    summary = chunks[-1].final
+    assert summary is not None  # `Exchange.end` has seen it
+    return Choice(
+        index=index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        round_tokens=[count for chunk in chunks for count in chunk.round_tokens],
+        logprobs=[value for chunk in chunks for value in chunk.logprobs],
+        top_logprobs=[values for chunk in chunks for values in chunk.top_logprobs],
+        summary=summary,
+    )
+
+
+def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Chunk]:
+    """One chunk a choice of a response; `start`: when the request was sent, `time.monotonic()`."""
+    values = _arrays(response)
+    reasons = values["finish_reason"].tolist()
+    count = len(reasons)
+    tokens = _parts(values["token_ids"], values["completion_tokens"])
+    rounds = _parts(values["round_tokens"], values["rounds"])
+    empty = np.empty(0, np.float32)
+    logprobs = values.get("token_logprobs", empty).tolist()
+    tops = [
+        dict(zip(ids, probs, strict=True))
+        for ids, probs in zip(
+            values.get("top_token_ids", empty).tolist(),
+            values.get("top_logprobs", empty).tolist(),
+            strict=True,
+        )
+    ]
+    chunks = []
+    for k in range(count):
+        chunks.append(
+            Chunk(
+                text=values["text_output"][k].decode(),
+                token_ids=values["token_ids"][tokens[k]].tolist(),
+                round_tokens=values["round_tokens"][rounds[k]].tolist(),
+                final=_summary(values, k, start) if reasons[k] else None,
+                index=int(values["index"][k]) if "index" in values else k,
+                logprobs=logprobs[tokens[k]],
+                top_logprobs=tops[tokens[k]],
+            )
+        )
+    return chunks
+
+
+def _parts(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> list[slice]:
+    """Which of the concatenated items belong to which choice.
+
+    A response of one choice holds new items, of which `totals` counts more than these; one of
+    several is the whole answer.
+    """
+    if len(totals) == 1:
+        return [slice(0, len(array))]
+    ends = [0, *itertools.accumulate(totals.tolist())]
+    return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+
+def _summary(values: "dict[str, np.ndarray[Any, Any]]", k: int, start: float) -> Summary:
+    first = values.get("time_to_first_token")
+    return Summary(
+        finish_reason=values["finish_reason"][k].decode(),
+        prompt_tokens=int(values["prompt_tokens"][0]),
+        completion_tokens=int(values["completion_tokens"][k]),
+        rounds=int(values["rounds"][k]),
+        drafted=int(values["drafted"][k]),
+        accepted=int(values["accepted"][k]),
+        acceptance_length=float(values["acceptance_length"][k]),
+        seconds=time.monotonic() - start,
+        time_to_first_token=0.0 if first is None else float(first[k]),
+    )
+
+
+def _arrays(response: service_pb2.ModelInferResponse) -> "dict[str, np.ndarray[Any, Any]]":
+    arrays = {}
+    for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
+        if output.datatype == "BYTES":
+            array = deserialize_bytes_tensor(content)
+        else:
+            array = np.frombuffer(content, triton_to_np_dtype(output.datatype))
+        arrays[output.name] = array.reshape(tuple(output.shape))
+    return arrays

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible HTTP front over the client: FastAPI and uvicorn, the extra `openai`."""

@@ -1,0 +1,221 @@
+"""The HTTP application: OpenAI's routes, answered by our client."""
+
+import asyncio
+import json
+import secrets
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from dflash_trt.errors import DeadlineError, DflashError, ServerError
+from dflash_trt.serving.client import AsyncClient, Chunk, Summary
+from dflash_trt.serving.openai import answers, failures
+from dflash_trt.serving.openai.answers import CHAT, TEXT, Style
+from dflash_trt.serving.openai.body_limit import BodyLimit
+from dflash_trt.serving.openai.failures import Failure
+from dflash_trt.serving.openai.fields import ChatFields, TextFields
+from dflash_trt.serving.openai.spelling import Spell
+
+BODY_LIMIT = 2_000_000  # bytes
+UPSTREAM_TIMEOUT = 5.0  # seconds, for Triton's health and metrics
+DONE = b"data: [DONE]\n\n"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the front must know about a build and the server that serves it."""
+
+    models: tuple[str, ...]  # the names a request may give
+    spell: Spell
+    most_drafts: int  # of a round
+    connect: Callable[[], AsyncClient]
+    health_url: str
+    metrics_url: str
+    key: str | None = None  # that requests to /v1 must bring
+
+
+def create_app(served: Served, body_limit: int = BODY_LIMIT) -> FastAPI:
+    """The application; it connects to Triton when it starts."""
+
+    @asynccontextmanager
+    async def connected(app: FastAPI) -> AsyncIterator[None]:
+        async with served.connect() as client:
+            app.state.client = client
+            yield
+
+    def authorized(request: Request) -> None:
+        given = request.headers.get("authorization", "").encode()
+        if served.key and not secrets.compare_digest(given, f"Bearer {served.key}".encode()):
+            raise Failure(401, "The API key is missing or wrong.", code="invalid_api_key")
+
+    app = FastAPI(title="dflash-trt", lifespan=connected)
+    app.add_middleware(BodyLimit, limit=body_limit)
+    failures.install(app)
+    v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorized)])
+    created = int(time.time())
+
+    @v1.post("/chat/completions")
+    async def chat(fields: ChatFields, request: Request) -> Response:
+        return await _answer(served, fields, request, CHAT)
+
+    @v1.post("/completions")
+    async def completions(fields: TextFields, request: Request) -> Response:
+        return await _answer(served, fields, request, TEXT)
+
+    @v1.get("/models")
+    async def models() -> Response:
+        entry = {"object": "model", "created": created, "owned_by": "dflash-trt"}
+        return JSONResponse(
+            {"object": "list", "data": [{"id": name, **entry} for name in served.models]}
+        )
+
+    app.include_router(v1)
+
+    @app.get("/health")
+    async def health() -> Response:
+        await asyncio.to_thread(_fetch, served.health_url)
+        return Response()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        page = await asyncio.to_thread(_fetch, served.metrics_url)
+        return Response(page, media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+async def _answer(
+    served: Served, fields: ChatFields | TextFields, request: Request, style: Style
+) -> Response:
+    if fields.model not in served.models:
+        names = " and ".join(served.models)
+        raise Failure(
+            404,
+            f"There is no model {fields.model!r}; there is {names}.",
+            "model",
+            "model_not_found",
+        )
+    client: AsyncClient = request.app.state.client
+    prompt, options = fields.request()
+    head = {
+        "id": style.id_prefix + uuid.uuid4().hex,
+        "object": style.chunk_object if fields.stream else style.object,
+        "created": int(time.time()),
+        "model": fields.model,
+    }
+    if fields.stream:
+        chunks = client.stream(prompt, **options)
+        # what is wrong before the first token still gets its own status code
+        first = await _while_connected(request, anext(chunks))
+        events = _events(served, head, style, first, chunks, fields.include_usage)
+        return StreamingResponse(
+            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+    completion = await _while_connected(request, client.generate(prompt, **options))
+    for choice in completion.choices:
+        _check_end(choice.summary)
+    only = completion.choices[0] if len(completion.choices) == 1 else None
+    return JSONResponse(
+        {
+            **head,
+            "choices": [style.whole(choice, served.spell) for choice in completion.choices],
+            "usage": answers.usage([choice.summary for choice in completion.choices]),
+            "metrics": only
+            and answers.metrics(only.summary, only.round_tokens, served.most_drafts),
+        }
+    )
+
+
+async def _events(
+    served: Served,
+    head: dict[str, Any],
+    style: Style,
+    first: Chunk,
+    rest: AsyncGenerator[Chunk, None],
+    include_usage: bool,
+) -> AsyncIterator[bytes]:
+    """The server-sent events of a stream; closing it closes `rest`, which cancels the request."""
+    offsets: dict[int, int] = {}
+    rounds: list[int] = []
+    ended: list[Summary] = []
+    nothing = {"usage": None} if include_usage else {}  # OpenAI has it in every chunk then
+    try:
+        async for chunk in _chain(first, rest):
+            if chunk.final:
+                _check_end(chunk.final)
+                ended.append(chunk.final)
+            choice = style.piece(chunk, served.spell, offsets.get(chunk.index))
+            offsets.setdefault(chunk.index, 0)
+            if chunk.logprobs:
+                texts = [answers.text(token, served.spell) for token in chunk.token_ids]
+                offsets[chunk.index] += sum(map(len, texts))
+            rounds += chunk.round_tokens
+            yield _event({**head, "choices": [choice], **nothing})
+        if include_usage:
+            only = ended[0] if len(ended) == 1 else None
+            totals = {
+                "usage": answers.usage(ended),
+                "metrics": only and answers.metrics(only, rounds, served.most_drafts),
+            }
+            yield _event({**head, "choices": [], **totals})
+    except DflashError as error:
+        yield _event(failures.to_failure(error).body())
+    finally:
+        await rest.aclose()
+    yield DONE
+
+
+async def _chain(first: Chunk, rest: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+
+
+def _check_end(summary: Summary) -> None:
+    """OpenAI has no finish_reason for an answer that was broken off: it is an error."""
+    if summary.finish_reason == "cancelled":
+        raise DeadlineError("the request took longer than its timeout", "Give a longer timeout")
+    if summary.finish_reason == "error":
+        raise ServerError("a choice ended with an error", "Look at the server's log")
+
+
+async def _while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Failure(499, "The client has gone.")  # nobody reads it
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _fetch(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=UPSTREAM_TIMEOUT) as page:
+            content: bytes = page.read()
+            return content
+    except (urllib.error.URLError, OSError) as error:
+        raise Failure(503, "The server is not ready.") from error

@@ -1,0 +1,168 @@
+"""What may be sent to `/v1/chat/completions` and `/v1/completions`, in our client's words.
+
+Beside OpenAI's fields, the extensions that vLLM's users know. A field that would have no effect is
+refused unless its value asks for nothing; so is an unknown one.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from dflash_trt.serving.client import Options, Prompt
+
+
+def _not_done(*neutral: Any) -> AfterValidator:
+    """A field of which only the values that ask for nothing are accepted."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in neutral:
+            raise ValueError("is not supported by this server")
+        return value
+
+    return AfterValidator(check)
+
+
+def _one_text(prompt: Any) -> Any:
+    """OpenAI allows lists of prompts and of token ids; here a list may hold one text."""
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str):
+        raise ValueError("give one text: several prompts and token ids are not supported")
+    return prompt
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    include_usage: bool = False
+
+
+class Fields(BaseModel):
+    """What both kinds of request share."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None  # None: 1.0, as OpenAI has it
+    top_p: float | None = None
+    n: int | None = Field(None, ge=1)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # extensions
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    bad_words: list[str] | None = None
+    priority: int | None = None
+    timeout: float | None = Field(None, gt=0, le=3600)  # seconds
+    # accepted, without effect on the answer
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    parallel_tool_calls: Any = None
+    # refused
+    logit_bias: Annotated[Any, _not_done({})] = None
+    response_format: Annotated[Any, _not_done({"type": "text"})] = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def options(self) -> Options:
+        """The fields that mean the same to our client."""
+        return Options(
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=None if self.top_k is None else max(0, self.top_k),  # vLLM: -1 is off
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=None if self.seed is None else self.seed % 2**63,  # OpenAI's may be negative
+            stop_words=([self.stop] if isinstance(self.stop, str) else self.stop) or None,
+            bad_words=self.bad_words or None,
+            ignore_eos=self.ignore_eos,
+            n=self.n,
+            priority=self.priority,
+            timeout=self.timeout,
+        )
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; only text is read."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """Handed to the chat template with all its fields, the content as one text."""
+
+    model_config = ConfigDict(extra="allow")
+    role: str
+    content: str | list[TextPart] | None = None
+
+    def flat(self) -> dict[str, Any]:
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        return {**self.model_dump(exclude_unset=True), "content": content or ""}
+
+
+class ChatFields(Fields):
+    """`/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Annotated[Any, _not_done("auto", "none")] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    functions: Annotated[Any, _not_done([])] = None
+    function_call: Annotated[Any, _not_done("auto", "none")] = None
+    modalities: Annotated[Any, _not_done(["text"])] = None
+    audio: Annotated[Any, _not_done()] = None
+    prediction: Annotated[Any, _not_done()] = None
+    reasoning_effort: Annotated[Any, _not_done()] = None
+    verbosity: Annotated[Any, _not_done()] = None
+    web_search_options: Annotated[Any, _not_done()] = None
+
+    def request(self) -> tuple[Prompt, Options]:
+        options = self.options()
+        if self.max_completion_tokens is not None:
+            options["max_tokens"] = self.max_completion_tokens
+        if self.logprobs:
+            options["logprobs"] = self.top_logprobs or 0
+        options["tools"] = None if self.tool_choice == "none" else self.tools or None
+        options["chat_template_kwargs"] = self.chat_template_kwargs
+        options["add_generation_prompt"] = self.add_generation_prompt
+        return [message.flat() for message in self.messages], options
+
+
+class TextFields(Fields):
+    """`/v1/completions`."""
+
+    prompt: Annotated[str, BeforeValidator(_one_text)]
+    max_tokens: int | None = 16  # OpenAI's default
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: Annotated[Any, _not_done(False)] = None
+    best_of: Annotated[Any, _not_done(1)] = None
+    suffix: Annotated[Any, _not_done("")] = None
+
+    def request(self) -> tuple[Prompt, Options]:
+        options = self.options()
+        options["logprobs"] = self.logprobs
+        return self.prompt, options

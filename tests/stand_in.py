@@ -1,0 +1,217 @@
+"""A stand-in for Triton, for what the real one cannot be brought to do in a test.
+
+It speaks gRPC's `inference.GRPCInferenceService/ModelStreamInfer` (KServe's protocol with Triton's
+streaming extension) and answers with the tensors of model_repository/dflash/config.pbtxt. A request
+outside that contract is an error of the test: `requests` then raises it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.utils import serialize_byte_tensor
+
+INPUTS = {
+    **dict.fromkeys(
+        ("text_input", "messages", "tools", "chat_template_kwargs", "stop_words", "bad_words"),
+        "BYTES",
+    ),
+    **dict.fromkeys(
+        ("max_tokens", "min_tokens", "top_k", "logprobs", "n", "priority"),
+        "INT32",
+    ),
+    **dict.fromkeys(
+        (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ),
+        "FP32",
+    ),
+    **dict.fromkeys(
+        ("stream", "ignore_eos", "add_generation_prompt", "exclude_input_in_output"), "BOOL"
+    ),
+    "seed": "UINT64",
+}
+LISTS = {"stop_words", "bad_words"}
+OUTPUTS = {
+    **dict.fromkeys(("text_output", "finish_reason"), "BYTES"),
+    **dict.fromkeys(
+        (
+            "index",
+            "token_ids",
+            "round_tokens",
+            "prompt_tokens",
+            "completion_tokens",
+            "rounds",
+            "drafted",
+            "accepted",
+            "top_token_ids",
+        ),
+        "INT32",
+    ),
+    **dict.fromkeys(
+        ("acceptance_length", "time_to_first_token", "token_logprobs", "top_logprobs"), "FP32"
+    ),
+}
+PARAMETERS = {"timeout", "coded_errors"}
+
+Inputs = dict[str, Any]
+Answer = Callable[[Inputs, "Call"], Iterator[service_pb2.ModelStreamInferResponse]]
+
+
+class Call:
+    """What an answer may do beside giving responses."""
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self._context = context
+
+    def abort(self, code: grpc.StatusCode, message: str) -> None:
+        """End the call with a gRPC status."""
+        self._context.abort(code, message)
+
+    def hang(self, seconds: float = 30.0) -> None:
+        """Say nothing until the client is gone."""
+        deadline = time.monotonic() + seconds
+        while self._context.is_active() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers the requests one after the other with `answers`, the last one again and again."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+        self._lock = threading.Lock()
+        self._faults: list[Exception] = []
+        self._requests: list[Inputs] = []
+        self.metadata: list[dict[str, str]] = []
+        self.timeouts: list[float] = []  # seconds
+        self.ended = threading.Semaphore(0)  # released whenever a call is over
+        self.address = ""
+
+    @property
+    def requests(self) -> list[Inputs]:
+        if self._faults:
+            raise self._faults[0]
+        return self._requests
+
+    def ModelStreamInfer(self, messages: Any, context: Any) -> Any:
+        request = next(messages)
+        with self._lock:
+            answer = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
+            self.metadata.append(dict(context.invocation_metadata()))
+            try:
+                self._requests.append(_inputs(request))
+                self.timeouts.append(request.parameters["timeout"].int64_param / 1e6)
+            except Exception as fault:
+                self._faults.append(fault)
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"outside the contract: {fault}")
+        try:
+            yield from answer(self._requests[-1], Call(context))
+        finally:
+            self.ended.release()
+
+
+@contextmanager
+def stand_in(*answers: Answer) -> Iterator[StandIn]:
+    """A stand-in at `address`, on a free port of 127.0.0.1."""
+    servicer = StandIn(*answers)
+    server = grpc.server(ThreadPoolExecutor(16))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield servicer
+    finally:
+        server.stop(0).wait(5)
+
+
+def part(**values: Any) -> service_pb2.ModelStreamInferResponse:
+    """A response with the given tensors; what is not given is the end of a short answer."""
+    count = len(values.get("index", [0]))
+    tokens = values.get("token_ids", [])
+    defaults = {
+        "index": [0],
+        "text_output": [""] * count,
+        "finish_reason": ["stop"] * count,
+        "token_ids": tokens,
+        "round_tokens": [],
+        "prompt_tokens": [2],
+        "completion_tokens": [len(tokens)] * count,
+        **dict.fromkeys(("rounds", "drafted", "accepted"), [0] * count),
+        **dict.fromkeys(("acceptance_length", "time_to_first_token"), [0.0] * count),
+        "token_logprobs": [],
+        "top_token_ids": np.zeros((len(tokens), 0)),
+        "top_logprobs": np.zeros((len(tokens), 0)),
+    }
+    assert values.keys() <= defaults.keys(), "an output that the model does not have"
+    response = service_pb2.ModelInferResponse(model_name="dflash", model_version="1")
+    for name, value in (defaults | values).items():
+        datatype = OUTPUTS[name]
+        if datatype == "BYTES":
+            array = np.array([text.encode() for text in value], dtype=object)
+            content = serialize_byte_tensor(array).item()
+        else:
+            array = np.array(value, np.int32 if datatype == "INT32" else np.float32)
+            content = array.tobytes()
+        response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        response.raw_output_contents.append(content)
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
+
+
+def failure(code: str, message: str) -> Answer:
+    """An error of the model's, as it sends them to clients that ask for `coded_errors`."""
+
+    def answer(_: Inputs, __: Call) -> Iterator[service_pb2.ModelStreamInferResponse]:
+        yield error(code, message)
+
+    return answer
+
+
+def error(code: str, message: str) -> service_pb2.ModelStreamInferResponse:
+    return service_pb2.ModelStreamInferResponse(error_message=f"{code}: {message}")
+
+
+def parts(*responses: service_pb2.ModelStreamInferResponse) -> Answer:
+    """An answer of these responses."""
+    return lambda inputs, call: iter(responses)
+
+
+def _inputs(request: service_pb2.ModelInferRequest) -> Inputs:
+    assert request.model_name == "dflash"
+    assert set(request.parameters) == PARAMETERS
+    assert request.parameters["coded_errors"].bool_param
+    assert request.parameters["timeout"].int64_param > 0
+    found: Inputs = {}
+    # an infer result reads the tensors of any message that has outputs and their bytes
+    response = service_pb2.ModelInferResponse(
+        outputs=[
+            service_pb2.ModelInferResponse.InferOutputTensor(
+                name=each.name, datatype=each.datatype, shape=each.shape
+            )
+            for each in request.inputs
+        ],
+        raw_output_contents=request.raw_input_contents,
+    )
+    result = InferResult(response)
+    for each in request.inputs:
+        assert INPUTS.get(each.name) == each.datatype, each.name
+        array = result.as_numpy(each.name)
+        assert array.ndim == 1
+        values = [v.decode() if isinstance(v, bytes) else v for v in array.tolist()]
+        assert each.name in LISTS or len(values) == 1, each.name
+        found[each.name] = values if each.name in LISTS else values[0]
+    assert ("text_input" in found) != ("messages" in found), "exactly one of both"
+    return found

@@ -1,0 +1,755 @@
+"""The OpenAI front, called with OpenAI's client, over the real Triton or a scripted stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import stand_in
+from stand_in import Answer, StandIn, failure, part, parts
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
+
+from dflash_trt.build import build
+from dflash_trt.config import Source, load_config
+from dflash_trt.errors import BuildError, ServerError
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.launch import Ports
+from dflash_trt.serving.openai.app import BODY_LIMIT
+from dflash_trt.serving.openai.run import KEY, openai_front
+from dflash_trt.serving.openai.spelling import speller
+from dflash_trt.serving.server import free_ports, running_server, serve
+
+ROOT = Path(__file__).parents[1]
+PROMPT = "def main():"
+TEMPLATE = (
+    "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
+    "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ opening or 'def ' }}{% endif %}"
+)
+MOST_DRAFTS = 7  # the demo pair's block size is 8
+WAIT = 60.0
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo pair with a chat template."""
+    directory = tmp_path_factory.mktemp("openai")
+    shutil.copytree(ROOT / "examples" / "pycode" / "target", directory / "target")
+    file = directory / "target" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
+    config = load_config(ROOT / "build_configs" / "pycode.yaml")
+    config = config.model_copy(update={"target": Source(path=directory / "target")})
+    build(config, directory / "pycode", lambda step, done, total: None)
+    return directory / "pycode"
+
+
+@pytest.fixture(scope="module")
+def triton(built: Path) -> Iterator[Ports]:
+    with running_server(built) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def url(built: Path, triton: Ports) -> Iterator[str]:
+    port = free_ports().http
+    with openai_front(built, port, triton):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def api(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=WAIT) as client:
+        yield client
+
+
+Scripted = Callable[..., tuple[openai.OpenAI, StandIn]]
+
+
+@pytest.fixture
+def scripted(built: Path) -> Iterator[Scripted]:
+    """`scripted(*answers)`: the front over a stand-in that gives these answers."""
+    with ExitStack() as stack:
+
+        def start(*answers: Answer) -> tuple[openai.OpenAI, StandIn]:
+            server = stack.enter_context(stand_in.stand_in(*answers))
+            port, nowhere = free_ports().http, free_ports().http
+            grpc_port = int(server.address.rpartition(":")[2])
+            stack.enter_context(openai_front(built, port, Ports(nowhere, grpc_port, nowhere)))
+            api = openai.OpenAI(
+                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
+            )
+            return stack.enter_context(api), server
+
+        yield start
+
+
+def test_completions(api: openai.OpenAI, triton: Ports) -> None:
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        expected = client.generate(PROMPT, max_tokens=40).choices[0]
+    for model in ("pycode", "dflash"):
+        answer = api.completions.create(model=model, prompt=PROMPT, max_tokens=40, temperature=0)
+        [choice] = answer.choices
+        assert (choice.text, choice.finish_reason, choice.index) == (expected.text, "length", 0)
+        assert (answer.object, answer.model) == ("text_completion", model)
+        _check_usage(answer, 40)
+
+
+def test_completions_stream(api: openai.OpenAI, triton: Ports) -> None:
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        expected = client.generate(PROMPT, max_tokens=40).choices[0]
+    chunks = list(
+        api.completions.create(
+            model="pycode",
+            prompt=[PROMPT],
+            max_tokens=40,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *pieces, last = chunks
+    assert len(pieces) > 1
+    assert "".join(piece.choices[0].text for piece in pieces) == expected.text
+    reasons = [piece.choices[0].finish_reason for piece in pieces]
+    assert reasons == [None] * (len(pieces) - 1) + ["length"]
+    assert all(piece.usage is None for piece in pieces)
+    assert last.choices == []
+    assert len({chunk.id for chunk in chunks}) == 1
+    _check_usage(last, 40)
+
+
+def _check_usage(answer: Any, tokens: int) -> None:
+    """OpenAI's counts, our figures, and what AIPerf checks before it shows its table.
+
+    How many rounds a text takes differs from run to run: draft lengths follow measured costs.
+    """
+    usage, details = answer.usage, answer.usage.completion_tokens_details
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, tokens)
+    assert usage.total_tokens == 5 + tokens
+    assert 1 < usage.rounds < tokens
+    assert usage.acceptance_length == pytest.approx((tokens - 1) / usage.rounds, abs=1e-3)
+    assert details.accepted_prediction_tokens == usage.accepted > 0
+    assert details.rejected_prediction_tokens == usage.drafted - usage.accepted
+    figures = answer.metrics["speculative_decoding"]
+    histogram = figures["acceptance_histogram"]
+    assert len(histogram) == figures["num_spec_tokens"] + 1 == MOST_DRAFTS + 1
+    assert sum(histogram) == figures["num_spec_steps"] == usage.rounds
+    accepted = sum(count * steps for count, steps in enumerate(histogram))
+    assert accepted == figures["num_accepted_draft_tokens"] == usage.accepted
+    assert accepted == sum(figures["per_step_accepted"])
+    assert figures["num_draft_tokens"] == usage.drafted
+    assert figures["draft_acceptance_rate"] == pytest.approx(accepted / usage.drafted)
+    assert figures["mean_acceptance_length"] == pytest.approx(1 + accepted / usage.rounds)
+
+
+def test_chat(api: openai.OpenAI, triton: Ports) -> None:
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    messages: list[Any] = [
+        {"role": "system", "content": "import os"},
+        {"role": "user", "content": [{"type": "text", "text": "x = 'é'"}]},
+    ]
+    for extra, start in (({}, "def "), ({"chat_template_kwargs": {"opening": "class "}}, "class ")):
+        with Client(f"127.0.0.1:{triton.grpc}") as client:
+            expected = client.generate(f"# f\nimport os\nx = 'é'\n{start}", max_tokens=30).text
+        fields: dict[str, Any] = {
+            "model": "pycode",
+            "messages": messages,
+            "tools": [tool],
+            "temperature": 0,
+            "max_completion_tokens": 30,
+            "extra_body": extra,
+        }
+        whole = api.chat.completions.create(**fields)
+        assert whole.choices[0].message.content == expected != ""
+        chunks = list(api.chat.completions.create(**fields, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_sampling_fields_work(api: openai.OpenAI) -> None:
+    """That each does what it should is tested where it is done; here: it gets there and back."""
+    fields: dict[str, Any] = {"model": "pycode", "prompt": PROMPT, "max_tokens": 24}
+    whole = api.completions.create(**fields, n=3, logprobs=2, seed=-5, temperature=0.9, top_p=0.9)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert whole.usage is not None
+    counted = 0
+    for choice in whole.choices:
+        got = choice.logprobs
+        assert got is not None
+        counted += len(got.tokens or [])
+        assert choice.text == "".join(got.tokens or [])
+        assert all(value <= 0 for value in got.token_logprobs or [])
+        assert all(1 <= len(top) <= 3 for top in got.top_logprobs or [])
+    assert counted == whole.usage.completion_tokens
+    parts_of: dict[int, str] = {}
+    for chunk in api.completions.create(**fields, n=2, stream=True, temperature=0):
+        for choice in chunk.choices:
+            parts_of[choice.index] = parts_of.get(choice.index, "") + choice.text
+    assert len(parts_of) == 2
+    assert len(set(parts_of.values())) == 1, "greedy choices are the same"
+    text = parts_of[0]
+    stop = text[8:11]
+    cut = api.completions.create(**fields, stop=[stop, "@"], temperature=0).choices[0]
+    assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
+    extra = {"min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 3, "priority": 1, "top_k": 9}
+    extra |= {"bad_words": ["return"], "ignore_eos": True}
+    other = api.completions.create(
+        **fields, temperature=0, presence_penalty=0.5, frequency_penalty=0.5, extra_body=extra
+    )
+    assert other.choices[0].text != text
+
+
+def test_a_deadline_is_504(api: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "pycode", "prompt": PROMPT, "max_tokens": 1000}
+    fields["extra_body"] = {"timeout": 0.05, "ignore_eos": True}
+    with pytest.raises(openai.APIStatusError) as caught:
+        api.completions.create(**fields)
+    assert caught.value.status_code == 504
+    with pytest.raises(openai.APIError, match="timeout"):
+        list(api.completions.create(**fields, stream=True))
+
+
+def test_the_raw_stream_is_server_sent_events(url: str) -> None:
+    body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 5, "stream": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, end = answer.text.removesuffix("\n\n").split("\n\n")
+    assert end == "data: [DONE]"
+    for event in events:
+        assert "usage" not in json.loads(event.removeprefix("data: "))
+
+
+def test_models_health_and_metrics(api: openai.OpenAI, url: str) -> None:
+    assert [model.id for model in api.models.list()] == ["pycode", "dflash"]
+    assert httpx.get(f"{url}/health").status_code == 200
+    metrics = httpx.get(f"{url}/metrics")
+    assert metrics.status_code == 200
+    assert 'nv_inference_count{model="dflash"' in metrics.text
+
+
+def test_many_at_the_same_time(url: str) -> None:
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", timeout=WAIT) as api:
+
+            async def one() -> str:
+                answer = await api.completions.create(
+                    model="pycode", prompt=PROMPT, max_tokens=20, temperature=0
+                )
+                return answer.choices[0].text
+
+            assert len(set(await asyncio.gather(*(one() for _ in range(12))))) == 1
+
+    asyncio.run(asyncio.wait_for(ask(), WAIT))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"max_tokens": -1}, None, "max_tokens is -1"),
+        ({"prompt": ""}, None, "empty"),
+        ({"prompt": "a" * 5000}, None, "exceed"),
+        ({"prompt": "\ud800"}, None, "text_input is not acceptable"),
+        ({"max_tokens": 2**40}, None, "max_tokens is not acceptable"),
+        ({"max_tokens": "many"}, "max_tokens", "integer"),
+        ({"prompt": ["a", "b"]}, "prompt", "several prompts"),
+        ({"prompt": [1, 2]}, "prompt", "token ids"),
+        ({"prompt": None}, "prompt", "one text"),
+        ({"n": 0}, "n", "greater"),
+        ({"stop": 5}, "stop", "string"),
+        ({"timeout": 0}, "timeout", "greater"),
+        ({"logprobs": 21}, "logprobs", "20"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"echo": True}, "echo", "not supported"),
+        ({"best_of": 2}, "best_of", "not supported"),
+        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"guided_json": {}}, "guided_json", "Extra"),
+    ],
+)
+def test_a_bad_completion_request(
+    api: openai.OpenAI, url: str, fields: dict[str, Any], param: str | None, words: str
+) -> None:
+    body = {"model": "pycode", "prompt": PROMPT, **fields}
+    for stream in (False, True):
+        answer = httpx.post(
+            f"{url}/v1/completions",
+            content=json.dumps({**body, "stream": stream}),
+            headers={"Content-Type": "application/json"},
+            timeout=WAIT,
+        )
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        assert error["param"] == param
+        assert words in error["message"]
+        assert "127.0.0.1" not in error["message"]
+    assert api.completions.create(model="pycode", prompt=PROMPT, max_tokens=1).choices
+
+
+def test_bad_chat_requests_name_the_field(scripted: Scripted) -> None:
+    api, server = scripted(parts(part()))
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    for fields, param in (
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [image]}]}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"functions": [{}]}, "functions"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"temperature": "hot"}, "temperature"),
+    ):
+        body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+        with pytest.raises(openai.BadRequestError) as caught:
+            api.chat.completions.create(model="pycode", **body)  # type: ignore[call-overload]
+        assert caught.value.param == param
+    assert server.requests == []
+
+
+def test_bodies_that_are_no_request(url: str) -> None:
+    json_type = {"Content-Type": "application/json"}
+    for content in (b"", b"{", b"[]", b"5", b"\xff\xfe", b"[" * 100_000, b'{"model": "pycode"}'):
+        answer = httpx.post(f"{url}/v1/completions", content=content, headers=json_type)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert httpx.get(f"{url}/v1/completions").status_code == 405
+    assert httpx.get(f"{url}/v1/none").json()["error"]["message"] == "Not Found"
+
+
+def test_the_body_limit_holds_for_chunked_bodies_too(url: str) -> None:
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 100_000
+            yield b" " * 100_000
+
+    headers = {"Content-Type": "application/json"}
+    for content in (b" " * (BODY_LIMIT + 1), chunks()):
+        try:
+            answer = httpx.post(f"{url}/v1/completions", content=content, headers=headers)
+        except (httpx.WriteError, httpx.RemoteProtocolError):
+            continue  # closed while we were still sending, before we read the answer
+        assert answer.status_code == 413
+        assert str(BODY_LIMIT) in answer.json()["error"]["message"]
+    assert sent < 100 * BODY_LIMIT
+
+
+def test_an_unknown_model_is_404(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="pycode") as caught:
+        api.completions.create(model="gpt-9", prompt=PROMPT)
+    assert caught.value.code == "model_not_found"
+
+
+def test_the_key(
+    built: Path, triton: Ports, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("s3cret\n")
+    for name, value in ((KEY, "s3cret"), (f"{KEY}_FILE", str(tmp_path / "key"))):
+        monkeypatch.delenv(KEY, raising=False)
+        monkeypatch.setenv(name, value)
+        port = free_ports().http
+        with openai_front(built, port, triton):
+            base = f"http://127.0.0.1:{port}"
+            assert openai.OpenAI(base_url=f"{base}/v1", api_key="s3cret").models.list().data
+            for key in ("guess", "s3cret2"):
+                api = openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0)
+                with pytest.raises(openai.AuthenticationError, match="key"):
+                    api.models.list()
+                with pytest.raises(openai.AuthenticationError):
+                    api.completions.create(model="pycode", prompt=PROMPT)
+            assert httpx.get(f"{base}/v1/models").status_code == 401
+            assert httpx.get(f"{base}/health").status_code == 200
+    monkeypatch.setenv(f"{KEY}_FILE", str(tmp_path / "none"))
+    with pytest.raises(ServerError, match="cannot read"), openai_front(built, 0, triton):
+        pass
+
+
+def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
+    answer = part(text_output=["Hi"], token_ids=[5], finish_reason=["length"])
+    api, server = scripted(parts(answer))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[Any] = [
+        {"role": "system", "content": "é"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "3"},
+    ]
+    found = api.chat.completions.create(
+        model="pycode",
+        messages=messages,
+        tools=[tool],
+        tool_choice="auto",
+        temperature=0.5,
+        top_p=0.25,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        max_completion_tokens=9,
+        stop="\n",
+        seed=-1,
+        n=1,
+        user="somebody",
+        response_format={"type": "text"},
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.125,
+            "repetition_penalty": 1.5,
+            "min_tokens": 1,
+            "ignore_eos": True,
+            "bad_words": ["x"],
+            "priority": 2,
+            "timeout": 30,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "add_generation_prompt": True,
+        },
+    )
+    api.chat.completions.create(
+        model="pycode",
+        messages=[{"role": "user", "content": "hi"}],
+        stop=["a", "b"],
+        tools=[tool],
+        tool_choice="none",
+        extra_body={"top_k": -1},
+    )
+    first, second = server.requests
+    sent = json.loads(first.pop("messages"))
+    assert [message["content"] for message in sent] == ["é", "ab", "", "3"]
+    assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool"]
+    assert sent[2]["tool_calls"] == [call]
+    assert sent[3]["tool_call_id"] == "1"
+    assert json.loads(first.pop("tools")) == [tool]
+    assert json.loads(first.pop("chat_template_kwargs")) == {"enable_thinking": False}
+    assert first == {
+        "stream": False,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "max_tokens": 9,
+        "stop_words": ["\n"],
+        "seed": 2**63 - 1,
+        "n": 1,
+        "top_k": 5,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "min_tokens": 1,
+        "ignore_eos": True,
+        "bad_words": ["x"],
+        "priority": 2,
+        "add_generation_prompt": True,
+    }
+    assert 29 < server.timeouts[0] <= 30
+    assert json.loads(second.pop("messages")) == [{"role": "user", "content": "hi"}]
+    # OpenAI's temperature when none is given; the length is the server's to choose
+    assert second == {"stream": False, "temperature": 1.0, "stop_words": ["a", "b"], "top_k": 0}
+    message = found.choices[0].message
+    assert (message.role, message.content) == ("assistant", "Hi")
+    assert (found.object, found.choices[0].finish_reason) == ("chat.completion", "length")
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 1
+
+
+def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    one, *half = tokenizer.encode(" return").ids[:1] + tokenizer.encode("é").ids
+    pieces = (
+        part(
+            index=[1],
+            text_output=[" return"],
+            finish_reason=[""],
+            token_ids=[one],
+            token_logprobs=[-0.5],
+            top_token_ids=[[one, half[0]]],
+            top_logprobs=[[-0.5, float("-inf")]],
+        ),
+        part(text_output=["x"], finish_reason=["stop"]),
+        part(index=[1], text_output=["!"], finish_reason=["length"], completion_tokens=[3]),
+    )
+    api, server = scripted(parts(*pieces))
+    chunks = list(
+        api.chat.completions.create(
+            model="pycode",
+            messages=[{"role": "user", "content": "hi"}],
+            n=2,
+            logprobs=True,
+            top_logprobs=2,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert (server.requests[0]["n"], server.requests[0]["logprobs"]) == (2, 2)
+    *pieces_got, last = chunks
+    choices = [chunk.choices[0] for chunk in pieces_got]
+    assert [choice.index for choice in choices] == [1, 0, 1]
+    assert [choice.delta.role for choice in choices] == ["assistant", "assistant", None]
+    assert [choice.delta.content for choice in choices] == [" return", "x", "!"]
+    assert [choice.finish_reason for choice in choices] == [None, "stop", "length"]
+    assert choices[0].logprobs is not None
+    [entry] = choices[0].logprobs.content or []
+    spelled = speller(tokenizer)
+    assert bytes(entry.bytes or []) == spelled(one)
+    assert entry.token.encode() == spelled(one)
+    assert [top.logprob for top in entry.top_logprobs] == [-0.5, -9999.0]
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 3
+    assert last.metrics is None  # type: ignore[attr-defined]  # AIPerf's figures are of one choice
+
+
+def test_completions_logprobs(scripted: Scripted, built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    ids = tokenizer.encode("return x").ids
+    texts = [speller(tokenizer)(token).decode() for token in ids]
+    answer = {
+        "text_output": ["return x"],
+        "token_ids": ids,
+        "token_logprobs": [-1.0] * len(ids),
+        "top_token_ids": [[token] for token in ids],
+        "top_logprobs": [[-1.0]] * len(ids),
+    }
+    first, *rest = ids
+    cut = len(rest)
+    pieces = (
+        part(text_output=["r"], finish_reason=[""], token_ids=[first], token_logprobs=[-1.0]),
+        part(token_ids=rest, token_logprobs=[-1.0] * cut, completion_tokens=[len(ids)]),
+    )
+    api, server = scripted(parts(part(**answer)), parts(*pieces))
+    whole = api.completions.create(model="pycode", prompt="a", logprobs=1)
+    got = whole.choices[0].logprobs
+    assert got is not None
+    assert got.tokens == texts
+    assert "".join(texts) == "return x"
+    assert got.text_offset == [len("".join(texts[:k])) for k in range(len(texts))]
+    assert got.top_logprobs == [{text: -1.0} for text in texts]
+    stream = api.completions.create(model="pycode", prompt="a", logprobs=0, stream=True)
+    offsets = [
+        offset
+        for chunk in stream
+        if chunk.choices[0].logprobs
+        for offset in chunk.choices[0].logprobs.text_offset or []
+    ]
+    assert offsets == got.text_offset
+    assert [request["logprobs"] for request in server.requests] == [1, 0]
+    assert server.requests[0]["max_tokens"] == 16
+
+
+def test_spelling_of_every_kind_of_vocabulary(built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    spell = speller(tokenizer)
+    for text in ("def main():\n\treturn 'é🙂'", "<|endoftext|>"):
+        assert b"".join(map(spell, tokenizer.encode(text).ids)).decode() == text
+    alphabet = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
+    plain = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    plain.decoder = decoders.ByteLevel()
+    assert {spell_(number) for spell_ in [speller(plain)] for number in range(256)} == {
+        bytes([byte]) for byte in range(256)
+    }
+    vocabulary = {"\u2581def": 0, "<0xE2>": 1, "é": 2}
+    fallback = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    fallback.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    spell = speller(fallback)
+    assert [spell(n) for n in range(4)] == [b" def", b"\xe2", "é".encode(), b""]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "kind"),
+    [
+        (
+            failure("UNAVAILABLE", "The request queue is full. Try again later."),
+            503,
+            "server_error",
+        ),
+        (failure("INTERNAL", "A round failed at /srv/x.py. Look."), 500, "server_error"),
+        (failure("INVALID_ARG", "top_k is -5. Give 0 or more."), 400, "invalid_request_error"),
+        (parts(part(finish_reason=["cancelled"])), 504, "timeout_error"),
+        (parts(part(finish_reason=["error"])), 500, "server_error"),
+    ],
+)
+def test_failures_have_their_status(
+    scripted: Scripted, answer: Answer, status: int, kind: str
+) -> None:
+    api, server = scripted(answer)
+    with pytest.raises(openai.APIStatusError) as caught:
+        api.completions.create(model="pycode", prompt="a")
+    assert (caught.value.status_code, caught.value.type) == (status, kind)
+    assert "/srv" not in caught.value.message
+    assert server.address not in caught.value.message
+    assert ("retry-after" in caught.value.response.headers) == (status == 503)
+    assert len(server.requests) == 1, "OpenAI's client has its own retries"
+
+
+def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> None:
+    begun = part(text_output=["a"], finish_reason=[""])
+    for answer, words in (
+        (parts(begun, stand_in.error("INTERNAL", "A round failed. Look.")), "failed"),
+        (parts(begun, part(finish_reason=["cancelled"])), "timeout"),
+        (parts(begun), "failed"),  # Triton ends the stream too early
+    ):
+        api, _ = scripted(answer)
+        stream = api.completions.create(model="pycode", prompt="a", stream=True)
+        assert next(stream).choices[0].text == "a"
+        with pytest.raises(openai.APIError, match=words):
+            list(stream)
+
+
+def test_the_front_shows_triton_its_key(built: Path) -> None:
+    """Triton's restricted protocols want a header with every request."""
+    name = "triton-grpc-protocol-inference-key"
+    with stand_in.stand_in(parts(part())) as server:
+        ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+        with openai_front(built, port, ports, headers={name: "s3cret"}):
+            body = {"model": "pycode", "prompt": "a"}
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            assert httpx.post(url, json=body, timeout=WAIT).status_code == 200
+        assert server.metadata[0][name] == "s3cret"
+
+
+def test_the_openai_client_tries_again(scripted: Scripted) -> None:
+    full = failure("UNAVAILABLE", "The request queue is full. Try again later.")
+    api, server = scripted(full, parts(part(text_output=["ok"])))
+    answer = api.with_options(max_retries=2).completions.create(model="pycode", prompt="a")
+    assert answer.choices[0].text == "ok"
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(("stream", "begun"), [(False, False), (True, False), (True, True)])
+def test_a_client_that_goes_away_cancels_the_request(
+    scripted: Scripted, stream: bool, begun: bool
+) -> None:
+    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
+        if begun:
+            yield part(text_output=["a"], finish_reason=[""])
+        call.hang()
+
+    api, server = scripted(slow)
+    body = json.dumps({"model": "pycode", "prompt": "a", "stream": stream}).encode()
+    address = ("127.0.0.1", api.base_url.port or 0)
+    with socket.create_connection(address, timeout=WAIT) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        kind = "Content-Type: application/json\r\n\r\n"
+        connection.sendall(head.encode() + kind.encode() + body)
+        if begun:
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        else:
+            _until(lambda: len(server.requests) == 1)
+    assert server.ended.acquire(timeout=10), "the request goes on"
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_without_triton_nothing_is_ready(scripted: Scripted) -> None:
+    api, _ = scripted(parts(part()))
+    base = str(api.base_url).removesuffix("/v1/")
+    for path in ("health", "metrics"):
+        assert httpx.get(f"{base}/{path}").status_code == 503
+
+
+def test_the_front_stops_in_bound_with_open_streams(built: Path) -> None:
+    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
+        yield part(text_output=["a"], finish_reason=[""])
+        call.hang()
+
+    with stand_in.stand_in(slow) as server, ThreadPoolExecutor(4) as pool:
+        port = free_ports().http
+        ports = Ports(0, int(server.address.rpartition(":")[2]), 0)
+
+        def ask() -> None:
+            with openai.OpenAI(
+                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
+            ) as api:
+                list(api.completions.create(model="pycode", prompt="a", stream=True))
+
+        with openai_front(built, port, ports):
+            asked = [pool.submit(ask) for _ in range(4)]
+            _until(lambda: len(server.requests) == 4)
+            start = time.monotonic()
+        assert time.monotonic() - start < 10
+        for each in asked:
+            assert each.exception(timeout=WAIT) is not None
+        with socket.create_server(("127.0.0.1", port)):
+            pass  # the port is free again
+
+
+def test_what_is_wrong_at_the_start_is_named(built: Path, tmp_path: Path) -> None:
+    ports = free_ports()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ServerError, match=rf"port {port} .*--openai-port"),
+            openai_front(built, port, ports),
+        ):
+            pass
+    with pytest.raises(BuildError), openai_front(tmp_path, free_ports().http, ports):
+        pass
+
+
+def test_without_the_extra_the_fix_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "dflash_trt.serving.openai.run")
+    ports = free_ports()
+    with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[openai\]'"):
+        serve(built, ports.http, ports.grpc, ports.metrics, openai_port=free_ports().http)
+
+
+def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
+    ports, port = free_ports(), free_ports().http
+    run = "import sys; from dflash_trt.cli import main; sys.exit(main())"
+    options = [
+        *(f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")),
+        f"--openai-port={port}",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", run, "serve", str(built), *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        while "Ctrl-C" not in said:  # ends with the output when the process does
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        assert re.search(rf"http://127\.0\.0\.1:{port}/v1", said)
+        api = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
+        )
+        stream = api.completions.create(
+            model="pycode", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": 1}
+        )
+        assert next(stream).choices[0].text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT) == 0
+        stream.close()
+    finally:
+        process.kill()
+        process.communicate()
