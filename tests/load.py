@@ -106,7 +106,7 @@ async def _grpc_stream(client: Client, job: Job, stream: bool) -> AsyncIterator[
             "timeout": timeout,
         }
 
-    # never with the header `triton_grpc_error`: Triton 2.51 crashes when such a stream ends in error
+    # without the header `triton_grpc_error`: Triton 2.51 crashes when such a stream ends in error
     responses = client.grpc.stream_infer(requests(), stream_timeout=WAIT)
     try:
         async for result, error in responses:
