@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test soak lint bench clean
 
 demo: .venv/.server  ## build the demo pair, serve it with Triton, stream code from it
 	$(BIN)/python examples/demo.py
 
 test: .venv/.dev  ## run the tests, against a real Triton server
 	$(BIN)/python -m pytest
+
+soak: .venv/.dev  ## the long tests: load, chaos, killed processes
+	$(BIN)/python -m pytest -m soak
 
 lint: .venv/.dev  ## style and types
 	$(BIN)/ruff check .

@@ -34,6 +34,8 @@ from dflash_trt.serving.reaper import (
 from dflash_trt.serving.repository import INFER_INSTANCES as INSTANCES
 from dflash_trt.serving.server import free_ports
 
+pytestmark = pytest.mark.soak
+
 ROOT = Path(__file__).parent.parent
 WAIT = 60.0  # seconds; nothing here should take so long
 STOP = 25.0  # seconds: exit timeout 5 + 3, killing, and a slow machine
