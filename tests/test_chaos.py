@@ -42,6 +42,8 @@ from tritonclient.grpc import service_pb2_grpc
 from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.server import free_ports
 
+pytestmark = pytest.mark.soak
+
 SLOTS, MAX_QUEUE = 16, 16
 CLIENTS = 30  # with those to be killed more than fit
 SECONDS = 16.0  # how long it lasts at least

@@ -17,6 +17,8 @@ from tiny import LONGEST_TEXT, alone, build_pair, length, make_prompts, write_pa
 from dflash_trt.serving.process import Server
 from dflash_trt.serving.server import free_ports
 
+pytestmark = pytest.mark.soak
+
 CLIENTS, REQUESTS = 64, 2000
 SLOTS, MAX_QUEUE = 16, 128
 PROMPTS = 96
