@@ -145,6 +145,23 @@ def test_a_full_queue_refuses_at_once(
     _goes_idle(server)
 
 
+def test_clients_may_choose_the_same_id(server: Server, expected: Expected) -> None:
+    """One that goes away does not end the other's request."""
+    job = Job(7, "grpc infer", "a", LONGEST_TEXT)
+
+    async def run() -> None:
+        async with Client(server.ports.grpc) as client, Client(server.ports.grpc) as other:
+            going = asyncio.ensure_future(ask_all(other, job))
+            staying = asyncio.ensure_future(ask_all(client, job))
+            await asyncio.sleep(0.02)
+            going.cancel()
+            expected.check(job, await staying)
+            await asyncio.wait([going])
+
+    for _ in range(5):
+        asyncio.run(run())
+
+
 def _goes_idle(server: Server) -> None:
     """All rows are free and nobody waits."""
     names = ("trtllm_num_requests_running", "trtllm_num_requests_waiting", "dflash_kv_rows_used")
