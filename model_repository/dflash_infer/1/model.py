@@ -24,7 +24,9 @@ class TritonPythonModel:
 
 def answer(request):
     tensors = [tensor for tensor in request.inputs() if tensor.name() != "stream"]
-    name = request.request_id() or uuid.uuid4().hex
+    # clients choose their ids: two may have the same, and one that goes must not stop the other
+    stops = any(tensor.name() == "stop" for tensor in tensors)
+    name = request.request_id() if stops else uuid.uuid4().hex
     call = pb.InferenceRequest(
         model_name="dflash",
         request_id=name,
