@@ -70,7 +70,6 @@ def test_the_contract_is_the_models() -> None:
         }
 
     inputs, outputs = types(config.input), types(config.output)
-    inputs.pop("stop")  # for those who cannot cancel a call; our client can
     assert inputs == DATATYPES
     assert outputs == stand_in.OUTPUTS
     assert stand_in.INPUTS == DATATYPES

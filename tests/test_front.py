@@ -77,11 +77,11 @@ class CountingModel:
             results=np.column_stack([lengths - forced, last]),
             logprobs=np.zeros((n, 1, 1), np.float32),
             logprob_ids=np.zeros((n, 1, 1), np.int64),
-            verify_seconds=np.zeros(1),
+            verify_seconds=0.0,
             drafts=drafts,
             next_candidate_ids=no_candidates(n)[0],
             next_candidate_probs=no_candidates(n)[1],
-            draft_seconds=np.zeros(1),
+            draft_seconds=0.0,
         )
 
 
@@ -134,7 +134,6 @@ def _ask(
     front: Front,
     text: str | None = "w1",
     timeout: float | None = None,
-    called: str = "",
     **values: Any,
 ) -> FakeReply:
     """Strings, and lists of them, are sent as bytes."""
@@ -147,7 +146,7 @@ def _ask(
         encoded = [element.encode() for element in elements] if words else elements
         inputs[name] = np.array(encoded, dtype=object if words else None)
     reply = FakeReply()
-    front.submit(inputs, reply, called, timeout)
+    front.submit(inputs, reply, timeout)
     return reply
 
 
@@ -358,19 +357,6 @@ def test_a_deadline_ends_a_text_as_it_is(front: Front, model: CountingModel) -> 
     assert last
     assert (part.finish_reason, part.completion_tokens) == (["cancelled"], [0])
     assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
-
-
-def test_a_request_can_be_stopped_by_its_name(front: Front, model: CountingModel) -> None:
-    model.pause.clear()
-    named = _ask(front, called="mine", max_tokens=300, ignore_eos=True)
-    other = _ask(front, max_tokens=100, ignore_eos=True)
-    for name in ("no such request", "", "mine"):
-        front.stop(name)
-    model.pause.set()
-    part, _ = named.next()
-    assert part.finish_reason == ["cancelled"]
-    assert part.completion_tokens[0] <= 1
-    assert other.next()[0].finish_reason == ["length"]
 
 
 def test_a_lower_priority_number_is_served_first(model: CountingModel) -> None:

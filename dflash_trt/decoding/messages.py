@@ -1,4 +1,5 @@
-"""What a round takes and gives. A field of these tuples is a tensor of the Triton ensemble.
+"""What a round takes and gives. A field of these tuples is a tensor of the Triton ensemble,
+a float one of shape `[1]`.
 
 Few tensors: at the speed of a small model each of them counts.
 """
@@ -42,7 +43,7 @@ class VerifyOutput(NamedTuple):
     features: Float32  # [n, S, taps * hidden_size]
     logprobs: Float32  # [n, D + 1, 1 + K]: of each committed token, and of the K best there
     logprob_ids: Int64  # [n, D + 1, K + 1]: the committed token, the K best; [n, 1, 1] if unasked
-    verify_seconds: Float64  # [1]
+    verify_seconds: float
 
 
 class DraftInput(NamedTuple):
@@ -62,7 +63,7 @@ class DraftOutput(NamedTuple):
     drafts: Int64  # [n, D]
     next_candidate_ids: Int64  # [n, D, k]; D is 1 if all are greedy
     next_candidate_probs: Float32
-    draft_seconds: Float64  # [1]
+    draft_seconds: float
 
 
 class RoundOutput(NamedTuple):
@@ -71,11 +72,11 @@ class RoundOutput(NamedTuple):
     results: Int64
     logprobs: Float32
     logprob_ids: Int64
-    verify_seconds: Float64
+    verify_seconds: float
     drafts: Int64
     next_candidate_ids: Int64
     next_candidate_probs: Float32
-    draft_seconds: Float64
+    draft_seconds: float
 
 
 RunRound = Callable[[VerifyInput], RoundOutput]

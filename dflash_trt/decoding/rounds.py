@@ -14,7 +14,6 @@ from dflash_trt.decoding.logprobs import committed_logprobs, no_logprobs
 from dflash_trt.decoding.messages import (
     DraftInput,
     DraftOutput,
-    Float64,
     Int64,
     RoundOutput,
     RunRound,
@@ -63,7 +62,7 @@ def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
             results[i] = accept_by_rules(x, i, logits[i])
         logprobs, ids = committed_logprobs(x, results, logits)
     features = outputs["features"]
-    return VerifyOutput(np.array(results), features, logprobs, ids, _seconds_since(start))
+    return VerifyOutput(np.array(results), features, logprobs, ids, time.perf_counter() - start)
 
 
 def draft(engine: Engine, x: DraftInput) -> DraftOutput:
@@ -110,7 +109,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     rules = x.rules.tolist()
     samplings = [decode(each).sampling for each in rules] if any(rules) else []
     if not any(sampling.temperature for sampling in samplings):
-        return DraftOutput(ids[:, :, 0], *no_candidates(n), _seconds_since(start))
+        return DraftOutput(ids[:, :, 0], *no_candidates(n), time.perf_counter() - start)
     logits = outputs["top_logits"].reshape(n, depth, -1).tolist()
     # the last `longest` numbers are for drafting, whatever was used of the others
     longest = x.uniforms.shape[1] // 2
@@ -122,7 +121,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
             for best, scores, uniform in zip(line, logits[i], uniforms[i], strict=False)
         ]
         drafts[i], probs[i] = zip(*drawn, strict=True)
-    return DraftOutput(drafts, ids.copy(), probs, _seconds_since(start))
+    return DraftOutput(drafts, ids.copy(), probs, time.perf_counter() - start)
 
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
@@ -155,7 +154,7 @@ def draft_input(x: VerifyInput, checked: VerifyOutput) -> DraftInput:
 
 def _no_drafts(n: int) -> DraftOutput:
     # one column, so that no tensor of the ensemble is ever empty
-    return DraftOutput(np.zeros((n, 1), np.int64), *no_candidates(n), np.zeros(1))
+    return DraftOutput(np.zeros((n, 1), np.int64), *no_candidates(n), 0.0)
 
 
 @lru_cache(maxsize=64)
@@ -190,7 +189,3 @@ def _visible(engine: Engine, length: int) -> int:
 def _move_rows(engine: Engine, moves: list[int]) -> None:
     for source, destination in zip(moves[::2], moves[1::2], strict=True):
         engine.move_row(source, destination)
-
-
-def _seconds_since(start: float) -> Float64:
-    return np.array([time.perf_counter() - start])

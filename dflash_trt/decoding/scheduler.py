@@ -21,7 +21,7 @@ from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.errors import RequestError
 
 
-@dataclass
+@dataclass(slots=True)
 class StepReport:
     """What one step did; times in seconds."""
 
@@ -178,8 +178,8 @@ class Scheduler:
         output = self._run_round(x)
         self.report = StepReport(
             time.perf_counter() - start,
-            float(output.verify_seconds[0]),
-            float(output.draft_seconds[0]),
+            output.verify_seconds,
+            output.draft_seconds,
         )
         return output, self.report
 

@@ -85,12 +85,11 @@ class Front:
         self,
         inputs: Mapping[str, "np.ndarray[Any, Any]"],
         reply: Reply,
-        name: str = "",
         timeout: float | None = None,
     ) -> None:
         """Queues a request; bad ones, and those that find the queue full, are answered at once.
 
-        name: by which it can be stopped; timeout: seconds after which the request ends as it is.
+        timeout: seconds after which the request ends as it is.
         """
         received = time.monotonic()
         try:
@@ -120,7 +119,7 @@ class Front:
             for i, sequence in enumerate(sequences)
         ]
         deadline = None if timeout is None else received + timeout
-        stream = Stream(name, reply, ask.streaming, deadline, choices)
+        stream = Stream(reply, ask.streaming, deadline, choices)
         self._outbox.open(stream)
         for choice in choices:
             choice.received = received
@@ -128,12 +127,6 @@ class Front:
             self._line.put(choice.sequence)
         with self._changed:
             self._changed.notify_all()
-
-    def stop(self, name: str) -> None:
-        """Ends the requests of this name as they are."""
-        for stream in self._outbox.streams():
-            if name and stream.name == name:
-                self._drop(stream)
 
     def close(self) -> None:
         """Ends the threads after their current rounds; what is still open is told UNAVAILABLE."""

@@ -16,7 +16,8 @@ from dflash_trt.serving.parts import Part, beside, follow
 
 log = logging.getLogger(__name__)
 
-POLL = 0.005  # seconds between two looks at who has gone
+POLL = 0.005  # seconds between two looks at who has gone ...
+LOOKS = 4  # ... at so many streams a time, since asking Triton takes as long as sending
 IDLE = 0.5
 
 
@@ -32,7 +33,6 @@ class Reply(Protocol):
 class Stream:
     """A client's request with its choices."""
 
-    name: str
     reply: Reply
     streaming: bool
     deadline: float | None  # time.monotonic()
@@ -63,11 +63,6 @@ class Outbox:
             self._live[stream] = None
             self._changed.notify()
 
-    def streams(self) -> list[Stream]:
-        """Those that are not yet answered."""
-        with self._changed:
-            return list(self._live)
-
     def post(self, stream: Stream, part: Part) -> None:
         """Send a part of one choice, together with others of it that wait."""
         key = (stream, part.index[0])
@@ -92,7 +87,7 @@ class Outbox:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        next_poll = 0.0
+        next_poll, turn = 0.0, 0
         while True:
             with self._changed:
                 if not self._pending and not any(s.failure for s in self._live):
@@ -111,6 +106,11 @@ class Outbox:
             if now >= next_poll:
                 next_poll = now + POLL
                 for stream in live:
+                    if stream.deadline is not None and now >= stream.deadline:
+                        stream.deadline = None
+                        self._drop(stream)
+                turn = turn + LOOKS if turn + LOOKS < len(live) else 0
+                for stream in live[turn : turn + LOOKS]:
                     self._guarded(stream, self._look, None)
 
     def _guarded(self, stream: Stream, do: Callable[..., None], part: Part | None) -> None:
@@ -120,6 +120,7 @@ class Outbox:
         except Exception:
             log.exception("a response could not be sent")
             self._forget(stream)
+            self._drop(stream)
 
     def _send(self, stream: Stream, part: Part) -> None:
         if stream not in self._live:
@@ -142,12 +143,9 @@ class Outbox:
     def _look(self, stream: Stream) -> None:
         if stream not in self._live or stream.gone:
             return
-        late = stream.deadline is not None and time.monotonic() >= stream.deadline
         stream.gone = stream.reply.cancelled()
         if stream.gone:
             self.fail(stream, "CANCELLED", "The request was cancelled.")
-        if stream.gone or late:
-            stream.deadline = None
             self._drop(stream)
 
     def _forget(self, stream: Stream) -> None:

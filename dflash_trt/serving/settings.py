@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# the request parameter by which dflash_infer asks for "CODE: message" errors: a BLS call hands on
-# an error's message but not its code
+# the request parameter by which a client asks for "CODE: message" errors: in a gRPC stream errors
+# have no code of their own
 CODED_ERRORS = "coded_errors"
 
 

@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def to_tensors(values: Mapping[str, Any]) -> list[Any]:
-    """Arrays by name as `pb.Tensor`s."""
-    return [pb.Tensor(name, np.ascontiguousarray(array)) for name, array in values.items()]
+    """Arrays and floats by name as `pb.Tensor`s."""
+    return [pb.Tensor(name, np.ascontiguousarray(value)) for name, value in values.items()]
 
 
 def from_request(cls: type[T], request: Any) -> T:
@@ -24,10 +24,12 @@ def from_request(cls: type[T], request: Any) -> T:
 
 
 def from_response(cls: type[T], response: Any) -> T:
-    """A named tuple of arrays from the output tensors of a response; the arrays are copies."""
-    names: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
-    tensors = (pb.get_output_tensor_by_name(response, name) for name in names)
-    return cls(*(tensor.as_numpy().copy() for tensor in tensors))
+    """A named tuple from the output tensors of a response; the arrays are copies."""
+    values = []
+    for name, kind in cls.__annotations__.items():
+        array = pb.get_output_tensor_by_name(response, name).as_numpy()
+        values.append(array.item() if kind is float else array.copy())
+    return cls(*values)
 
 
 def inputs(request: Any) -> dict[str, np.ndarray[Any, Any]]:

@@ -14,6 +14,7 @@ from dflash_trt.serving.front import EngineGoneError, Front
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
+from dflash_trt.serving.side_door import SideDoor
 from dflash_trt.serving.tensors import from_response, inputs, to_tensors
 
 
@@ -37,18 +38,15 @@ class TritonPythonModel:
             run_round,
             self.metrics,
         )
+        self.side_door = SideDoor(self.front)
 
     def execute(self, requests):
         for request in requests:
-            tensors, name, reply = inputs(request), request.request_id(), Reply(request)
-            if tensors.get("stop"):
-                self.front.stop(name)
-                reply.end()
-            else:
-                timeout = request.timeout() / 1e6  # from microseconds
-                self.front.submit(tensors, reply, name, timeout or None)
+            timeout = request.timeout() / 1e6  # from microseconds
+            self.front.submit(inputs(request), Reply(request), timeout or None)
 
     def finalize(self):
+        self.side_door.close()
         self.front.close()
         self.metrics.close()
 
@@ -73,15 +71,12 @@ class Reply:
 
     def __init__(self, request):
         self._sender = request.get_response_sender()
-        # a BLS caller gets an error's message but not its code, so it asks for it in the message
+        # errors in a gRPC stream have no code: a client may ask for it in the message
         self._coded = CODED_ERRORS in json.loads(request.parameters() or "{}")
 
     def send(self, part, *, last):
         flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
         self._sender.send(pb.InferenceResponse(to_tensors(arrays(part))), flags=flags)
-
-    def end(self):
-        self._sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def fail(self, code, message):
         if self._coded:
