@@ -231,6 +231,14 @@ def test_a_deadline(model: str, server: Ports) -> None:
     assert settled(server)["trtllm_num_requests_running"] == 0
 
 
+@pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
+def test_a_deadline_over_http(model: str, server: Ports) -> None:
+    """Its generate endpoint makes a parameter of a field that is no tensor."""
+    answer = ask(server, model, max_tokens=240, timeout=2000)
+    assert answer["finish_reason"] == "cancelled"
+    assert answer["completion_tokens"] < 240
+
+
 def test_a_cancelled_infer_frees_its_row(server: Ports) -> None:
     """The client's `cancel` of a plain infer; the row is free long before the text would end."""
     inputs = [

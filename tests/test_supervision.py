@@ -31,7 +31,6 @@ from dflash_trt.serving.reaper import (
     command_line,
     processes_naming,
 )
-from dflash_trt.serving.repository import INFER_INSTANCES as INSTANCES
 from dflash_trt.serving.server import free_ports
 
 pytestmark = pytest.mark.soak
@@ -39,6 +38,7 @@ pytestmark = pytest.mark.soak
 ROOT = Path(__file__).parent.parent
 WAIT = 60.0  # seconds; nothing here should take so long
 STOP = 25.0  # seconds: exit timeout 5 + 3, killing, and a slow machine
+INSTANCES = 4  # of dflash_infer: as many as slots
 LONG = 400  # tokens of a request that is still running when something happens to it
 
 

@@ -56,6 +56,8 @@ class DraftLength:
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from one sequence's round."""
+        if self._fixed:
+            return
         for j in range(min(accepted + 1, drafted)):
             self._reached[j] = self._reached[j] * MEMORY + 1.0
             self._kept[j] = self._kept[j] * MEMORY + (j < accepted)

@@ -3,6 +3,7 @@
 Imports `triton_python_backend_utils`, which exists only inside Triton's Python backend.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -30,6 +31,17 @@ def from_response(cls: type[T], response: Any) -> T:
         array = pb.get_output_tensor_by_name(response, name).as_numpy()
         values.append(array.item() if kind is float else array.copy())
     return cls(*values)
+
+
+def timeout(request: Any) -> float | None:
+    """Seconds a request may take; None: it does not say.
+
+    Triton's request timeout in microseconds, or the parameter that `generate` makes of it.
+    """
+    parameters = json.loads(request.parameters() or "{}")
+    microseconds = request.timeout() or parameters.get("timeout")
+    usable = isinstance(microseconds, int) and microseconds > 0
+    return microseconds / 1e6 if usable else None
 
 
 def inputs(request: Any) -> dict[str, np.ndarray[Any, Any]]:

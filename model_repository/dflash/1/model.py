@@ -15,7 +15,7 @@ from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
 from dflash_trt.serving.side_door import SideDoor
-from dflash_trt.serving.tensors import from_response, inputs, to_tensors
+from dflash_trt.serving.tensors import from_response, inputs, timeout, to_tensors
 
 
 class TritonPythonModel:
@@ -42,8 +42,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            timeout = request.timeout() / 1e6  # from microseconds
-            self.front.submit(inputs(request), Reply(request), timeout or None)
+            self.front.submit(inputs(request), Reply(request), timeout(request))
 
     def finalize(self):
         self.side_door.close()

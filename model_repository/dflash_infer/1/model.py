@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.side_door import Knock
-from dflash_trt.serving.tensors import inputs, to_tensors
+from dflash_trt.serving.tensors import inputs, timeout, to_tensors
 
 POLL = 0.02  # seconds between two looks whether the client has gone
 
@@ -18,9 +18,8 @@ class TritonPythonModel:
 
 def answer(request):
     tensors = {name: array for name, array in inputs(request).items() if name != "stream"}
-    timeout = request.timeout() / 1e6  # from microseconds
     try:
-        with closing(Knock(tensors, timeout or None)) as knock:
+        with closing(Knock(tensors, timeout(request))) as knock:
             while not knock.wait(POLL):
                 if request.is_cancelled():
                     return failure("CANCELLED", "The request was cancelled.")
