@@ -15,7 +15,7 @@ from dflash_trt.serving.settings import Settings
 
 PUBLIC = ("dflash", "dflash_infer")
 MODELS = (*PUBLIC, "draft_verify", "verify", "draft")
-INFER_INSTANCES = 16  # at most: each takes 40 MB
+INFER_INSTANCES = 4  # at most: each takes 40 MB, and a second when the server stops
 
 
 def write_repository(
