@@ -211,7 +211,7 @@ class Chaos:
         while kills < 6:
             assert time.monotonic() < deadline
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, load.__file__, str(self.served.ports.grpc), "4"),
+                *(sys.executable, load.__file__, str(self.served.ports.grpc), "12"),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
             )
