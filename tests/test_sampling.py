@@ -391,6 +391,19 @@ def test_a_token_without_weight_is_never_drawn(uniform: float) -> None:
     assert draw(np.zeros(3, np.float32), uniform) is None
 
 
+@pytest.mark.parametrize("drafts", [[], [1]])
+def test_weights_that_are_no_numbers_are_told(drafts: list[int]) -> None:
+    """At the place of a draft and, with none left, of the target's own token."""
+    with pytest.raises(FloatingPointError):
+        accept_sampled(
+            drafts,
+            lambda j: np.full(VOCAB, np.nan, np.float32),
+            [[1]] * len(drafts),
+            [[1.0]] * len(drafts),
+            [0.5] * (len(drafts) + 1),
+        )
+
+
 def test_greedy_acceptance() -> None:
     own = [4, 5, 6, 7]
     assert accept_greedy([4, 5, 6], own) == (3, 7)

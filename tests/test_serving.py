@@ -230,8 +230,6 @@ def test_concurrent_streams(server: Ports, expected: list[Expected]) -> None:
 
 
 def test_seeds_give_different_texts(server: Ports) -> None:
-    # that one seed repeats its text is not so while the draft length follows measured costs:
-    # the random numbers belong to the round a position is checked in
     def ask(seed: int) -> str:
         body = {"text_input": "a", "temperature": 0.9, "top_p": 0.95, "seed": seed}
         status, answer = _post(server, "dflash/generate", body)

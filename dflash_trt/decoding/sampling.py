@@ -87,10 +87,12 @@ def weights(logits: Float32, sampling: Sampling) -> Float32:
 def draw(weights: Float32, uniform: float) -> int | None:
     """An index, drawn in proportion to non-negative `weights` `[k]` by a uniform of [0, 1).
 
-    None when all weights are 0.
+    None when all weights are 0; FloatingPointError when they are no numbers.
     """
     cumulative = weights.cumsum(dtype=np.float64)
-    total = cumulative[-1]
+    total = float(cumulative[-1])
+    if not math.isfinite(total):
+        raise FloatingPointError
     if not total:
         return None
     # side="right" passes over weights of 0

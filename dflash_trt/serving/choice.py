@@ -19,13 +19,15 @@ class Choice:
         self,
         index: int,
         sequence: Sequence,
+        received: float,
         tokenizer: Tokenizer,
         stop_words: Seq[str],
         prefix: str,
     ) -> None:
+        """received: time.monotonic() of the request; prefix: what its text starts with."""
         self.index = index
         self.sequence = sequence
-        self.received = time.monotonic()
+        self._received = received
         self._first_token: float | None = None  # when it came
         self._last_token = 0.0
         self._counted = 0  # tokens that the metrics know of
@@ -58,8 +60,8 @@ class Choice:
             return
         if self._first_token is None:
             self._first_token = now
-            queued = (self.sequence.started or now) - self.received
-            metrics.first_token(queued=queued, total=now - self.received)
+            queued = (self.sequence.started or now) - self._received
+            metrics.first_token(queued=queued, total=now - self._received)
         else:
             metrics.tokens(new, now - self._last_token)
         self._counted, self._last_token = self._counted + new, now
@@ -91,7 +93,7 @@ class Choice:
             drafted=[sequence.drafted],
             accepted=[sequence.accepted],
             acceptance_length=[sequence.acceptance_length],
-            time_to_first_token=[self._first_token - self.received if self._first_token else 0.0],
+            time_to_first_token=[self._first_token - self._received if self._first_token else 0.0],
             token_logprobs=[values[0] for values in sequence.logprobs[start:]],
             top_token_ids=[ids[1:] for ids in sequence.logprob_ids[start:]],
             top_logprobs=[values[1:] for values in sequence.logprobs[start:]],

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 INVALID, UNAVAILABLE, INTERNAL = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"  # Triton's names
 CLOSE_TIMEOUT = 2.0  # seconds
 IDLE = 0.5  # seconds after which an idle thread looks again
+NO_NUMBER = "The model's output for this request is not a number."
 STOPPING = "The server is stopping. Try again later."
 GROUPS_FROM = 8  # active sequences from which two groups of rows are quicker than one
 
@@ -45,6 +46,8 @@ class EngineGoneError(Exception):
 class _Group:
     """A range of cache rows, decoded by one thread."""
 
+    first_row: int
+    rows: int
     scheduler: Scheduler
     thread: threading.Thread = field(init=False)
 
@@ -75,7 +78,8 @@ class Front:
         self._changed = threading.Condition()  # guards _open, _closing; told of new work
         self._outbox = Outbox(self._drop, self._close_stream)
         self._groups = [
-            _Group(self._new_scheduler(first, rows)) for first, rows in _row_groups(settings)
+            _Group(first, rows, self._new_scheduler(first, rows))
+            for first, rows in _row_groups(settings)
         ]
         for group in self._groups:
             group.thread = threading.Thread(target=self._run, args=[group], daemon=True)
@@ -115,14 +119,13 @@ class Front:
             return self._refuse(reply, INTERNAL, message)
         sequences = [Sequence(request) for request in ask.choices]
         choices = [
-            Choice(i, sequence, self._tokenizer, ask.stop_words, ask.prefix)
+            Choice(i, sequence, received, self._tokenizer, ask.stop_words, ask.prefix)
             for i, sequence in enumerate(sequences)
         ]
         deadline = None if timeout is None else received + timeout
         stream = Stream(reply, ask.streaming, deadline, choices)
         self._outbox.open(stream)
         for choice in choices:
-            choice.received = received
             self._where[choice.sequence] = stream, choice
             self._line.put(choice.sequence)
         with self._changed:
@@ -219,12 +222,11 @@ class Front:
         if group is not self._groups[0]:
             self._measured.wait()
         elif self._draft_length.needs_costs:
-            _, rows = _row_groups(self._settings)[0]
-            measure(self._run_round, self._draft_length, self._settings.block_size, rows)
+            measure(self._run_round, self._draft_length, self._settings.block_size, group.rows)
         self._measured.set()
 
-    def _report(self, sequence: Sequence) -> None:
-        """Hand a sequence's news to the outbox."""
+    def _report(self, sequence: Sequence, code: str = INTERNAL, message: str = NO_NUMBER) -> None:
+        """Hand a sequence's news to the outbox; code, message: why, if it ended with an error."""
         stream, choice = self._where[sequence]
         choice.count(self._metrics)
         part = choice.news(final_only=not stream.streaming)
@@ -232,38 +234,27 @@ class Front:
             self._metrics.finished(sequence.finish_reason)
             del self._where[sequence]
             self._dropped.discard(sequence)
-        if sequence.finish_reason == "error":
-            message = "The model's output for this request is not a number."
-            self._fail(stream, INTERNAL, message)
         if part is not None:
             self._outbox.post(stream, part)
+        if sequence.finish_reason == "error":
+            # its other choices are of no use any more
+            self._outbox.fail(stream, code, message)
+            self._drop(stream)
 
     def _give_up(self, group: _Group, error: Exception) -> None:
         """A round failed: its sequences end with an error, the group starts anew."""
         log.error("a round failed", exc_info=error)
         sequences = group.scheduler.sequences
-        first, rows = _row_groups(self._settings)[self._groups.index(group)]
-        group.scheduler = self._new_scheduler(first, rows)
+        group.scheduler = self._new_scheduler(group.first_row, group.rows)
         code, message = INTERNAL, "A decoding round failed. The server's log says why."
         if isinstance(error, EngineGoneError):
             code, message = UNAVAILABLE, "An engine is not running. Try again later."
         for sequence in sequences:
             sequence.finish_reason = "error"
-            self._metrics.finished("error")
-            stream, choice = self._where.pop(sequence)
-            self._dropped.discard(sequence)
-            part = choice.news(final_only=False)
-            if part is not None:
-                self._outbox.post(stream, part)
-            self._fail(stream, code, message)
+            self._report(sequence, code, message)
         self._measured.set()
 
     # --- called by the outbox or under errors ---------------------------------------------------
-
-    def _fail(self, stream: Stream, code: str, message: str) -> None:
-        """End a request with an error; its other choices are of no use any more."""
-        self._outbox.fail(stream, code, message)
-        self._drop(stream)
 
     def _drop(self, stream: Stream) -> None:
         """End a request's sequences: those in the line now, the others before a round."""

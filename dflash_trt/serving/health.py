@@ -36,9 +36,13 @@ class Health:
         """The HTTP status of a request for one token; None without an answer in `timeout` s."""
         return self.post("models/dflash_infer/infer", PROBE, timeout)
 
+    def metrics(self) -> str:
+        """The metrics page; empty when the server does not answer."""
+        return _ask(self.metrics_url, TIMEOUT)[1]
+
     def progress(self) -> float | None:
         """Grows with every round and prompt chunk; None when the server does not say."""
-        page = _ask(self.metrics_url, TIMEOUT)[1]
+        page = self.metrics()
         found = re.findall(rf"^(?:{ROUNDS}|{PROMPT_TOKENS})(?:{{.*}})? (\S+)$", page, re.M)
         return sum(map(float, found)) if found else None
 

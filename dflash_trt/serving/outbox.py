@@ -101,7 +101,7 @@ class Outbox:
                 self._guarded(stream, self._send, part)
             for stream in live:
                 if stream.failure is not None:
-                    self._guarded(stream, self._end, None)
+                    self._guarded(stream, self._end)
             now = time.monotonic()
             if now >= next_poll:
                 next_poll = now + POLL
@@ -111,12 +111,12 @@ class Outbox:
                         self._drop(stream)
                 turn = turn + LOOKS if turn + LOOKS < len(live) else 0
                 for stream in live[turn : turn + LOOKS]:
-                    self._guarded(stream, self._look, None)
+                    self._guarded(stream, self._look)
 
-    def _guarded(self, stream: Stream, do: Callable[..., None], part: Part | None) -> None:
+    def _guarded(self, stream: Stream, do: Callable[..., None], *part: Part) -> None:
         """One stream's trouble is not the others'."""
         try:
-            do(stream, part) if part else do(stream)
+            do(stream, *part)
         except Exception:
             log.exception("a response could not be sent")
             self._forget(stream)

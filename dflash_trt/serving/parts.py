@@ -33,7 +33,6 @@ class Part:
 
 
 ADDED = (
-    "text_output",
     "token_ids",
     "round_tokens",
     "token_logprobs",
@@ -44,7 +43,7 @@ ADDED = (
 
 def follow(first: Part, second: Part) -> Part:
     """Two parts of one choice, one after the other, as one."""
-    values = {name: getattr(first, name) + getattr(second, name) for name in ADDED[1:]}
+    values = {name: getattr(first, name) + getattr(second, name) for name in ADDED}
     text = [first.text_output[0] + second.text_output[0]]
     return Part(**{**vars(second), **values, "text_output": text})
 

@@ -33,13 +33,18 @@ def from_response(cls: type[T], response: Any) -> T:
     return cls(*values)
 
 
+def parameters(request: Any) -> dict[str, Any]:
+    """The parameters of a request by name."""
+    found: dict[str, Any] = json.loads(request.parameters() or "{}")
+    return found
+
+
 def timeout(request: Any) -> float | None:
     """Seconds a request may take; None: it does not say.
 
     Triton's request timeout in microseconds, or the parameter that `generate` makes of it.
     """
-    parameters = json.loads(request.parameters() or "{}")
-    microseconds = request.timeout() or parameters.get("timeout")
+    microseconds: Any = request.timeout() or parameters(request).get("timeout")
     usable = isinstance(microseconds, int) and microseconds > 0
     return microseconds / 1e6 if usable else None
 

@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2_grpc
 from typing_extensions import Self, Unpack
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.client.connection import CHANNEL_OPTIONS, Tls, to_metadata
+from dflash_trt.serving.client.connection import Tls, open_channel, to_metadata
 from dflash_trt.serving.client.exchange import Exchange
 from dflash_trt.serving.client.fields import Options, Prompt
 from dflash_trt.serving.client.results import Chunk, Completion, to_completion
@@ -29,11 +29,7 @@ class AsyncClient:
         self._address = url.removeprefix("grpc://")
         self._metadata = to_metadata(headers)
         self._retries = retries
-        self._channel = (
-            grpc.aio.secure_channel(self._address, tls.credentials(), CHANNEL_OPTIONS)
-            if tls
-            else grpc.aio.insecure_channel(self._address, CHANNEL_OPTIONS)
-        )
+        self._channel = open_channel(grpc.aio, self._address, tls)
         self._infer = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:

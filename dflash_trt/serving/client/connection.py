@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -34,6 +35,13 @@ class Tls:
             raise ServerError(
                 f"cannot read {error.filename}: {error.strerror}", "Give a readable PEM file"
             ) from error
+
+
+def open_channel(transport: Any, address: str, tls: Tls | None) -> Any:
+    """A channel of `transport`, which is `grpc` or `grpc.aio`."""
+    if tls is None:
+        return transport.insecure_channel(address, CHANNEL_OPTIONS)
+    return transport.secure_channel(address, tls.credentials(), CHANNEL_OPTIONS)
 
 
 def to_metadata(headers: Mapping[str, str] | None) -> list[tuple[str, str]]:

@@ -93,13 +93,12 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
     count = len(reasons)
     tokens = _parts(values["token_ids"], values["completion_tokens"])
     rounds = _parts(values["round_tokens"], values["rounds"])
-    empty = np.empty(0, np.float32)
-    logprobs = values.get("token_logprobs", empty).tolist()
+    logprobs = values["token_logprobs"].tolist()
     tops = [
         dict(zip(ids, probs, strict=True))
         for ids, probs in zip(
-            values.get("top_token_ids", empty).tolist(),
-            values.get("top_logprobs", empty).tolist(),
+            values["top_token_ids"].tolist(),
+            values["top_logprobs"].tolist(),
             strict=True,
         )
     ]
@@ -111,7 +110,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
                 token_ids=values["token_ids"][tokens[k]].tolist(),
                 round_tokens=values["round_tokens"][rounds[k]].tolist(),
                 final=_summary(values, k, start) if reasons[k] else None,
-                index=int(values["index"][k]) if "index" in values else k,
+                index=int(values["index"][k]),
                 logprobs=logprobs[tokens[k]],
                 top_logprobs=tops[tokens[k]],
             )
@@ -132,7 +131,6 @@ def _parts(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> lis
 
 
 def _summary(values: "dict[str, np.ndarray[Any, Any]]", k: int, start: float) -> Summary:
-    first = values.get("time_to_first_token")
     return Summary(
         finish_reason=values["finish_reason"][k].decode(),
         prompt_tokens=int(values["prompt_tokens"][0]),
@@ -142,7 +140,7 @@ def _summary(values: "dict[str, np.ndarray[Any, Any]]", k: int, start: float) ->
         accepted=int(values["accepted"][k]),
         acceptance_length=float(values["acceptance_length"][k]),
         seconds=time.monotonic() - start,
-        time_to_first_token=0.0 if first is None else float(first[k]),
+        time_to_first_token=float(values["time_to_first_token"][k]),
     )
 
 

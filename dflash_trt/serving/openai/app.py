@@ -4,8 +4,6 @@ import asyncio
 import json
 import secrets
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from dflash_trt.errors import DeadlineError, DflashError, ServerError
 from dflash_trt.serving.client import AsyncClient, Chunk, Summary
+from dflash_trt.serving.health import Health
 from dflash_trt.serving.openai import answers, failures
 from dflash_trt.serving.openai.answers import CHAT, TEXT, Style
 from dflash_trt.serving.openai.body_limit import BodyLimit
@@ -25,8 +24,9 @@ from dflash_trt.serving.openai.fields import ChatFields, TextFields
 from dflash_trt.serving.openai.spelling import Spell
 
 BODY_LIMIT = 2_000_000  # bytes
-UPSTREAM_TIMEOUT = 5.0  # seconds, for Triton's health and metrics
 DONE = b"data: [DONE]\n\n"
+
+NOT_READY = "The server is not ready."
 
 T = TypeVar("T")
 
@@ -39,8 +39,7 @@ class Served:
     spell: Spell
     most_drafts: int  # of a round
     connect: Callable[[], AsyncClient]
-    health_url: str
-    metrics_url: str
+    triton: Health
     key: str | None = None  # that requests to /v1 must bring
 
 
@@ -83,12 +82,15 @@ def create_app(served: Served, body_limit: int = BODY_LIMIT) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        await asyncio.to_thread(_fetch, served.health_url)
+        if not await asyncio.to_thread(served.triton.is_ready):
+            raise Failure(503, NOT_READY)
         return Response()
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        page = await asyncio.to_thread(_fetch, served.metrics_url)
+        page = await asyncio.to_thread(served.triton.metrics)
+        if not page:
+            raise Failure(503, NOT_READY)
         return Response(page, media_type="text/plain; version=0.0.4")
 
     return app
@@ -210,12 +212,3 @@ async def _while_connected(request: Request, work: Awaitable[T]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _fetch(url: str) -> bytes:
-    try:
-        with urllib.request.urlopen(url, timeout=UPSTREAM_TIMEOUT) as page:
-            content: bytes = page.read()
-            return content
-    except (urllib.error.URLError, OSError) as error:
-        raise Failure(503, "The server is not ready.") from error

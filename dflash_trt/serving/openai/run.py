@@ -15,6 +15,7 @@ from dflash_trt.errors import ServerError
 from dflash_trt.manifest import read_manifest
 from dflash_trt.serving.client import AsyncClient
 from dflash_trt.serving.client.fields import MODEL
+from dflash_trt.serving.health import Health
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.openai.app import Served, create_app
 from dflash_trt.serving.openai.spelling import speller
@@ -45,8 +46,9 @@ def openai_front(
         most_drafts=manifest["drafter"]["block_size"] - 1,
         # no retries: a client of OpenAI's has its own
         connect=lambda: AsyncClient(f"{host}:{ports.grpc}", headers=headers, retries=0),
-        health_url=f"http://{host}:{ports.http}/v2/health/ready",
-        metrics_url=f"http://{host}:{ports.metrics}/metrics",
+        triton=Health(
+            f"http://{host}:{ports.http}", f"http://{host}:{ports.metrics}/metrics", headers={}
+        ),
         key=_key(),
     )
     listener = _listen(port)

@@ -15,14 +15,14 @@ from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
 from dflash_trt.serving.side_door import SideDoor
-from dflash_trt.serving.tensors import from_response, inputs, timeout, to_tensors
+from dflash_trt.serving.tensors import from_response, inputs, parameters, timeout, to_tensors
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        parameters = json.loads(args["model_config"])["parameters"]
+        said = json.loads(args["model_config"])["parameters"]
         settings = Settings.from_parameters(
-            {key: value["string_value"] for key, value in parameters.items()}
+            {key: value["string_value"] for key, value in said.items()}
         )
         here = Path(args["model_repository"])
         run_round = call_ensemble
@@ -71,7 +71,7 @@ class Reply:
     def __init__(self, request):
         self._sender = request.get_response_sender()
         # errors in a gRPC stream have no code: a client may ask for it in the message
-        self._coded = CODED_ERRORS in json.loads(request.parameters() or "{}")
+        self._coded = CODED_ERRORS in parameters(request)
 
     def send(self, part, *, last):
         flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
