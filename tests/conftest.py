@@ -13,9 +13,11 @@ import torch
 import transformers
 from pairs import Pair, make_pair, teach
 
+from dflash_trt.build import build
 from dflash_trt.checkpoints.drafter import Drafter, load_drafter
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import Target, load_target
+from dflash_trt.config import load_config
 from dflash_trt.engines.build import build_drafter, build_target
 
 # one thread: the shapes are tiny, and texts must not depend on how a machine splits a sum
@@ -36,6 +38,15 @@ class BuiltPair:
     drafter: Drafter
     target_engine: Path
     drafter_engine: Path
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo pair as `build` writes it; shared, so not to be changed."""
+    directory = tmp_path_factory.mktemp("demo") / "built"
+    config = load_config(Path(__file__).parents[1] / "build_configs" / "pycode.yaml")
+    build(config, directory, lambda *_: None)
+    return directory
 
 
 BuildPair = Callable[..., BuiltPair]

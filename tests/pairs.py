@@ -117,6 +117,13 @@ def make_pair(
     return pair
 
 
+def make_endless(pair: Pair) -> None:
+    """Take away the end-of-text token: texts then have the length that is asked for."""
+    for file in ("config.json", "generation_config.json"):
+        path = pair.target_dir / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None}))
+
+
 def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
     """Have the pair's drafter learn some greedy texts of the target by heart, in place (1 to 3 s).
 

@@ -22,6 +22,7 @@ import load
 import malformed
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from live import serve_command
 from load import (
     HOST,
     NO_CONNECTION,
@@ -89,10 +90,8 @@ class Served:
 @contextmanager
 def serving(built: Path) -> Iterator[Served]:
     ports = free_ports()
-    run = "import sys; from dflash_trt.cli import main; sys.exit(main())"
-    options = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", run, "serve", str(built), *options],
+        serve_command(built, ports),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +15,10 @@ import grpc
 import pytest
 import stand_in
 import trustme
+from live import assert_goes_idle
 from stand_in import Call, failure, part, parts
 from tritonclient.grpc.model_config_pb2 import DataType
 
-from dflash_trt.build import build
-from dflash_trt.config import load_config
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
 from dflash_trt.serving import process
 from dflash_trt.serving.client import AsyncClient, Client, Tls, stream
@@ -36,14 +33,6 @@ ROOT = Path(__file__).parents[1]
 PROMPT = "def main():"
 WAIT = 60.0
 FULL = "The request queue is full. Try again later."
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("client") / "pycode"
-    config = load_config(ROOT / "build_configs" / "pycode.yaml")
-    build(config, directory, lambda step, done, total: None)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +108,7 @@ def test_a_stream_that_is_closed_or_cancelled_stops_the_work(client: Client, ser
     chunks = client.stream(PROMPT, max_tokens=900, ignore_eos=True)
     next(chunks)
     chunks.close()
-    _assert_goes_idle(server)
+    assert_goes_idle(server)
 
     async def abandon(way: str) -> None:
         async with AsyncClient(f"127.0.0.1:{server.grpc}") as async_client:
@@ -134,7 +123,7 @@ def test_a_stream_that_is_closed_or_cancelled_stops_the_work(client: Client, ser
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
                 await chunks.aclose()
-            await asyncio.to_thread(_assert_goes_idle, server)
+            await asyncio.to_thread(assert_goes_idle, server)
 
     for way in ("close", "cancel"):
         asyncio.run(asyncio.wait_for(abandon(way), WAIT))
@@ -421,19 +410,3 @@ def test_without_a_server_the_fix_is_named() -> None:
         ):
             client.generate(PROMPT)
     assert time.monotonic() - start < 20
-
-
-def _rounds(server: Ports) -> int:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=WAIT) as page:
-        text = page.read().decode()
-    found = re.findall(r'nv_inference_count\{model="(?:draft_verify|verify)".*\} (\d+)', text)
-    return sum(map(int, found))
-
-
-def _assert_goes_idle(server: Ports) -> None:
-    for _ in range(20):
-        before = _rounds(server)
-        time.sleep(0.25)
-        if _rounds(server) == before:
-            return
-    raise AssertionError("the server still decodes for a client that has gone")

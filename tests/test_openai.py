@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ import httpx
 import openai
 import pytest
 import stand_in
+from live import serving
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
@@ -720,25 +719,7 @@ def test_without_the_extra_the_fix_is_named(built: Path, monkeypatch: pytest.Mon
 
 def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
     ports, port = free_ports(), free_ports().http
-    run = "import sys; from dflash_trt.cli import main; sys.exit(main())"
-    options = [
-        *(f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")),
-        f"--openai-port={port}",
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-c", run, "serve", str(built), *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        said = ""
-        while "Ctrl-C" not in said:  # ends with the output when the process does
-            line = process.stdout.readline()
-            assert line, said
-            said += line
+    with serving(built, ports, f"--openai-port={port}") as (process, said):
         assert re.search(rf"http://127\.0\.0\.1:{port}/v1", said)
         api = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
@@ -750,6 +731,3 @@ def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT) == 0
         stream.close()
-    finally:
-        process.kill()
-        process.communicate()

@@ -17,8 +17,6 @@ import trustme
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from dflash_trt.build import build
-from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.process import Server
@@ -46,13 +44,6 @@ LOOKS = {
     "metadata": ("models/dflash", "get_model_metadata", ("dflash",)),
     "health": ("health/ready", "is_server_ready", ()),
 }
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("security") / "built"
-    build(load_config(ROOT / "build_configs" / "pycode.yaml"), directory, lambda *_: None)
-    return directory
 
 
 @contextmanager

@@ -9,8 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from pairs import make_pair, teach
+from live import assert_goes_idle, rounds, serve_command, serving
+from pairs import make_endless, make_pair, teach
 from tokenizers import Tokenizer
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
@@ -57,11 +56,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("serving")
     pair = make_pair(directory / "pair")
     teach(pair)
-    # no end-of-text token, so that texts have the length that is asked for
-    for file in ("config.json", "generation_config.json"):
-        path = pair.target_dir / file
-        config = json.loads(path.read_text()) | {"eos_token_id": None}
-        path.write_text(json.dumps(config))
+    make_endless(pair)
     config = BuildConfig(
         name="tiny",
         target={"path": pair.target_dir},
@@ -116,25 +111,6 @@ def _stream(server: Ports, prompt: str, max_tokens: int) -> tuple[str, list[int]
 def _serves(server: Ports, expected: list[Expected]) -> None:
     each = expected[0]
     assert _stream(server, each.prompt, NEW_TOKENS)[:2] == (each.text, each.token_ids)
-
-
-def _rounds(server: Ports) -> int:
-    """Rounds that the server has run, by its own metrics."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=WAIT) as page:
-        text = page.read().decode()
-    found = re.search(r'nv_inference_exec_count{model="draft_verify",version="1"} (\d+)', text)
-    assert found is not None
-    return int(found[1])
-
-
-def _assert_goes_idle(server: Ports) -> None:
-    """No round is run any more: every slot is free."""
-    for _ in range(20):
-        before = _rounds(server)
-        time.sleep(0.25)
-        if _rounds(server) == before:
-            return
-    raise AssertionError("the server still decodes for a client that has gone")
 
 
 def test_a_stream_is_the_targets_own_text(server: Ports, expected: list[Expected]) -> None:
@@ -326,11 +302,11 @@ def test_a_grpc_client_that_goes_away_frees_its_slot(
     ]
     firsts = [next(each) for each in streams[:SLOTS]]
     assert all(first.final is None for first in firsts)
-    before = _rounds(server)
+    before = rounds(server)
     for each in streams:
         each.close()
-    _assert_goes_idle(server)
-    assert _rounds(server) - before < 100
+    assert_goes_idle(server)
+    assert rounds(server) - before < 100
     _serves(server, expected)
 
 
@@ -344,9 +320,9 @@ def test_an_http_client_that_goes_away_frees_its_slot(
     with socket.create_connection(("127.0.0.1", server.http), timeout=WAIT) as connection:
         connection.sendall(head.encode() + b"\r\n\r\n" + body)
         assert connection.recv(20).startswith(b"HTTP/1.1 200")
-    before = _rounds(server)
-    _assert_goes_idle(server)
-    assert _rounds(server) - before < 100
+    before = rounds(server)
+    assert_goes_idle(server)
+    assert rounds(server) - before < 100
     _serves(server, expected)
 
 
@@ -384,19 +360,12 @@ def _numbers(ports: Ports) -> tuple[int, int, int]:
     return ports.http, ports.grpc, ports.metrics
 
 
-def _serve_command(directory: Path, ports: Ports) -> list[str]:
-    run = "import sys; from dflash_trt.cli import main; sys.exit(main())"
-    kinds = ("http", "grpc", "metrics")
-    options = [f"--{kind}-port={port}" for kind, port in zip(kinds, _numbers(ports), strict=True)]
-    return [sys.executable, "-c", run, "serve", str(directory), *options]
-
-
 def test_a_model_that_does_not_load_ends_serve_with_the_reason(built: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(built, broken)
     (broken / "engines" / "target" / "engine.json").unlink()
     done = subprocess.run(
-        _serve_command(broken, free_ports()), capture_output=True, text=True, timeout=WAIT
+        serve_command(broken, free_ports()), capture_output=True, text=True, timeout=WAIT
     )
     assert done.returncode == 1
     assert "model verify did not load" in done.stderr
@@ -416,16 +385,7 @@ def test_serve_stops_cleanly_when_told_to(
 ) -> None:
     ports = free_ports()
     before = _stubs(built)
-    process = subprocess.Popen(
-        _serve_command(built, ports), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        said = ""
-        while "Ctrl-C" not in said:  # ends with the output when the process does
-            line = process.stdout.readline()
-            assert line, said
-            said += line
+    with serving(built, ports) as (process, said):
         assert f"http://127.0.0.1:{ports.http}" in said
         regions = {name for pid, name in _stubs(built).items() if pid not in before}
         assert regions
@@ -436,9 +396,6 @@ def test_serve_stops_cleanly_when_told_to(
         process.send_signal(number)
         assert process.wait(WAIT) == 0
         chunks.close()
-    finally:
-        process.kill()
-        process.communicate()
     assert _stubs(built) == before
     assert not any((SHARED_MEMORY / name).exists() for name in regions)
 

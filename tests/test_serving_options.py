@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from pairs import make_pair, teach
+from pairs import make_endless, make_pair, teach
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from tritonclient.grpc import InferenceServerClient, InferInput
@@ -39,9 +39,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("options")
     pair = make_pair(directory / "pair")
     teach(pair)
-    for file in ("config.json", "generation_config.json"):
-        path = pair.target_dir / file
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None}))
+    make_endless(pair)
     (pair.target_dir / "chat_template.jinja").write_text(TEMPLATE)
     return pair.target_dir
 

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from live import serving
 
-from dflash_trt.build import build
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import supervisor
@@ -40,13 +39,6 @@ WAIT = 60.0  # seconds; nothing here should take so long
 STOP = 25.0  # seconds: exit timeout 5 + 3, killing, and a slow machine
 INSTANCES = 4  # of dflash_infer: as many as slots
 LONG = 400  # tokens of a request that is still running when something happens to it
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("supervision") / "built"
-    build(load_config(ROOT / "build_configs" / "pycode.yaml"), directory, lambda *_: None)
-    return directory
 
 
 @dataclass
@@ -217,29 +209,14 @@ def test_it_can_be_stopped_while_it_waits_to_restart(
 def _serve(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
     """`dflash-trt serve`, ready: its process, its gRPC port and its log."""
     ports = free_ports()
-    options = [f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dflash_trt", "serve", str(directory), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    log = None
-    try:
-        assert process.stdout is not None
-        said = ""
-        while "Ctrl-C" not in said:  # ends with the output when the process does
-            line = process.stdout.readline()
-            assert line, said
-            said += line
+    with serving(directory, ports) as (process, said):
         found = re.search(r"\S+/server\.log", said)
         assert found is not None
         log = Path(found[0])
-        yield process, ports.grpc, log
-    finally:
-        process.kill()
-        process.communicate()
-        if log:
+        try:
+            yield process, ports.grpc, log
+        finally:
+            process.kill()
             shutil.rmtree(log.parent, ignore_errors=True)
 
 

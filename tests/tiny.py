@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Literal
 
 import reference
 from load import Expected
-from pairs import make_pair, teach
+from pairs import make_endless, make_pair, teach
 from tokenizers import Tokenizer
 
 from dflash_trt.build import build
@@ -26,9 +25,7 @@ def write_pair(directory: Path) -> None:
     """`directory/target` and `directory/drafter`."""
     pair = make_pair(directory)
     teach(pair)
-    for file in ("config.json", "generation_config.json"):
-        path = pair.target_dir / file
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None}))
+    make_endless(pair)
     (pair.target_dir / "chat_template.jinja").write_text(TEMPLATE)
 
 

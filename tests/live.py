@@ -1,0 +1,67 @@
+"""A server as the tests see it: `dflash-trt serve` as a process, and whether rounds go on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dflash_trt.serving.launch import Ports
+
+WAIT = 60.0
+ROOT = Path(__file__).parent.parent
+
+
+def serve_command(directory: Path, ports: Ports, *options: str) -> list[str]:
+    run = "import sys; from dflash_trt.cli import main; sys.exit(main())"
+    numbers = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
+    return [sys.executable, "-c", run, "serve", str(directory), *numbers, *options]
+
+
+@contextmanager
+def serving(
+    directory: Path, ports: Ports, *options: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`dflash-trt serve`, ready: its process and what it has said; killed when the block ends."""
+    process = subprocess.Popen(
+        serve_command(directory, ports, *options),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        while "Ctrl-C" not in said:  # ends with the output when the process does
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        yield process, said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def rounds(server: Ports) -> int:
+    """Rounds that the server has run, by its own metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=WAIT) as page:
+        text = page.read().decode()
+    found = re.search(r'nv_inference_exec_count{model="draft_verify",version="1"} (\d+)', text)
+    assert found is not None
+    return int(found[1])
+
+
+def assert_goes_idle(server: Ports) -> None:
+    """No round is run any more: every slot is free."""
+    for _ in range(20):
+        before = rounds(server)
+        time.sleep(0.25)
+        if rounds(server) == before:
+            return
+    raise AssertionError("the server still decodes for a client that has gone")
