@@ -71,6 +71,18 @@ def build_engines(
     return target, drafter
 
 
+def built_from(
+    pair: Pair, directory: Path, *, taught: bool = True, max_seq_len: int = MAX_SEQ_LEN
+) -> BuiltPair:
+    """A pair (see `pairs.write_pair`), taught or not, with its engines in `directory/engines`."""
+    texts = teach(pair, steps=120 if taught else 0)
+    engines = directory / "engines"
+    target, drafter = build_engines(
+        pair.target_dir, pair.drafter_dir, engines, slots=SLOTS, max_seq_len=max_seq_len
+    )
+    return BuiltPair(pair, texts, target, drafter, engines / "target", engines / "drafter")
+
+
 @pytest.fixture(scope="session")
 def built_pair(tmp_path_factory: pytest.TempPathFactory) -> BuildPair:
     """`built_pair(taught=True, **shape)`: make a pair (see `pairs.make_pair`) and its engines."""
@@ -82,18 +94,7 @@ def built_pair(tmp_path_factory: pytest.TempPathFactory) -> BuildPair:
         if key not in cache:
             directory = tmp_path_factory.mktemp(f"pair{next(numbers)}")
             pair = make_pair(directory, **shape)
-            texts = teach(pair, steps=120 if taught else 0)
-            target, drafter = build_engines(
-                pair.target_dir,
-                pair.drafter_dir,
-                directory / "engines",
-                slots=SLOTS,
-                max_seq_len=max_seq_len,
-            )
-            engines = directory / "engines"
-            cache[key] = BuiltPair(
-                pair, texts, target, drafter, engines / "target", engines / "drafter"
-            )
+            cache[key] = built_from(pair, directory, taught=taught, max_seq_len=max_seq_len)
         return cache[key]
 
     return build

@@ -10,19 +10,24 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from dflash.model import DFlashDraftModel, extract_context_feature
+from dflash.model import (
+    DFlashDraftModel,
+    _draft_value,
+    _output_head,
+    _raw_input_embeddings,
+    extract_context_feature,
+)
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
-    LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 FAVOURED = 6  # tokens that win nearly every argmax; fewer of them means more drafts accepted
@@ -72,48 +77,71 @@ def make_pair(
     taps are z-lab's `target_layer_ids`: 0 is after the first layer; the last cannot be tapped.
     The end-of-text id is vocab-2, the drafter's mask id vocab-1.
     """
-    pair = Pair(directory / "target", directory / "drafter")
-    generator = torch.Generator().manual_seed(seed)
     shape = {
         "vocab_size": vocab,
         "hidden_size": hidden,
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "intermediate_size": intermediate,
         "max_position_embeddings": 512,
-        "bos_token_id": None,
-        "eos_token_id": vocab - 2,
-        "pad_token_id": None,
+        "tie_word_embeddings": tied,
     }
+    config = Qwen3Config(**shape) if family == "qwen3" else LlamaConfig(**shape, rms_norm_eps=1e-5)
+    drafter = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        # its own width and RoPE base, so that a value read from the wrong config shows
+        "intermediate_size": intermediate + 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+        "num_hidden_layers": draft_layers,
+        "block_size": block_size,
+        "dflash_config": {"mask_token_id": vocab - 1, "target_layer_ids": list(taps)},
+    }
+    pair = write_pair(directory, config, drafter, seed=seed, dtype=dtype)
+    _assert_zlab_layout(pair.drafter_dir, draft_layers)
+    return pair
 
-    if family == "qwen3":
-        config = Qwen3Config(**shape, num_hidden_layers=layers, tie_word_embeddings=tied)
-        target = Qwen3ForCausalLM(config)
-    else:
-        config = LlamaConfig(
-            **shape, num_hidden_layers=layers, tie_word_embeddings=tied, rms_norm_eps=1e-5
-        )
-        target = LlamaForCausalLM(config)
+
+def write_pair(
+    directory: Path,
+    config: PretrainedConfig,
+    drafter: dict[str, Any],
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> Pair:
+    """A random target of any family and its drafter, in `directory/target` and `.../drafter`.
+
+    config: the target's; its end-of-text id becomes vocab-2. drafter: fields of the drafter's
+    config beside those that follow from the target.
+    """
+    pair = Pair(directory / "target", directory / "drafter")
+    generator = torch.Generator().manual_seed(seed)
+    text = config.get_text_config()
+    vocab = text.vocab_size
+    text.bos_token_id = text.pad_token_id = None
+    text.eos_token_id = vocab - 2
+    target = AutoModelForCausalLM.from_config(config)
     _redraw(target, generator)
     target.to(getattr(torch, dtype)).save_pretrained(pair.target_dir)
     _tokenizer(vocab).save_pretrained(pair.target_dir)
 
-    # its own width and RoPE base, so that a value read from the wrong config shows
-    draft_config = Qwen3Config(
-        **(shape | {"intermediate_size": intermediate + 32}),
-        num_hidden_layers=draft_layers,
-        rope_parameters={"rope_type": "default", "rope_theta": 50000.0},
-        tie_word_embeddings=False,
-        num_target_layers=layers,
-        block_size=block_size,
-        dflash_config={"mask_token_id": vocab - 1, "target_layer_ids": list(taps)},
-    )
-    drafter = DFlashDraftModel(draft_config)
-    _redraw(drafter, generator)
-    drafter.to(getattr(torch, dtype)).save_pretrained(pair.drafter_dir)
-
-    _assert_zlab_layout(pair.drafter_dir, draft_layers)
+    shared = {
+        "vocab_size": vocab,
+        "hidden_size": text.hidden_size,
+        "max_position_embeddings": text.max_position_embeddings,
+        "num_target_layers": text.num_hidden_layers,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": vocab - 2,
+        "pad_token_id": None,
+    }
+    model = DFlashDraftModel(Qwen3Config(**(shared | drafter)))
+    _redraw(model, generator)
+    model.to(getattr(torch, dtype)).save_pretrained(pair.drafter_dir)
     return pair
 
 
@@ -141,22 +169,21 @@ def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
         texts = target.generate(prompts, do_sample=False, max_new_tokens=68, pad_token_id=0)
         hidden = target(texts, output_hidden_states=True).hidden_states
         features = extract_context_feature(hidden, drafter.target_layer_ids)
-        embed = target.get_input_embeddings()
-        head = target.get_output_embeddings().weight
 
+    scale = float(_draft_value(drafter.config, "input_embedding_scale", 1.0))
     optimizer = torch.optim.Adam(drafter.parameters(), lr=3e-3)
     for _ in range(steps):
         start = int(torch.randint(12, texts.shape[1] - width, (1,), generator=generator))
         block = torch.full((len(texts), width), drafter.mask_token_id)
         block[:, 0] = texts[:, start]
         with torch.no_grad():
-            noise = embed(block)
+            noise = _raw_input_embeddings(target, block, scale)
         states = drafter(
             target_hidden=features[:, :start],
             noise_embedding=noise,
             position_ids=torch.arange(start + width)[None],
         )
-        logits = states[:, 1:] @ head.detach().T
+        logits = drafter.compute_logits(states[:, 1:], _output_head(target))
         wanted = texts[:, start + 1 : start + width]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         optimizer.zero_grad()
@@ -172,7 +199,9 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
     tensors = dict(model.named_parameters())
     for name, tensor in tensors.items():
         noise = torch.randn(tensor.shape, generator=generator)
-        if tensor.ndim == 1:
+        if name.endswith("bias"):
+            tensor.copy_(0.2 * noise)
+        elif tensor.ndim == 1:
             tensor.copy_(1.0 + 0.2 * noise)
         elif "embed_tokens" in name or "lm_head" in name:
             rows = torch.full((tensor.shape[0], 1), 0.3)

@@ -69,10 +69,11 @@ def test_specs_and_tensors_are_what_transformers_wrote(
     assert target.spec.qk_norm is (family == "qwen3")
     assert target.spec.tie_word_embeddings is tied
     assert target.spec.eos_token_ids == (318,)
-    assert (target.spec.num_key_value_heads, target.spec.head_dim) == (1, 16)
+    assert {(x.num_key_value_heads, x.head_dim) for x in target.spec.layers} == {(1, 16)}
     assert target.spec.rms_norm_eps == (1e-6 if family == "qwen3" else 1e-5)
     assert (drafter.spec.block_size, drafter.spec.mask_token_id) == (8, 319)
-    assert (drafter.spec.target_layer_ids, drafter.spec.rope_theta) == ((0, 1, 2), 50000.0)
+    assert drafter.spec.target_layer_ids == (0, 1, 2)
+    assert drafter.spec.layers[0].rope.theta == 50000.0
     assert drafter.weights.names == sorted(drafter_shapes(drafter.spec))
     model = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=getattr(torch, dtype))
     state = model.state_dict()
@@ -164,17 +165,16 @@ def test_a_broken_config_is_named(pair: Path, text: str) -> None:
         ("target", {"mlp_bias": True}, "mlp_bias"),
         ("target", {"hidden_act": "gelu"}, "gelu"),
         ("target", {"quantization_config": {"bits": 4}}, "quantised"),
-        ("target", {"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
+        ("target", {"layer_types": ["linear_attention"] * 4}, "linear_attention"),
         ("target", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3"),
         ("target", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "linear"),
-        ("target", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "by layer type"),
+        ("target", {"rope_parameters": {"other": {"rope_theta": 1e4}}}, "full_attention layers"),
         ("target", {"rms_norm_eps": "small"}, "rms_norm_eps"),
         ("target", {"hidden_size": None}, "hidden_size is missing"),
         ("target", {"num_key_value_heads": 3}, "kv heads"),
         ("drafter", {"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
         ("drafter", {"speculators_model_type": "dflash"}, "speculators"),
-        ("drafter", {"is_causal": True}, "is_causal"),
-        ("drafter", {"layer_types": ["sliding_attention"]}, "sliding_attention"),
+        ("drafter", {"layer_types": ["sliding_attention"]}, "sliding_window is missing"),
         ("drafter", {"input_embedding_scale": 8.0}, "input_embedding_scale"),
         ("drafter", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("drafter", {"dflash_config": {"target_layer_ids": [0, 2]}}, "no mask_token_id"),
@@ -245,7 +245,7 @@ def test_tensors_must_be_those_of_the_spec(
 def test_fields_of_older_transformers_are_read(pair: Path) -> None:
     edit(pair / "target", rope_parameters=None, rope_theta=1e6, rope_scaling=None)
     edit(pair / "drafter", block_size=None, layer_types=None)
-    assert load_target(pair / "target").spec.rope_theta == 1e6
+    assert load_target(pair / "target").spec.layers[0].rope.theta == 1e6
     assert load_drafter(pair / "drafter").spec.block_size == 16  # z-lab's default
 
 
@@ -258,7 +258,7 @@ def test_dflash_config_wins_over_top_level(pair: Path) -> None:
 
 def test_default_taps_are_zlabs(pair: Path) -> None:
     edit(pair / "drafter", dflash_config={"mask_token_id": 319}, num_target_layers=36)
-    edit(pair / "drafter", num_hidden_layers=5)
+    edit(pair / "drafter", num_hidden_layers=5, layer_types=None)
     assert load_drafter(pair / "drafter").spec.target_layer_ids == (1, 9, 17, 25, 33)
 
 

@@ -95,13 +95,12 @@ def test_a_tied_embedding_is_written_once(tmp_path: Path) -> None:
 
 BUILD = """
 import resource, sys
-from dataclasses import asdict
 from pathlib import Path
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import load_target
 from dflash_trt.engines.build import build_target
 target = load_target(Path(sys.argv[1]))
-shared = asdict(target.spec)
+shared = vars(target.spec).copy()
 for name in ("model_type", "tie_word_embeddings", "eos_token_ids"):
     del shared[name]
 drafter = DrafterSpec(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
+from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.decoding.messages import (
     DraftInput,
@@ -20,18 +20,18 @@ from dflash_trt.serving.parts import Part
 from dflash_trt.serving.repository import MODELS, read_config, templates, write_repository
 from dflash_trt.serving.settings import Settings
 
+LAYER = LayerSpec(
+    num_key_value_heads=2,
+    head_dim=16,
+    rope=Rope(theta=10000.0, dim=16),
+    intermediate_size=96,
+)
 DECODER = {
     "vocab_size": 320,
     "hidden_size": 64,
-    "num_hidden_layers": 4,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
+    "layers": (LAYER,) * 4,
     "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "qk_norm": True,
     "max_position_embeddings": 512,
 }
 TARGET = TargetSpec(**DECODER, model_type="qwen3", tie_word_embeddings=True, eos_token_ids=(318, 7))

@@ -1,24 +1,17 @@
 """The drafter: a DFlash checkpoint in z-lab's layout (no embedding, no head, no prefix)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.checkpoints.fields import decoder_fields, number, refuse
 from dflash_trt.checkpoints.files import check_directory, read_json
-from dflash_trt.checkpoints.spec import (
-    DrafterSpec,
-    Shapes,
-    decoder_fields,
-    layer_shapes,
-    number,
-    refuse,
-)
+from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Shapes, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 # fields that change what the drafter computes, with the values that leave it as it is
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "is_causal": (False,),
     "causal": (False,),
     "use_swa": (False,),
     "attention_sink_bias": (False,),
@@ -66,14 +59,25 @@ def load_drafter(directory: Path) -> Drafter:
             "Add it to dflash_config: the token id that the drafter was trained with as mask",
         )
     num_target_layers = number(file, config, "num_target_layers")
+    fields = decoder_fields(file, config)
+    fields["layers"] = _with_causality(fields["layers"], values.get("is_causal"))
     spec = DrafterSpec(
-        **decoder_fields(file, config, qk_norm=True),
+        **fields,
+        qk_norm=True,
         block_size=number(file, values, "block_size", 16),
         mask_token_id=number(file, values, "mask_token_id", least=0),
         target_layer_ids=_taps(file, values, num_target_layers),
         num_target_layers=num_target_layers,
     )
     return Drafter(directory, spec, Weights(directory))
+
+
+def _with_causality(layers: tuple[LayerSpec, ...], is_causal: bool | None) -> tuple[LayerSpec, ...]:
+    """Layers with a window are causal in the block unless is_causal rules for all (z-lab)."""
+    return tuple(
+        replace(layer, causal=layer.window is not None if is_causal is None else bool(is_causal))
+        for layer in layers
+    )
 
 
 def drafter_shapes(spec: DrafterSpec) -> Shapes:
@@ -85,7 +89,7 @@ def drafter_shapes(spec: DrafterSpec) -> Shapes:
         "norm.weight": (hidden,),
     }
     for i in range(spec.num_hidden_layers):
-        shapes |= layer_shapes(spec, f"layers.{i}")
+        shapes |= layer_shapes(spec, i)
     return shapes
 
 

@@ -1,30 +1,54 @@
-"""What the graphs need to know of a model, read from its config.json."""
+"""What the graphs need to know of a model; the names are config.json's where it has one."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from dflash_trt.errors import CheckpointError
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Shapes = dict[str, tuple[int, ...]]
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """A rotary embedding, `rope_parameters` of one layer type."""
+
+    theta: float
+    dim: int  # of a head, how much is rotated
+    kind: str = "default"  # rope_type
+    parameters: dict[str, Any] = field(default_factory=dict)  # what its kind takes: factor, ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """One decoder layer, where it may differ from its neighbours."""
+
+    num_key_value_heads: int
+    head_dim: int
+    rope: Rope
+    intermediate_size: int
+    window: int | None = (
+        None  # sliding attention: how many positions a query sees, its own included
+    )
+    causal: bool = False  # in a drafter's block; a target's causality is in the mask
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
-    """What target and drafter share; the names are config.json's."""
+    """What target and drafter share."""
 
     vocab_size: int
     hidden_size: int
-    num_hidden_layers: int
     num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
+    layers: tuple[LayerSpec, ...]
     rms_norm_eps: float
-    rope_theta: float
-    attention_bias: bool
-    qk_norm: bool  # RMSNorm over head_dim on q and k, before RoPE
     max_position_embeddings: int
+    prefix: str = ""  # of every tensor but the head
+    qk_norm: bool = False  # RMSNorm over head_dim on q and k, before RoPE
+    biases: tuple[str, ...] = ()  # projections with a bias, of q, k, v, o
+    hidden_act: Activation = "silu"
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,78 +66,11 @@ class DrafterSpec(DecoderSpec):
     num_target_layers: int
 
 
-def refuse(file: Path, what: str) -> CheckpointError:
-    """The error for a checkpoint that is sound but asks for something not handled."""
-    return CheckpointError(
-        f"{file}: {what}, which dflash-trt does not handle yet",
-        "Use a plain Llama- or Qwen3-style model without it",
-    )
-
-
-def number(
-    file: Path, config: dict[str, Any], name: str, default: int | None = None, least: int = 1
-) -> int:
-    """An integer field of config.json; null counts as absent."""
-    value = config.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        found = "is missing" if value is None else f"is {value!r}, not an integer from {least}"
-        raise CheckpointError(f"{file}: {name} {found}", "Correct it or export the model again")
-    return value
-
-
-def real(file: Path, config: dict[str, Any], name: str, default: float) -> float:
-    """A positive number in config.json; null counts as absent."""
-    value = config.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise CheckpointError(
-            f"{file}: {name} is {value!r}, not a positive number", "Export the model again"
-        )
-    return float(value)
-
-
-def decoder_fields(file: Path, config: dict[str, Any], *, qk_norm: bool) -> dict[str, Any]:
-    """The fields of DecoderSpec; refuses what the graphs do not compute."""
-    if config.get("quantization_config"):
-        raise refuse(file, "the weights are quantised (quantization_config)")
-    if config.get("hidden_act", "silu") != "silu":
-        raise refuse(file, f"hidden_act is {config['hidden_act']!r}")
-    if config.get("mlp_bias"):
-        raise refuse(file, "the MLP has biases (mlp_bias)")
-    sliding = ["sliding_attention"] if config.get("use_sliding_window") else []
-    others = set(config.get("layer_types") or sliding) - {"full_attention"}
-    if others:
-        raise refuse(file, f"layers use {', '.join(sorted(others))}")
-    hidden = number(file, config, "hidden_size")
-    heads = number(file, config, "num_attention_heads")
-    kv_heads = number(file, config, "num_key_value_heads", heads)
-    head_dim = number(file, config, "head_dim", hidden // heads)
-    if heads % kv_heads or head_dim % 2:
-        raise CheckpointError(
-            f"{file}: {heads} attention heads of {head_dim} cannot share {kv_heads} kv heads",
-            "Export the checkpoint again",
-        )
-    return {
-        "vocab_size": number(file, config, "vocab_size"),
-        "hidden_size": hidden,
-        "num_hidden_layers": number(file, config, "num_hidden_layers"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": number(file, config, "intermediate_size"),
-        "rms_norm_eps": real(file, config, "rms_norm_eps", 1e-6),
-        "rope_theta": _rope_theta(file, config),
-        "attention_bias": bool(config.get("attention_bias", False)),
-        "qk_norm": qk_norm,
-        "max_position_embeddings": number(file, config, "max_position_embeddings"),
-    }
-
-
-def layer_shapes(spec: DecoderSpec, layer: str) -> Shapes:
-    """Tensor shapes of one decoder layer, [out, in] as stored; layer: e.g. "model.layers.0"."""
-    hidden, wide = spec.hidden_size, spec.intermediate_size
-    q, kv = (n * spec.head_dim for n in (spec.num_attention_heads, spec.num_key_value_heads))
+def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
+    """Tensor shapes of one decoder layer, [out, in] as stored."""
+    layer, hidden = spec.layers[index], spec.hidden_size
+    wide = layer.intermediate_size
+    q, kv = (n * layer.head_dim for n in (spec.num_attention_heads, layer.num_key_value_heads))
     shapes: Shapes = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
@@ -125,23 +82,9 @@ def layer_shapes(spec: DecoderSpec, layer: str) -> Shapes:
         "mlp.up_proj.weight": (wide, hidden),
         "mlp.down_proj.weight": (hidden, wide),
     }
-    if spec.attention_bias:
-        for projection in ("q", "k", "v", "o"):
-            weight = shapes[f"self_attn.{projection}_proj.weight"]
-            shapes[f"self_attn.{projection}_proj.bias"] = (weight[0],)
+    for projection in spec.biases:
+        weight = shapes[f"self_attn.{projection}_proj.weight"]
+        shapes[f"self_attn.{projection}_proj.bias"] = (weight[0],)
     if spec.qk_norm:
-        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (spec.head_dim,)
-    return {f"{layer}.{name}": shape for name, shape in shapes.items()}
-
-
-def _rope_theta(file: Path, config: dict[str, Any]) -> float:
-    """transformers 5 writes rope_parameters, older ones rope_theta beside rope_scaling."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        raise refuse(file, "RoPE differs by layer type")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise refuse(file, f"RoPE scaling of type {kind!r}")
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise refuse(file, "RoPE covers only part of a head (partial_rotary_factor)")
-    return real(file, config | rope, "rope_theta", 10000.0)
+        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (layer.head_dim,)
+    return {f"{spec.prefix}layers.{index}.{name}": shape for name, shape in shapes.items()}

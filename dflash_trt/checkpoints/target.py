@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.checkpoints.families import FAMILIES
+from dflash_trt.checkpoints.fields import refuse
 from dflash_trt.checkpoints.files import check_directory, read_json
-from dflash_trt.checkpoints.spec import Shapes, TargetSpec, decoder_fields, layer_shapes, refuse
+from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
-
-QK_NORM = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ def load_target(directory: Path) -> Target:
     check_directory(directory, "target")
     file = directory / "config.json"
     config = read_json(file)
-    known = [name for name in config.get("architectures") or () if name in QK_NORM]
+    known = [name for name in config.get("architectures") or () if name in FAMILIES]
     if not known:
         raise refuse(file, f"the architecture is {config.get('architectures')}")
-    fields = decoder_fields(file, config, qk_norm=QK_NORM[known[0]])
+    fields = FAMILIES[known[0]](file, config)
     spec = TargetSpec(
         **fields,
         model_type=str(config.get("model_type", "")),
@@ -44,13 +44,13 @@ def load_target(directory: Path) -> Target:
 def target_shapes(spec: TargetSpec) -> Shapes:
     """Every tensor the target's graph reads."""
     shapes: Shapes = {
-        "model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
-        "model.norm.weight": (spec.hidden_size,),
+        f"{spec.prefix}embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
+        f"{spec.prefix}norm.weight": (spec.hidden_size,),
     }
     if not spec.tie_word_embeddings:
         shapes["lm_head.weight"] = (spec.vocab_size, spec.hidden_size)
     for i in range(spec.num_hidden_layers):
-        shapes |= layer_shapes(spec, f"model.layers.{i}")
+        shapes |= layer_shapes(spec, i)
     return shapes
 
 

@@ -75,8 +75,6 @@ def _info(
         best=1 if role == "target" else candidates(model.spec.vocab_size),
         block_size=drafter.block_size,
         mask_token_id=drafter.mask_token_id,
-        num_layers=model.spec.num_hidden_layers,
-        kv_heads=model.spec.num_key_value_heads,
-        head_dim=model.spec.head_dim,
+        caches=tuple((x.num_key_value_heads, x.head_dim) for x in model.spec.layers),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
     )

@@ -23,9 +23,7 @@ class EngineInfo:
     best: int  # how many of each row's largest logits the graph picks out
     block_size: int
     mask_token_id: int
-    num_layers: int
-    kv_heads: int
-    head_dim: int
+    caches: tuple[tuple[int, int], ...]  # kv heads and head_dim of each layer
     feature_size: int  # taps * hidden_size
 
 
@@ -38,8 +36,10 @@ def read_info(directory: Path, kind: str) -> EngineInfo:
     """Read `engine.json`; EngineError when it is missing, damaged or of another kind."""
     path = directory / ENGINE_FILE
     try:
-        info = EngineInfo(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        values = json.loads(path.read_text())
+        values["caches"] = tuple((heads, head_dim) for heads, head_dim in values["caches"])
+        info = EngineInfo(**values)
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise EngineError(
             f"{path} is not an engine description ({error})", "Run `dflash-trt build` again."
         ) from error

@@ -31,10 +31,10 @@ class Engine:
     def __init__(self, directory: Path) -> None:
         self.info = read_info(directory, KIND)
         self._session = _load_session(directory / GRAPH_FILE, self.info.threads)
-        shape = (self.info.slots, self.info.kv_heads, self.info.cache_len, self.info.head_dim)
+        slots, rows = self.info.slots, self.info.cache_len
         self._caches = {
-            f"{part}_{layer}": np.zeros(shape, np.float32)
-            for layer in range(self.info.num_layers)
+            f"{part}_{layer}": np.zeros((slots, heads, rows, head_dim), np.float32)
+            for layer, (heads, head_dim) in enumerate(self.info.caches)
             for part in ("key", "value")
         }
         self._steps: dict[tuple[int, ...], Step] = {}

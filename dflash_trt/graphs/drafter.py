@@ -4,16 +4,11 @@ import onnx_ir as ir
 
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.target import Target
+from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import GraphBuilder
-from dflash_trt.graphs.layers import (
-    Positions,
-    attention_block,
-    head,
-    mlp_block,
-    open_layer,
-    rms_norm,
-    rope_tables,
-)
+from dflash_trt.graphs.layers import head, linear, open_layer, rms_norm
+from dflash_trt.graphs.mlp import mlp_block
+from dflash_trt.graphs.positions import Positions
 
 CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`
 
@@ -50,18 +45,16 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
     end = g.op("Shape", positions, start=1, end=2)
     block_positions = g.op("Slice", positions, context_len, end, g.ints(1))
     visible = g.op("Shape", mask, start=3, end=4)
-    at = Positions(
-        *rope_tables(g, spec, cache_len), block_positions, positions, write_index, mask, visible
-    )
-    context = g.op("MatMul", features, g.linear(weights, "fc.weight"))
+    at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
+    context = linear(g, weights, features, "fc", bias=False)
     context = rms_norm(g, context, weights, "hidden_norm", spec)
-    embedding = g.vector(target.weights, "model.embed_tokens.weight")
+    embedding = g.vector(target.weights, f"{target.spec.prefix}embed_tokens.weight")
     hidden = g.op("Gather", embedding, block, axis=0)
     for index in range(spec.num_hidden_layers):
-        layer = open_layer(g, spec, index, "", cache_len)
+        layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, context, at)
         hidden = mlp_block(g, spec, weights, layer, hidden)
     tied = target.spec.tie_word_embeddings
     table = embedding if tied else g.vector(target.weights, "lm_head.weight")
-    head(g, spec, weights, "norm", hidden, table, head_rows, candidates(spec.vocab_size))
+    head(g, spec, weights, hidden, table, head_rows, candidates(spec.vocab_size))
     return g

@@ -5,19 +5,15 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from dflash_trt.checkpoints.target import Target
+from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import GraphBuilder
-from dflash_trt.graphs.layers import (
-    Positions,
-    attention_block,
-    head,
-    mlp_block,
-    open_layer,
-    rope_tables,
-)
+from dflash_trt.graphs.layers import head, open_layer
+from dflash_trt.graphs.mlp import mlp_block
+from dflash_trt.graphs.positions import Positions
 
 
 def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBuilder:
-    """Build the graph of a Llama or Qwen3 shaped target.
+    """Build a target's graph.
 
     Inputs: tokens, positions int64 `[n, S]`; write_index int64 `[n]`; mask bool `[n, 1, S, N]`;
     head_rows int64 `[r]`, which of the `n * S` tokens get logits; `key_i`, `value_i` float32
@@ -34,19 +30,17 @@ def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBu
     mask = g.input("mask", ir.DataType.BOOL, ("n", 1, "S", "N"))
     head_rows = g.input("head_rows", ir.DataType.INT64, ("r",))
     visible = g.op("Shape", mask, start=3, end=4)
-    at = Positions(
-        *rope_tables(g, spec, cache_len), positions, positions, write_index, mask, visible
-    )
-    embedding = g.vector(weights, "model.embed_tokens.weight")
+    at = Positions(positions, positions, write_index, mask, visible, cache_len)
+    embedding = g.vector(weights, f"{spec.prefix}embed_tokens.weight")
     hidden = g.op("Gather", embedding, tokens, axis=0)
     after: dict[int, ir.Value] = {}
     for index in range(spec.num_hidden_layers):
-        layer = open_layer(g, spec, index, "model.", cache_len)
+        layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, None, at)
         hidden = mlp_block(g, spec, weights, layer, hidden)
         after[index] = hidden
     table = embedding if spec.tie_word_embeddings else g.vector(weights, "lm_head.weight")
-    head(g, spec, weights, "model.norm", hidden, table, head_rows, best=1)
+    head(g, spec, weights, hidden, table, head_rows, best=1)
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
     g.output(features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size))
     return g

@@ -1,0 +1,72 @@
+"""Self-attention over a KV cache that is written in place."""
+
+import onnx_ir as ir
+
+from dflash_trt.checkpoints.spec import DecoderSpec
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.layers import Layer, linear, rms_norm
+from dflash_trt.graphs.positions import Positions
+
+
+def attention_block(
+    g: GraphBuilder,
+    spec: DecoderSpec,
+    weights: Weights,
+    layer: Layer,
+    hidden: ir.Value,
+    context: ir.Value | None,
+    at: Positions,
+) -> ir.Value:
+    """Self-attention with residual; `hidden` is `[n, Q, hidden_size]`.
+
+    `context` `[n, C, hidden_size]`, when given, is injected: it passes through k_proj and v_proj
+    only, in front of the block's own keys and values (DFlash, KV injection). Keys and values are
+    written to the cache at `at.write_index`; the mask alone decides which rows are seen.
+    """
+    attn = f"{layer.prefix}self_attn"
+    heads, kv_heads = spec.num_attention_heads, layer.spec.num_key_value_heads
+    x = rms_norm(g, hidden, weights, f"{layer.prefix}input_layernorm", spec)
+    if context is None:
+        qkv = _heads(g, spec, weights, layer, x, "q", "k", "v")
+        q, k, v = g.split(qkv, (heads, kv_heads, kv_heads), axis=1)
+    else:
+        q = _heads(g, spec, weights, layer, x, "q")
+        both = g.op("Concat", context, x, axis=1)
+        k, v = g.split(_heads(g, spec, weights, layer, both, "k", "v"), (kv_heads, kv_heads), 1)
+    if spec.qk_norm:
+        q = rms_norm(g, q, weights, f"{attn}.q_norm", spec)
+        k = rms_norm(g, k, weights, f"{attn}.k_norm", spec)
+    q, k = at.rotate(g, layer.spec, q, at.queries), at.rotate(g, layer.spec, k, at.keys)
+    keys = _scatter(g, layer.key_cache, k, f"new_key_{layer.index}", at, layer.cache_shape)
+    values = _scatter(g, layer.value_cache, v, f"new_value_{layer.index}", at, layer.cache_shape)
+    scale = layer.spec.head_dim**-0.5
+    mixed = g.op("Attention", q, keys, values, at.seen(g, layer.spec), scale=scale)
+    mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
+    mixed = g.op("Reshape", mixed, g.ints(0, 0, heads * layer.spec.head_dim))
+    out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases)
+    return g.op("Add", hidden, out)
+
+
+def _heads(
+    g: GraphBuilder, spec: DecoderSpec, weights: Weights, layer: Layer, x: ir.Value, *which: str
+) -> ir.Value:
+    """Projections side by side, as heads: `[n, S, H]` to `[n, heads, S, head_dim]`."""
+    names = (f"{layer.prefix}self_attn.{projection}_proj" for projection in which)
+    out = linear(g, weights, x, *names, bias=which[0] in spec.biases)
+    out = g.op("Reshape", out, g.ints(0, 0, -1, layer.spec.head_dim))
+    return g.op("Transpose", out, perm=(0, 2, 1, 3))
+
+
+def _scatter(
+    g: GraphBuilder,
+    cache: ir.Value,
+    update: ir.Value,
+    name: str,
+    at: Positions,
+    shape: tuple[str | int, ...],
+) -> ir.Value:
+    """Write rows into a cache in place and return the rows that the mask covers."""
+    full = g.op("TensorScatter", cache, update, at.write_index, axis=-2, mode="linear")
+    g.output(full, name, ir.DataType.FLOAT, shape)
+    return g.op("Slice", full, g.ints(0), at.visible, g.ints(2))

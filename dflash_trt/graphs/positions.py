@@ -1,0 +1,78 @@
+"""Where the tokens of a step are, and what each of them sees."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from dflash_trt.checkpoints.spec import LayerSpec
+from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.rope import rope_tables
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What attention needs to know about where its tokens are.
+
+    queries: int64 `[n, Q]` and keys: int64 `[n, K]`, absolute positions. write_index: int64 `[n]`,
+    the cache row of the first key. mask: bool `[n, 1, Q, N]`, True where a query sees a cache row.
+    visible: int64 `[1]`, N. cache_len: rows of a cache. context_len: int64 `[1]`, how many rows are
+    written in front of a drafter's block; None for a target, whose cache rows are its positions.
+    """
+
+    queries: ir.Value
+    keys: ir.Value
+    write_index: ir.Value
+    mask: ir.Value
+    visible: ir.Value
+    cache_len: int
+    context_len: ir.Value | None = None
+    _shared: dict[object, ir.Value] = field(default_factory=dict)
+
+    def rotate(self, g: GraphBuilder, layer: LayerSpec, x: ir.Value, at: ir.Value) -> ir.Value:
+        """RoPE on `[n, heads, S, head_dim]`, whose tokens are at the positions `at` `[n, S]`."""
+        names = [(part, repr(layer.rope)) for part in ("cos", "sin")]
+        if names[0] not in self._shared:
+            tables = rope_tables(g, layer.rope, self.cache_len)
+            self._shared.update(zip(names, tables, strict=True))
+        return g.op("RotaryEmbedding", x, *(self._shared[name] for name in names), at)
+
+    def seen(self, g: GraphBuilder, layer: LayerSpec) -> ir.Value:
+        """The mask of one layer, bool `[n, 1, Q, N]`: layers of one kind share it.
+
+        A window hides what is `window` positions or more behind a query and, unless the layer is
+        causal, as far ahead (z-lab `_attention_mask`).
+        """
+        if layer.window is None and not layer.causal:
+            return self.mask
+        key = ("mask", layer.window, layer.causal)
+        if key not in self._shared:
+            queries = g.op("Unsqueeze", self.queries, g.ints(1, 3))
+            behind = g.op("Sub", queries, self._key_positions(g))  # [n, 1, Q, N]
+            mask = self.mask
+            if layer.window is not None:
+                mask = g.op("And", mask, g.op("Less", behind, g.ints(layer.window)))
+            if layer.causal:
+                mask = g.op("And", mask, g.op("Less", g.ints(-1), behind))
+            elif layer.window is not None and self.context_len is not None:
+                mask = g.op("And", mask, g.op("Less", g.ints(-layer.window), behind))
+            self._shared[key] = mask
+        return self._shared[key]
+
+    def _key_positions(self, g: GraphBuilder) -> ir.Value:
+        """Positions of the cache rows, int64 `[n or 1, 1, 1, N]`."""
+        if "rows" in self._shared:
+            return self._shared["rows"]
+        zero, one = (g.constant(f"number_{i}", np.array(i, np.int64)) for i in (0, 1))
+        rows = g.op("Range", zero, g.op("Squeeze", self.visible, g.ints(0)), one)
+        rows = g.op("Unsqueeze", rows, g.ints(0))
+        if self.context_len is not None:
+            # features of a shorter neighbour are padded, and the block is written behind the pad
+            block_row = g.op("Add", self.write_index, self.context_len)
+            block_row = g.op("Unsqueeze", block_row, g.ints(1))
+            anchor = g.op("Slice", self.queries, g.ints(0), g.ints(1), g.ints(1))
+            pad = g.op("Sub", block_row, anchor)
+            context = g.op("Less", rows, block_row)
+            rows = g.op("Sub", rows, g.op("Where", context, zero, pad))
+        self._shared["rows"] = g.op("Unsqueeze", rows, g.ints(1, 2))
+        return self._shared["rows"]

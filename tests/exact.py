@@ -1,0 +1,156 @@
+"""What holds for every pair: our engines against `transformers` and z-lab's `dflash`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import reference
+from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair
+
+from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.engines.onnxruntime import Engine
+
+NEW_TOKENS = 40
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A built pair, four prompts of different lengths, and what the references make of them."""
+
+    built: BuiltPair
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+    zlab: list[reference.Generated]
+
+
+def case_for(built: BuiltPair) -> Case:
+    """The references' texts: prompts whose continuation a taught drafter knows."""
+    pair = built.pair
+    prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
+    return Case(
+        built,
+        prompts,
+        reference.greedy(pair.target_dir, prompts, NEW_TOKENS),
+        reference.dflash_generate(pair.target_dir, pair.drafter_dir, prompts, NEW_TOKENS),
+    )
+
+
+def rounds_of(built: BuiltPair, *, drafting: bool = True) -> RunRound:
+    target = Engine(built.target_engine)
+    return in_process(target, Engine(built.drafter_engine) if drafting else None)
+
+
+def scheduler_of(
+    rounds: RunRound,
+    length: DraftLength,
+    *,
+    slots: int = SLOTS,
+    prefill_chunk: int = MAX_SEQ_LEN,
+) -> Scheduler:
+    return Scheduler(
+        rounds,
+        slots=slots,
+        max_seq_len=MAX_SEQ_LEN,
+        prefill_chunk=prefill_chunk,
+        draft_length=length,
+    )
+
+
+def run_all(scheduler: Scheduler, requests: Sequence[Request]) -> list[Decoded]:
+    sequences = [scheduler.submit(request) for request in requests]
+    while scheduler.busy:
+        scheduler.step()
+    return sequences
+
+
+def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[Decoded]:
+    return [run_all(scheduler, [Request(prompt, NEW_TOKENS)])[0] for prompt in prompts]
+
+
+def target_step(engine: Engine, tokens: Sequence[int], start: int, row: int = 0) -> dict[str, Any]:
+    """All logits and features of `tokens`, which stand at `start ..` of their text."""
+    n = len(tokens)
+    positions = start + np.arange(n)
+    step = engine.step(row, 1, n, start + n, n)
+    step.inputs["tokens"][:] = tokens
+    step.inputs["positions"][:] = positions
+    step.inputs["write_index"][:] = start
+    step.inputs["mask"][:] = np.arange(start + n) <= positions[:, None]
+    step.inputs["head_rows"][:] = np.arange(n)
+    step.run()
+    return step.outputs
+
+
+def drafter_step(
+    engine: Engine, features: Any, anchor: int, seen: int, row: int = 0
+) -> dict[str, Any]:
+    """All logits of the block behind `anchor`; the features stand at `seen ..` of their text."""
+    start, width = seen + len(features), engine.info.block_size
+    step = engine.step(row, 1, width, start + width, width - 1, context=len(features))
+    step.inputs["features"][:] = features
+    step.inputs["block"][:] = [anchor] + [engine.info.mask_token_id] * (width - 1)
+    step.inputs["positions"][:] = np.r_[seen:start, start : start + width]
+    step.inputs["write_index"][:] = seen
+    step.inputs["mask"][:] = True
+    step.inputs["head_rows"][:] = np.arange(1, width)
+    step.run()
+    return step.outputs
+
+
+def assert_target_logits_and_taps(case: Case) -> None:
+    """Whole and in chunks over a cache."""
+    text = case.built.texts[0]
+    taps = case.built.drafter.spec.target_layer_ids
+    logits, features = reference.target_logits_and_taps(case.built.pair.target_dir, text, taps)
+    engine = Engine(case.built.target_engine)
+    # whole, then again in another row in uneven chunks over the same cache
+    chunks = [(0, 0, 80), (1, 0, 33), (1, 33, 34), (1, 34, 50), (1, 50, 80)]
+    for row, start, end in chunks:
+        output = target_step(engine, text[start:end], start, row)
+        np.testing.assert_allclose(output["logits"], logits[start:end], atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(
+            output["features"][0], features[start:end], atol=TOLERANCE, rtol=0
+        )
+        assert (output["top_ids"][:, 0] == logits[start:end].argmax(-1)).all()
+
+
+def assert_drafter_logits(case: Case) -> None:
+    """Block after block, as while decoding."""
+    text, pair, spec = case.built.texts[0], case.built.pair, case.built.drafter.spec
+    starts = [13, 14, 17, 18, 26, 41, 60]
+    expected = reference.drafter_logits(pair.target_dir, pair.drafter_dir, text, starts)
+    _, features = reference.target_logits_and_taps(pair.target_dir, text, spec.target_layer_ids)
+    engine = Engine(case.built.drafter_engine)
+    seen = 0
+    for start, logits in zip(starts, expected, strict=True):
+        output = drafter_step(engine, features[seen:start], text[start], seen, row=2)
+        np.testing.assert_allclose(output["logits"], logits, atol=TOLERANCE, rtol=0)
+        best = np.argsort(-output["logits"], axis=-1, kind="stable")[:, : engine.info.best]
+        assert (output["top_ids"] == best).all()
+        assert (output["top_logits"] == np.take_along_axis(output["logits"], best, -1)).all()
+        seen = start
+
+
+def assert_same_text_and_same_rounds(case: Case) -> None:
+    """Token for token, and as many of them in each round as z-lab's loop."""
+    block_size = case.built.drafter.spec.block_size
+    scheduler = scheduler_of(rounds_of(case.built), DraftLength(block_size, block_size - 1))
+    sequences = one_by_one(scheduler, case.prompts)
+    assert [s.tokens for s in sequences] == case.greedy
+    assert [z.tokens for z in case.zlab] == case.greedy
+    for sequence, zlab in zip(sequences, case.zlab, strict=True):
+        assert sequence.committed_per_round == zlab.acceptance_lengths
+        assert sequence.acceptance_length == (NEW_TOKENS - 1) / len(zlab.acceptance_lengths)
+        assert sequence.finish_reason == "length"
+    # the comparison means something only if drafts were accepted and rejected
+    rounds = sum(len(zlab.acceptance_lengths) for zlab in case.zlab)
+    assert 1.15 < len(case.prompts) * (NEW_TOKENS - 1) / rounds < block_size

@@ -1,0 +1,62 @@
+"""Drafters in every form in use, against z-lab's `dflash`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import built_from
+from exact import (
+    Case,
+    assert_drafter_logits,
+    assert_same_text_and_same_rounds,
+    case_for,
+)
+from pairs import write_pair
+from transformers import LlamaConfig
+
+TARGET = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+}
+DRAFTER = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "block_size": 8,
+    "dflash_config": {"mask_token_id": 319, "target_layer_ids": [0, 2]},
+}
+SLIDING = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "use_sliding_window": True,
+    "sliding_window": 10,
+    "max_window_layers": 0,
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "sliding-causal": SLIDING,
+    "sliding-not-causal": SLIDING | {"is_causal": False},
+    "all-causal": SLIDING | {"is_causal": True},
+}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    directory = tmp_path_factory.mktemp(request.param)
+    pair = write_pair(directory, LlamaConfig(**TARGET), DRAFTER | FORMS[request.param])
+    return case_for(built_from(pair, directory))
+
+
+def test_drafter_logits(case: Case) -> None:
+    assert_drafter_logits(case)
+
+
+def test_same_text_and_same_rounds(case: Case) -> None:
+    assert_same_text_and_same_rounds(case)
