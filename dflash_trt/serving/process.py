@@ -27,7 +27,6 @@ from dflash_trt.serving.launch import (
 )
 from dflash_trt.serving.reaper import (
     KILL_TIMEOUT,
-    SHARED_MEMORY,
     clean_up,
     command_line,
     processes_naming,
@@ -36,7 +35,6 @@ from dflash_trt.serving.security import Security, check_exposure, reach
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
-RELOAD_TIMEOUT = 20.0  # seconds
 REAPER_TIMEOUT = 10.0  # seconds
 
 
@@ -136,17 +134,6 @@ class Server:
             for pid, line in words.items()
             if line and line[0].endswith("triton_python_backend_stub")
         }
-
-    def reload(self, model: str) -> None:
-        """Loads a model anew, in new processes; raises `ServerError` when the server cannot."""
-        for step in ("unload", "load"):
-            status = self.health.post(f"repository/models/{model}/{step}", {}, RELOAD_TIMEOUT)
-            if status != 200:
-                raise ServerError(f"the server did not {step} {model}", self._look())
-        lines = [command_line(pid) for pid in self.stubs()]
-        for region in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):  # the dead leave theirs
-            if not any(region.name in line for line in lines):
-                region.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Stops the server and its model processes; bounded, whatever they are doing."""

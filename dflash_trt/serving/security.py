@@ -35,7 +35,7 @@ class Security:
     old_server_exposed: bool = False  # the risk was accepted
     inference_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
-    # closes what nobody was given a key to; the supervisor reloads a model with it
+    # closes what nobody was given a key to
     own_key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
     @property
@@ -50,9 +50,8 @@ class Security:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers that open everything."""
-        headers = {"admin-key": self.admin_key or self.own_key}
-        return headers | ({"inference-key": self.inference_key} if self.inference_key else {})
+        """The HTTP headers that a request needs."""
+        return {"inference-key": self.inference_key} if self.inference_key else {}
 
     def arguments(self) -> list[str]:
         """The arguments for tritonserver. The keys are among them: it knows no other way."""
