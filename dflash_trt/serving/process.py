@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import reaper
-from dflash_trt.serving.health import Health
+from dflash_trt.serving.health import health_of
 from dflash_trt.serving.launch import (
     EXIT_TIMEOUT,
     Ports,
@@ -31,7 +31,7 @@ from dflash_trt.serving.reaper import (
     command_line,
     processes_naming,
 )
-from dflash_trt.serving.security import Security, check_exposure, reach
+from dflash_trt.serving.security import Security, check_exposure
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
@@ -48,9 +48,7 @@ class Server:
         self.ports = ports
         self.security = security or Security()
         self.repository = _repository(directory)
-        http = f"http://{reach(self.security.http_host)}:{ports.http}"
-        metrics = f"http://{reach(self.security.host)}:{ports.metrics}/metrics"
-        self.health = Health(http, metrics, self.security.headers)
+        self.health = health_of(ports, self.security)
         _check_ports(ports, self.security)
         self._runtime = Path(tempfile.mkdtemp(prefix="dflash-trt-"))
         self.log = self._runtime / "server.log"

@@ -92,15 +92,7 @@ def _openai_front(directory: Path, port: int, server: Server) -> AbstractContext
             f"--openai-port needs the Python package {error.name}",
             "Run: pip install 'dflash-trt[openai]'",
         ) from error
-    security = server.security
-    if security.tls:
-        raise ServerError(
-            "--openai-port does not go with --grpc-cert: the front calls Triton without TLS",
-            "Leave out one of the two",
-        )
-    key = security.inference_key
-    headers = {"triton-grpc-protocol-inference-key": key} if key else {}
-    return openai_front(directory, port, server.ports, reach(security.host), headers)
+    return openai_front(directory, port, server.ports, server.security)
 
 
 def _now() -> str:
