@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -418,6 +419,29 @@ def test_a_server_that_dies_is_reported_and_cleaned_up(built: Path) -> None:
     shutil.rmtree(server.log.parent)
     assert _stubs(built) == before
     assert not list(SHARED_MEMORY.glob(f"{server.shm_prefix}*"))
+
+
+@pytest.mark.parametrize("crashes", [1, 3])
+def test_a_server_that_crashes_while_it_starts_is_started_again(
+    built: Path, crashes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, said, start = iter(range(crashes)), list[str](), Server.start
+
+    def start_and_crash(server: Server) -> None:
+        start(server)
+        if next(left, None) is not None:
+            os.kill(server.process.pid, signal.SIGABRT)
+
+    monkeypatch.setattr(Server, "start", start_and_crash)
+    server = Server(built, free_ports())
+    with ExitStack() as stack:
+        if crashes == 3:  # it is no accident
+            stack.enter_context(pytest.raises(ServerError, match=r"ended \(exit -6\)"))
+        stack.enter_context(server)
+        assert server.wait_ready(say=said.append)
+    assert len(said) == min(crashes, 2)
+    assert all("crashed while it started (exit -6)" in line for line in said)
+    shutil.rmtree(server.log.parent, ignore_errors=True)
 
 
 def _kill_when_ready(server: Server) -> None:

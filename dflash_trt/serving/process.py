@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from dflash_trt.serving.reaper import (
 from dflash_trt.serving.security import Security, check_exposure
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
+START_CRASHES = 2
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
 REAPER_TIMEOUT = 10.0  # seconds
 
@@ -97,15 +99,27 @@ class Server:
                 start_new_session=True,  # Ctrl-C reaches us; we tell the server
             )
 
-    def wait_ready(self, give_up: threading.Event | None = None) -> bool:
+    def wait_ready(
+        self,
+        give_up: threading.Event | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> bool:
         """Waits until all models are ready and a first request was served.
 
         The first request measures the costs that the draft length follows: no user waits for it.
+        A server that crashes before that is started again, twice at most: Triton 2.51 does so in
+        about 1 of 100 starts (boost::lock_exception). `say` is told.
         False when `give_up` was set before that; raises `ServerError` when it cannot be.
         """
         give_up = give_up or threading.Event()
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline, crashes = time.monotonic() + START_TIMEOUT, 0
         while time.monotonic() < deadline:
+            code = self.process.poll() or 0
+            if code < 0 and crashes < START_CRASHES and not give_up.is_set():
+                crashes += 1
+                say(f"tritonserver crashed while it started (exit {code}); starting it again")
+                self.kill()
+                self.start()
             self.check_alive()
             if self.health.is_ready():
                 status = self.health.probe(FIRST_TIMEOUT)

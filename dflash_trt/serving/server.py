@@ -32,6 +32,10 @@ def serve(
     again and again. A second signal ends it without waiting for running requests.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
+
+    def say(line: str) -> None:
+        console.print(_now(), line)
+
     server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)
     front = ExitStack()
     if openai_port is not None:  # before Triton, to say at once what is wrong with it
@@ -41,9 +45,9 @@ def serve(
         if server.security.exposed and server.security.old_server_exposed:
             console.print("warning: other machines may reach a server with known security holes")
         console.print(f"starting Triton (log: {server.log}) ...")
-        if server.wait_ready(asked_to_stop):
+        if server.wait_ready(asked_to_stop, say):
             console.print(_how_to_call(server.ports, server.security, openai_port))
-            supervise(server, asked_to_stop, lambda line: console.print(_now(), line))
+            supervise(server, asked_to_stop, say)
         console.print("stopping ...")
     return 0
 

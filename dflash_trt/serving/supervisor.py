@@ -41,7 +41,7 @@ def supervise(server: Server, stop: threading.Event, say: Callable[[str], None])
                 return
             try:
                 server.start()
-                if not server.wait_ready(stop):
+                if not server.wait_ready(stop, say):
                     return
             except ServerError as error:
                 problem = error.problem
