@@ -1,7 +1,7 @@
 """Many clients of the public model at once: the roads to it, and the text that must come back.
 
-As a program it is a client to be killed: `load.py GRPC_PORT STREAMS` opens streams, says "open"
-when all have begun, and reads on.
+As a program it is a client to be killed: `load.py GRPC_PORT STREAMS` keeps so many streams open, as
+far as there is room, and says "open" once some have text.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 HOST = "127.0.0.1"
 WAIT = 60.0  # seconds in which every request has an answer
+SOME = 4  # streams of a client to be killed
 NO_CONNECTION = "NO_CONNECTION"  # of an HTTP client; over gRPC it is UNAVAILABLE
 NO_STATUS = "NO_STATUS"  # of an error in a gRPC stream: the protocol has room for a message only
 CHANNEL = [
@@ -314,17 +315,21 @@ def resident(pids: Sequence[int]) -> int:
 
 
 async def _until_killed(port: int, streams: int) -> None:
+    begun: set[int] = set()
+
+    async def stream(number: int) -> None:
+        while True:
+            try:
+                async for _ in client.ask(Job(number, "grpc stream", "a", 150)):
+                    begun.add(number)
+                    if len(begun) == SOME:
+                        print("open", flush=True)
+            except RefusedError:
+                await asyncio.sleep(0.05)
+            begun.discard(number)
+
     async with Client(port) as client:
-        begun = [client.ask(Job(i, "grpc stream", "a", 150)) for i in range(streams)]
-        await asyncio.gather(*(each.__anext__() for each in begun))
-        print("open", flush=True)
-
-        async def read(parts: AsyncIterator[Part]) -> None:
-            async for _ in parts:
-                pass
-
-        await asyncio.gather(*map(read, begun))
-        await asyncio.sleep(WAIT)
+        await asyncio.gather(*map(stream, range(streams)))
 
 
 if __name__ == "__main__":

@@ -125,12 +125,18 @@ class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 @contextmanager
-def stand_in(*answers: Answer) -> Iterator[StandIn]:
-    """A stand-in at `address`, on a free port of 127.0.0.1."""
+def stand_in(
+    *answers: Answer, credentials: grpc.ServerCredentials | None = None
+) -> Iterator[StandIn]:
+    """A stand-in at `address`, on a free port of 127.0.0.1; with credentials it wants TLS."""
     servicer = StandIn(*answers)
     server = grpc.server(ThreadPoolExecutor(16))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
-    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    if credentials:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
+    servicer.address = f"127.0.0.1:{port}"
     server.start()
     try:
         yield servicer

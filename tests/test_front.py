@@ -21,6 +21,7 @@ from dflash_trt.errors import RequestError
 from dflash_trt.serving.front import EngineGoneError, Front
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
+from dflash_trt.serving.requests import parse_request
 from dflash_trt.serving.settings import Settings
 
 WAIT = 10.0
@@ -411,3 +412,14 @@ def test_closing_answers_what_is_open(front: Front, model: CountingModel) -> Non
     assert reply.next()[0] == "UNAVAILABLE"
     closer.join(WAIT)
     assert not closer.is_alive()
+
+
+def test_a_request_that_is_read_while_the_front_closes_is_answered(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_and_close(*given: Any) -> Any:
+        front.close()
+        return parse_request(*given)
+
+    monkeypatch.setattr("dflash_trt.serving.front.parse_request", read_and_close)
+    assert _ask(front).next()[0] == "UNAVAILABLE"

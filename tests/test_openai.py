@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
 import stand_in
+import trustme
 from live import serving
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
@@ -33,6 +36,7 @@ from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.openai.app import BODY_LIMIT
 from dflash_trt.serving.openai.run import KEY, openai_front
 from dflash_trt.serving.openai.spelling import speller
+from dflash_trt.serving.security import Security, Tls
 from dflash_trt.serving.server import free_ports, running_server, serve
 
 ROOT = Path(__file__).parents[1]
@@ -615,14 +619,58 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> 
 
 def test_the_front_shows_triton_its_key(built: Path) -> None:
     """Triton's restricted protocols want a header with every request."""
-    name = "triton-grpc-protocol-inference-key"
     with stand_in.stand_in(parts(part())) as server:
         ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
-        with openai_front(built, port, ports, headers={name: "s3cret"}):
+        with openai_front(built, port, ports, Security(inference_key="s3cret")):
             body = {"model": "pycode", "prompt": "a"}
             url = f"http://127.0.0.1:{port}/v1/completions"
             assert httpx.post(url, json=body, timeout=WAIT).status_code == 200
-        assert server.metadata[0][name] == "s3cret"
+        assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "triton.example.com", "*.example.com"])
+def test_with_tls_the_front_calls_its_own_server(built: Path, tmp_path: Path, name: str) -> None:
+    """Whatever its certificate names; another server is not asked anything."""
+    own, other = _tls(tmp_path / "own", name), _tls(tmp_path / "other", name)
+    body = {"model": "pycode", "prompt": "a"}
+    for server_has, status in ((own, 200), (other, 503)):
+        with stand_in.stand_in(parts(part()), credentials=_credentials(server_has)) as server:
+            ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+            with openai_front(built, port, ports, Security(tls=own)):
+                url = f"http://127.0.0.1:{port}/v1/completions"
+                assert httpx.post(url, json=body, timeout=WAIT).status_code == status
+            assert len(server.requests) == (status == 200)
+
+
+def test_serve_has_tls_and_the_front(built: Path, tmp_path: Path) -> None:
+    tls, ports, port = _tls(tmp_path, "triton.example.com"), free_ports(), free_ports().http
+    options = [f"--grpc-cert={tls.cert}", f"--grpc-key={tls.key}", f"--openai-port={port}"]
+    with serving(built, ports, *options):
+        body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=WAIT)
+        assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+def test_the_front_has_no_certificate_to_show(built: Path, tmp_path: Path) -> None:
+    tls = replace(_tls(tmp_path, "127.0.0.1"), ca=tmp_path / "cert")
+    with (
+        pytest.raises(ServerError, match=r"--openai-port .* --grpc-ca"),
+        openai_front(built, free_ports().http, free_ports(), Security(tls=tls)),
+    ):
+        pass
+
+
+def _tls(directory: Path, name: str) -> Tls:
+    """A certificate for `name`, and its key."""
+    directory.mkdir(exist_ok=True)
+    issued = trustme.CA().issue_cert(name)
+    issued.cert_chain_pems[0].write_to_path(directory / "cert")
+    issued.private_key_pem.write_to_path(directory / "key")
+    return Tls(directory / "cert", directory / "key")
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.cert.read_bytes())])
 
 
 def test_the_openai_client_tries_again(scripted: Scripted) -> None:

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from dflash_trt.errors import RequestError, ServerError
 from dflash_trt.serving import launch
 from dflash_trt.serving.client import Summary, stream
 from dflash_trt.serving.launch import Ports
-from dflash_trt.serving.process import SHARED_MEMORY, Server
+from dflash_trt.serving.process import Server
+from dflash_trt.serving.reaper import SHARED_MEMORY
 from dflash_trt.serving.server import free_ports, running_server, serve
 
 PROMPTS = ["def f(x):", "a", "import os\n\nprint(os.environ)  # a prompt of two chunks", "é🙂"]
@@ -190,8 +192,8 @@ def test_grpc_infer_from_several_clients(server: Ports, expected: list[Expected]
         result = _infer(server, each.prompt.encode(), NEW_TOKENS)
         return result.as_numpy("token_ids").tolist() == each.token_ids
 
-    with ThreadPoolExecutor(SLOTS) as pool:
-        assert all(pool.map(ask, expected * 3))
+    with ThreadPoolExecutor(SLOTS + MAX_QUEUE) as pool:  # as many as run and wait
+        assert all(pool.map(ask, expected * 6))
 
 
 def test_concurrent_streams(server: Ports, expected: list[Expected]) -> None:
@@ -275,15 +277,24 @@ def test_the_client_explains_a_refusal(server: Ports) -> None:
         _stream(server, "a" * 1000, 8)
 
 
+@pytest.mark.parametrize("road", ["stream", "infer"])
 def test_a_full_queue_refuses_and_the_rest_is_right(
-    server: Ports, expected: list[Expected]
+    server: Ports, expected: list[Expected], road: str
 ) -> None:
     def ask(_: int) -> str:
+        each = expected[0]
         try:
-            ids = _stream(server, expected[0].prompt, NEW_TOKENS)[1]
+            if road == "stream":
+                ids = _stream(server, each.prompt, NEW_TOKENS)[1]
+            else:
+                result = _infer(server, each.prompt.encode(), NEW_TOKENS)
+                ids = result.as_numpy("token_ids").tolist()
         except ServerError as error:
             return "refused" if "queue is full" in str(error) else str(error)
-        assert ids == expected[0].token_ids
+        except InferenceServerException as error:
+            refused = "[StatusCode.UNAVAILABLE] The request queue is full" in str(error)
+            return "refused" if refused else str(error)
+        assert ids == each.token_ids
         return "served"
 
     with ThreadPoolExecutor(40) as pool:
@@ -408,6 +419,29 @@ def test_a_server_that_dies_is_reported_and_cleaned_up(built: Path) -> None:
     shutil.rmtree(server.log.parent)
     assert _stubs(built) == before
     assert not list(SHARED_MEMORY.glob(f"{server.shm_prefix}*"))
+
+
+@pytest.mark.parametrize("crashes", [1, 3])
+def test_a_server_that_crashes_while_it_starts_is_started_again(
+    built: Path, crashes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, said, start = iter(range(crashes)), list[str](), Server.start
+
+    def start_and_crash(server: Server) -> None:
+        start(server)
+        if next(left, None) is not None:
+            os.kill(server.process.pid, signal.SIGABRT)
+
+    monkeypatch.setattr(Server, "start", start_and_crash)
+    server = Server(built, free_ports())
+    with ExitStack() as stack:
+        if crashes == 3:  # it is no accident
+            stack.enter_context(pytest.raises(ServerError, match=r"ended \(exit -6\)"))
+        stack.enter_context(server)
+        assert server.wait_ready(say=said.append)
+    assert len(said) == min(crashes, 2)
+    assert all("crashed while it started (exit -6)" in line for line in said)
+    shutil.rmtree(server.log.parent, ignore_errors=True)
 
 
 def _kill_when_ready(server: Server) -> None:

@@ -124,7 +124,9 @@ class Front:
         ]
         deadline = None if timeout is None else received + timeout
         stream = Stream(reply, ask.streaming, deadline, choices)
-        self._outbox.open(stream)
+        if not self._outbox.open(stream):  # closed since we looked
+            self._answered(count)
+            return self._refuse(reply, UNAVAILABLE, STOPPING)
         for choice in choices:
             self._where[choice.sequence] = stream, choice
             self._line.put(choice.sequence)

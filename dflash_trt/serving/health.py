@@ -7,7 +7,9 @@ import urllib.request
 from dataclasses import dataclass, field
 from http.client import HTTPException
 
+from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.metrics import PROMPT_TOKENS, ROUNDS
+from dflash_trt.serving.security import Security, reach
 
 # one token, over the whole way that a request takes
 PROBE = {
@@ -26,7 +28,7 @@ class Health:
 
     url: str
     metrics_url: str
-    headers: dict[str, str] = field(repr=False)  # they hold the keys
+    headers: dict[str, str] = field(repr=False)  # they hold a key
 
     def is_ready(self) -> bool:
         """What the server says; it goes on saying it when model processes die."""
@@ -50,6 +52,15 @@ class Health:
         """The HTTP status; None without an answer in `timeout` seconds."""
         data = json.dumps(body).encode()
         return _ask(urllib.request.Request(f"{self.url}/v2/{path}", data, self.headers), timeout)[0]
+
+
+def health_of(ports: Ports, security: Security) -> Health:
+    """Of the server that listens, or will, on these ports."""
+    return Health(
+        f"http://{reach(security.http_host)}:{ports.http}",
+        f"http://{reach(security.host)}:{ports.metrics}/metrics",
+        security.headers,
+    )
 
 
 def _ask(request: urllib.request.Request | str, timeout: float) -> tuple[int | None, str]:

@@ -85,7 +85,7 @@ def command(
         str(binary.path),
         f"--model-repository={repository}",
         *binary.arguments,
-        "--model-control-mode=explicit",  # the supervisor may reload a model
+        "--model-control-mode=explicit",  # who has the admin key may load and unload models
         "--load-model=*",
         f"--http-address={security.http_host}",
         f"--grpc-address={security.host}",

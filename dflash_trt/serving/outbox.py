@@ -58,10 +58,13 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
-    def open(self, stream: Stream) -> None:
+    def open(self, stream: Stream) -> bool:
+        """Takes a stream, unless the outbox is closed: then nothing would ever answer it."""
         with self._changed:
-            self._live[stream] = None
-            self._changed.notify()
+            if not self._stopping:
+                self._live[stream] = None
+                self._changed.notify()
+            return not self._stopping
 
     def post(self, stream: Stream, part: Part) -> None:
         """Send a part of one choice, together with others of it that wait."""

@@ -15,7 +15,6 @@ from dflash_trt.serving.settings import Settings
 
 PUBLIC = ("dflash", "dflash_infer")
 MODELS = (*PUBLIC, "draft_verify", "verify", "draft")
-INFER_INSTANCES = 4  # at most: each takes 40 MB, and a second when the server stops
 
 
 def write_repository(
@@ -54,8 +53,6 @@ def write_repository(
         message = read_config(template / "config.pbtxt")
         for key, value in parameters.get(model, {}).items():
             message.parameters[key].string_value = value
-        if model == "dflash_infer":  # an instance waits for one request at a time
-            message.instance_group[0].count = min(config.serving.slots, INFER_INSTANCES)
         _write_model(directory / "model_repository" / model, template, message, name)
 
 

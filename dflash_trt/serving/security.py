@@ -5,8 +5,11 @@ import re
 import secrets
 import ssl
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.errors import ServerError
 
@@ -35,7 +38,7 @@ class Security:
     old_server_exposed: bool = False  # the risk was accepted
     inference_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
-    # closes what nobody was given a key to; the supervisor reloads a model with it
+    # closes what nobody was given a key to
     own_key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
     @property
@@ -50,9 +53,8 @@ class Security:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers that open everything."""
-        headers = {"admin-key": self.admin_key or self.own_key}
-        return headers | ({"inference-key": self.inference_key} if self.inference_key else {})
+        """The HTTP headers that a request needs."""
+        return {"inference-key": self.inference_key} if self.inference_key else {}
 
     def arguments(self) -> list[str]:
         """The arguments for tritonserver. The keys are among them: it knows no other way."""
@@ -100,6 +102,39 @@ def read_security(
 def reach(host: str) -> str:
     """Where this machine finds what listens on `host`."""
     return LOOPBACK if host == "0.0.0.0" else host
+
+
+def certificate_name(tls: Tls) -> str:
+    """A name that the certificate is for, by which its owner can ask for it at any address.
+
+    Raises `ServerError` for a certificate that no client would accept. The standard library says
+    what is in a certificate only after a handshake: it is made with ourselves.
+    """
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tls.cert, tls.key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(tls.cert)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be a CA's
+    client.check_hostname = False
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server)
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for end in (asking, answering, asking):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+        found = asking.getpeercert() or {}
+    except (ssl.SSLError, ValueError) as error:
+        raise ServerError(
+            f"--grpc-cert {tls.cert} cannot be used: {error}", "Give a valid certificate"
+        ) from None
+    fields: Any = (*found.get("subjectAltName", ()), *chain(*found.get("subject", ())))
+    names = [value for kind, value in fields if kind in ("DNS", "IP Address", "commonName")]
+    if not names:
+        raise ServerError(
+            f"--grpc-cert {tls.cert} names no host", "Give a certificate with a subjectAltName"
+        )
+    return str(names[0]).replace("*", "any")
 
 
 def check_exposure(security: Security, binary: Path) -> None:

@@ -32,6 +32,10 @@ def serve(
     again and again. A second signal ends it without waiting for running requests.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
+
+    def say(line: str) -> None:
+        console.print(_now(), line)
+
     server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)
     front = ExitStack()
     if openai_port is not None:  # before Triton, to say at once what is wrong with it
@@ -41,9 +45,9 @@ def serve(
         if server.security.exposed and server.security.old_server_exposed:
             console.print("warning: other machines may reach a server with known security holes")
         console.print(f"starting Triton (log: {server.log}) ...")
-        if server.wait_ready(asked_to_stop):
+        if server.wait_ready(asked_to_stop, say):
             console.print(_how_to_call(server.ports, server.security, openai_port))
-            supervise(server, asked_to_stop, lambda line: console.print(_now(), line))
+            supervise(server, asked_to_stop, say)
         console.print("stopping ...")
     return 0
 
@@ -92,15 +96,7 @@ def _openai_front(directory: Path, port: int, server: Server) -> AbstractContext
             f"--openai-port needs the Python package {error.name}",
             "Run: pip install 'dflash-trt[openai]'",
         ) from error
-    security = server.security
-    if security.tls:
-        raise ServerError(
-            "--openai-port does not go with --grpc-cert: the front calls Triton without TLS",
-            "Leave out one of the two",
-        )
-    key = security.inference_key
-    headers = {"triton-grpc-protocol-inference-key": key} if key else {}
-    return openai_front(directory, port, server.ports, reach(security.host), headers)
+    return openai_front(directory, port, server.ports, server.security)
 
 
 def _now() -> str:

@@ -8,7 +8,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.health import Health
@@ -21,81 +20,56 @@ HANG_TIMEOUT = 60.0  # seconds without a round and without an answer
 DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in a row
 HEALTHY = 120.0  # seconds of service after which a restart is no longer one of a row
 
-# It holds no state but its own requests. `verify` and `draft` hold the KV caches of all requests,
-# `dflash` the requests: without one of them nothing goes on, and streams may never hear of it.
-RELOADABLE = ("dflash_infer",)
-
-
-@dataclass(frozen=True)
-class Problem:
-    what: str
-    model: str | None = None  # the model to reload; None: the whole server
-
 
 def supervise(server: Server, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Watches a ready server until `stop` is set; raises `ServerError` when it stays broken."""
-    retired: set[int] = set()  # processes of a reloaded model that finish their last requests
+    """Watches a ready server until `stop` is set; raises `ServerError` when it stays broken.
+
+    Whatever died, the whole server is started again: `verify` and `draft` hold the KV caches of all
+    requests, and the clients of a dead `dflash` or `dflash_infer` would never hear of it.
+    """
     row, since = 0, time.monotonic()
-    while (problem := _watch(server, stop, retired)) is not None:
+    while (problem := _watch(server, stop)) is not None:
         if time.monotonic() - since > HEALTHY:
             row = 0
         while row < len(DELAYS):
             delay, row = DELAYS[row], row + 1
-            what = problem.model or "the server"
             when = f"in {delay:.0f} s" if delay else "now"
-            say(f"{problem.what}; restarting {what} {when} ({row} of {len(DELAYS)})")
+            say(f"{problem}; restarting the server {when} ({row} of {len(DELAYS)})")
             start = time.monotonic()
+            server.kill()  # at once: it ends the requests that nobody answers
+            if stop.wait(delay):
+                return
             try:
-                if not _restart(server, problem, delay, stop, retired):
+                server.start()
+                if not server.wait_ready(stop, say):
                     return
             except ServerError as error:
-                problem = Problem(error.problem)
+                problem = error.problem
                 continue
             since = time.monotonic()
-            say(f"{what} is ready again after {since - start:.1f} s")
+            say(f"the server is ready again after {since - start:.1f} s")
             break
         else:
             raise ServerError(
-                f"{problem.what}; {len(DELAYS)} restarts in a row did not help",
+                f"{problem}; {len(DELAYS)} restarts in a row did not help",
                 f"Read its log: {server.log}",
             )
 
 
-def _restart(
-    server: Server, problem: Problem, delay: float, stop: threading.Event, retired: set[int]
-) -> bool:
-    """False when `stop` was set before it was ready."""
-    if problem.model is None:
-        server.kill()  # at once: it ends the requests that nobody answers
-    if stop.wait(delay):
-        return False
-    if problem.model is None:
-        retired.clear()
-        server.start()
-        return server.wait_ready(stop)
-    old = {pid for pid, model in server.stubs().items() if model == problem.model}
-    server.reload(problem.model)
-    retired |= old
-    return True
-
-
-def _watch(server: Server, stop: threading.Event, retired: set[int]) -> Problem | None:
+def _watch(server: Server, stop: threading.Event) -> str | None:
     """Waits for a problem; None when `stop` is set."""
-    stubs = {pid: model for pid, model in server.stubs().items() if pid not in retired}
+    stubs = server.stubs()
     over = threading.Event()
-    hangs: queue.SimpleQueue[Problem] = queue.SimpleQueue()
+    hangs: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_watch_progress, args=(server.health, over, hangs), daemon=True).start()
     try:
         while not stop.wait(POLL):
             if (code := server.process.poll()) is not None:
-                return Problem(f"tritonserver ended (exit {code})")
+                return f"tritonserver ended (exit {code})"
             for pid, model in stubs.items():
                 # a process id may have a new owner
                 if not any(server.shm_prefix in word for word in command_line(pid)):
-                    return Problem(
-                        f"the process of {model} ended (pid {pid})",
-                        model if model in RELOADABLE else None,
-                    )
+                    return f"the process of {model} ended (pid {pid})"
             if not hangs.empty():
                 return hangs.get()
     finally:
@@ -103,9 +77,7 @@ def _watch(server: Server, stop: threading.Event, retired: set[int]) -> Problem 
     return None
 
 
-def _watch_progress(
-    health: Health, over: threading.Event, hangs: "queue.SimpleQueue[Problem]"
-) -> None:
+def _watch_progress(health: Health, over: threading.Event, hangs: "queue.SimpleQueue[str]") -> None:
     """Reports a server in which no round succeeds, though one is asked for.
 
     A busy server is not asked: its rounds count. A refusal is no sign of life, since the queue is
@@ -120,5 +92,5 @@ def _watch_progress(
             alive = time.monotonic()
         elif (silent := time.monotonic() - alive) > HANG_TIMEOUT:
             said = "" if status is None else f", a request gets HTTP status {status}"
-            hangs.put(Problem(f"no round for {silent:.0f} s{said}"))
+            hangs.put(f"no round for {silent:.0f} s{said}")
             return

@@ -20,11 +20,15 @@ CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files; without a root certificate those of the system are trusted."""
+    """PEM files; without a root certificate those of the system are trusted.
+
+    server_name: what the server's certificate must name; None: the address's host.
+    """
 
     root_certificate: Path | None = None
     client_key: Path | None = None
     client_certificate: Path | None = None
+    server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Raises ServerError when a file cannot be read."""
@@ -41,7 +45,8 @@ def open_channel(transport: Any, address: str, tls: Tls | None) -> Any:
     """A channel of `transport`, which is `grpc` or `grpc.aio`."""
     if tls is None:
         return transport.insecure_channel(address, CHANNEL_OPTIONS)
-    return transport.secure_channel(address, tls.credentials(), CHANNEL_OPTIONS)
+    name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+    return transport.secure_channel(address, tls.credentials(), [*CHANNEL_OPTIONS, *name])
 
 
 def to_metadata(headers: Mapping[str, str] | None) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,12 +13,13 @@ import uvicorn
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import ServerError
 from dflash_trt.manifest import read_manifest
-from dflash_trt.serving.client import AsyncClient
+from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
-from dflash_trt.serving.health import Health
+from dflash_trt.serving.health import health_of
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.openai.app import Served, create_app
 from dflash_trt.serving.openai.spelling import speller
+from dflash_trt.serving.security import Security, certificate_name, reach
 
 KEY = "DFLASH_TRT_API_KEY"  # or the name with _FILE: a file that holds it
 START_TIMEOUT = 10.0  # seconds
@@ -30,25 +31,23 @@ def openai_front(
     directory: Path,
     port: int,
     ports: Ports,
-    host: str = HOST,
-    headers: Mapping[str, str] | None = None,
+    security: Security | None = None,
 ) -> Iterator[None]:
     """Answers on 127.0.0.1:`port` for as long as the block lasts.
 
-    ports, host: where Triton listens, or will; headers: what its gRPC wants with every request.
-    Raises ServerError when the port is taken or the key's file cannot be read, BuildError when
-    `directory` is no build.
+    ports, security: where Triton listens, or will, and what it wants with every request.
+    Raises ServerError when the port is taken, the key's file cannot be read or Triton wants a
+    certificate, BuildError when `directory` is no build.
     """
+    security = security or Security()
     manifest = read_manifest(directory)
+    connect = _connect(ports, security)
     served = Served(
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
         spell=speller(load_tokenizer(directory / "tokenizer")),
         most_drafts=manifest["drafter"]["block_size"] - 1,
-        # no retries: a client of OpenAI's has its own
-        connect=lambda: AsyncClient(f"{host}:{ports.grpc}", headers=headers, retries=0),
-        triton=Health(
-            f"http://{host}:{ports.http}", f"http://{host}:{ports.metrics}/metrics", headers={}
-        ),
+        connect=connect,
+        triton=health_of(ports, security),
         key=_key(),
     )
     listener = _listen(port)
@@ -74,6 +73,23 @@ def openai_front(
         server.should_exit = True
         thread.join(GRACE + 3)
         listener.close()
+
+
+def _connect(ports: Ports, security: Security) -> Callable[[], AsyncClient]:
+    key, tls = security.inference_key, None
+    if security.tls and security.tls.ca:
+        raise ServerError(
+            "--openai-port does not go with --grpc-ca: the front has no certificate to show",
+            "Leave out one of the two",
+        )
+    if security.tls:  # it trusts no other server, and this one at any address
+        tls = Tls(security.tls.cert, server_name=certificate_name(security.tls))
+    return lambda: AsyncClient(
+        f"{reach(security.host)}:{ports.grpc}",
+        tls=tls,
+        headers={"triton-grpc-protocol-inference-key": key} if key else {},
+        retries=0,  # a client of OpenAI's has its own
+    )
 
 
 def _listen(port: int) -> socket.socket:
