@@ -6,8 +6,7 @@ from typing import Any
 
 from dflash_trt.errors import CheckpointError
 
-# bytes; the longest index of a published model has about 20 MB; parsed it may take 20 times as much
-MAX_JSON = 32 << 20
+MAX_JSON = 32 << 20  # bytes; the longest index of a published model has about 24 MB
 
 
 def check_directory(directory: Path, role: str) -> None:

@@ -61,12 +61,14 @@ class Quantised:
         table = FP8 if self.codes.dtype == "F8_E4M3" else FP4
         width = self.codes.size // (len(matrices) * rows)  # bytes of a row
         step = max(1, CHUNK // columns)
-        for i, matrix in enumerate(matrices):
-            for row in range(0, rows, step):
-                count = min(step, rows - row)
-                codes = self.codes.read((i * rows + row) * width, count * width).view(np.uint8)
-                values = np.take(table, codes).view(np.float32).reshape(count, columns)
-                matrix[row : row + count] = values * self._scales(i, row, count, rows, columns)
+        for i, part in np.ndindex(len(matrices), -(-rows // step)):
+            row = part * step
+            count = min(step, rows - row)
+            codes = self.codes.read((i * rows + row) * width, count * width).view(np.uint8)
+            values = np.take(table, codes).view(np.float32).reshape(count, columns)
+            with np.errstate(all="ignore"):  # infinity where a scale is too large, as elsewhere
+                values *= self._scales(i, row, count, rows, columns)
+            matrices[i, row : row + count] = values
         return plain
 
     def _scales(self, matrix: int, row: int, count: int, rows: int, columns: int) -> Floats:

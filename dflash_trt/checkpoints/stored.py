@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from dflash_trt.checkpoints.files import MAX_JSON, parse_json
+from dflash_trt.checkpoints.files import parse_json
 from dflash_trt.errors import CheckpointError
 
 # the format's dtypes that one of our readers understands
@@ -22,6 +22,7 @@ DTYPES: dict[str, Any] = {
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     "U8": np.dtype(np.uint8),
 }
+MAX_HEADER = 16 << 20  # bytes, enough for 150,000 tensors; parsed it may take 30 times as much
 AGAIN = "Download or export the checkpoint again"
 
 
@@ -60,12 +61,12 @@ def read_header(file: Path) -> dict[str, Stored]:
     through and would harm is refused here: repeated names, tensors written as lists, shapes that
     only a zero makes small.
     """
-    if not file.is_file():  # a pipe would never end
-        raise CheckpointError(f"{file} is not a file", AGAIN)
     try:
+        if not file.is_file():  # a pipe would never end
+            raise OSError("no such file")
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if MAX_JSON < length <= file.stat().st_size:
+            if MAX_HEADER < length <= file.stat().st_size:
                 raise ValueError(f"its header has {length} bytes, more than any model needs")
             with safe_open(file, framework="numpy"):
                 pass
