@@ -157,12 +157,22 @@ def test_fp8_scales_of_every_shape(
     assert np.array_equal(weights.read("a.weight"), expected.numpy())
 
 
-@pytest.mark.parametrize("scheme", ["FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4"])
+@pytest.mark.parametrize(
+    ("scheme", "form"),
+    [
+        ("FP8", "float-quantized"),
+        ("FP8", "naive-quantized"),  # its older name
+        ("FP8_DYNAMIC", "float-quantized"),
+        ("FP8_BLOCK", "float-quantized"),
+        ("NVFP4", "nvfp4-pack-quantized"),
+    ],
+)
 def test_compressed_tensors_are_read_as_their_library_reads_them(
-    plain: Path, tmp_path: Path, scheme: str
+    plain: Path, tmp_path: Path, scheme: str, form: str
 ) -> None:
     model = load(plain)
     groups = {"group_0": preset_name_to_scheme(scheme, ["Linear"])}
+    groups["group_0"].format = form
     config = QuantizationConfig(config_groups=groups, ignore=["lm_head"])
     apply_quantization_config(model, config)
     for module in model.modules():
@@ -192,7 +202,7 @@ def test_compressed_tensors_are_read_as_their_library_reads_them(
     compressor.update_config(tmp_path)
 
     weights = opened(tmp_path)
-    assert "lm_head.weight" in weights.names
+    assert f'"{form}"' in (tmp_path / "config.json").read_text()
     compressor.decompress_model(model)
     state = model.state_dict()
     assert set(weights.names) == set(load(plain).state_dict())

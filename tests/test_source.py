@@ -152,6 +152,16 @@ def test_what_is_not_there_is_named(hub: Hub) -> None:
             fetch(revision=revision)
 
 
+def test_pickles_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "pickled").mkdir()
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / "pickled" / name).write_text("{}")
+    hub.repositories["org/pickled"] = Repository(tmp_path / "pickled", {"main": NEW})
+    with pytest.raises(CheckpointError, match=r"no safetensors .*Pickles are never loaded"):
+        fetch("org/pickled")
+    assert not any(".bin" in line for line in hub.log)
+
+
 @pytest.mark.parametrize("revision", ["main", OLD])
 def test_offline_the_cache_must_hold_it(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, revision: str

@@ -40,17 +40,24 @@ def locate(source: Source, role: str, report: Report) -> Located:
 
     assert source.hub is not None
     try:
-        directory = snapshot_download(
-            source.hub,
-            revision=source.revision,
-            allow_patterns=FILES,
-            ignore_patterns=NOT_READ,
-            local_files_only=constants.HF_HUB_OFFLINE,
-            tqdm_class=_bars(f"fetching {source.hub}", report),
+        directory = Path(
+            snapshot_download(
+                source.hub,
+                revision=source.revision,
+                allow_patterns=FILES,
+                ignore_patterns=NOT_READ,
+                local_files_only=constants.HF_HUB_OFFLINE,
+                tqdm_class=_bars(f"fetching {source.hub}", report),
+            )
         )
     except Exception as error:  # the library's, httpx's, the system's and those of its Rust part
         raise _explained(error, source, role) from error
-    return Located(Path(directory), Path(directory).name)
+    if not any(directory.glob("*.safetensors")):
+        raise CheckpointError(
+            f"the {role} {source.hub} has no safetensors files at {source.revision!r}",
+            "Pickles are never loaded: choose a revision or a copy that has them",
+        )
+    return Located(directory, directory.name)
 
 
 def _bars(step: str, report: Report) -> Any:
@@ -59,20 +66,20 @@ def _bars(step: str, report: Report) -> Any:
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            name, unit = options.get("name"), options.get("unit")
+            self.shown, self.size = step, 1
+            if options.get("unit") == "B":
+                # a total that grows as files begin is for a bar, not for a line
+                whole = options.get("name") == "huggingface_hub.snapshot_download"
+                shown = whole and sys.stderr.isatty()
+                self.shown, self.size = f"{step}, MB" if shown else "", 1_000_000
             super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
-            self.step = step if unit != "B" else ""
-            # bytes only where a bar can grow: their total does, as files begin
-            if name == "huggingface_hub.snapshot_download" and sys.stderr.isatty():
-                self.step = f"{step}, MB"
             self.update(0)
 
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0
-            if self.step:
-                size = 1_000_000 if self.step.endswith(", MB") else 1
-                total = int(self.total or 0) // size
-                report(self.step, min(int(self.n) // size, total), total)
+            if self.shown:
+                total = int(self.total or 0) // self.size
+                report(self.shown, min(int(self.n) // self.size, total), total)
 
     return Bar
 
