@@ -1,5 +1,6 @@
 """The build config: the one schema a user writes, as YAML."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -153,7 +154,7 @@ def load_config(path: Path) -> BuildConfig:
     folder = path.resolve().parent
     sources = {"target": config.target, "drafter": config.drafter}
     absolute = {
-        role: Source(path=(folder / source.path.expanduser()).resolve())
+        role: Source(path=(folder / os.path.expanduser(source.path)).resolve())
         for role, source in sources.items()
         if source.path is not None
     }

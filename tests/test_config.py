@@ -50,6 +50,11 @@ def test_a_source_may_be_on_the_hub(tmp_path: Path) -> None:
     assert config.drafter.path == tmp_path / "b"
 
 
+def test_a_home_that_is_not_there_is_no_home(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD.replace("path: a", "path: ~no-such-user/a")))
+    assert config.target.path == tmp_path / "~no-such-user" / "a"
+
+
 def test_the_demo_config_is_as_the_readme_shows_it() -> None:
     path = Path(__file__).parents[1] / "build_configs" / "pycode.yaml"
     assert load_config(path).target.path == path.parents[1] / "examples" / "pycode" / "target"
