@@ -9,6 +9,7 @@ from pathlib import Path
 from dflash_trt.atomic import publish, sole_writer
 from dflash_trt.checkpoints.drafter import Drafter, drafter_shapes, load_drafter
 from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.source import Report, locate
 from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
 from dflash_trt.checkpoints.target import Target, load_target, target_shapes
 from dflash_trt.checkpoints.tokenizer import check_vocabulary, load_tokenizer, tokenizer_files
@@ -17,7 +18,6 @@ from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.manifest import (
     MANIFEST,
     Manifest,
-    Report,
     inputs_manifest,
     matching_manifest,
     read_manifest,
@@ -45,7 +45,9 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     started = time.monotonic()
     output = output.resolve()
     _check_output(output)
-    target, drafter = load_target(config.target.path), load_drafter(config.drafter.path)
+    target_at = locate(config.target, "target", report)
+    drafter_at = locate(config.drafter, "drafter", report)
+    target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
     check_pair(target, drafter, config.speculation.draft_tokens)
     check_vocabulary(load_tokenizer(target.directory), target.spec.vocab_size, target.directory)
     config = _with_max_seq_len(config, target.spec, drafter.spec)
@@ -53,7 +55,8 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
         output.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(output) as scratch:
             _check_output(output)  # again: now nobody else changes it
-            inputs = inputs_manifest(config, target, drafter, report)
+            commits = {"target": target_at.commit, "drafter": drafter_at.commit}
+            inputs = inputs_manifest(config, target, drafter, commits, report)
             manifest = matching_manifest(output, inputs)
             built = manifest is None
             if manifest is None:

@@ -1,10 +1,18 @@
 """The build config: the one schema a user writes, as YAML."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config_errors import explain, repeated_keys
@@ -19,11 +27,29 @@ class Section(BaseModel):
 
 
 class Source(Section):
-    """Where a checkpoint lies."""
+    """Where a checkpoint lies: on this machine, or on the Hugging Face Hub at a revision."""
 
-    path: Path = Field(
-        description="Hugging Face directory; absolute, or relative to the config file"
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["path"]}, {"required": ["hub", "revision"]}]}
     )
+
+    path: Path | None = Field(
+        default=None, description="Hugging Face directory; absolute, or relative to the config file"
+    )
+    hub: str | None = Field(
+        default=None, pattern=r"^[\w.-]+/[\w.-]+$", description="id of a model on the Hub, ORG/NAME"
+    )
+    revision: str | None = Field(
+        default=None, min_length=1, description="with hub: a commit, tag or branch"
+    )
+
+    @model_validator(mode="after")
+    def _is_one_place(self) -> "Source":
+        if (self.path is None) == (self.hub is None):
+            raise PydanticCustomError("source", "give either path or hub")
+        if (self.hub is None) != (self.revision is None):
+            raise PydanticCustomError("source", "revision goes with hub, and hub with revision")
+        return self
 
 
 class Engine(Section):
@@ -126,8 +152,10 @@ def load_config(path: Path) -> BuildConfig:
     except ValidationError as error:
         raise explain(path, root, BuildConfig, error) from None
     folder = path.resolve().parent
-    sources = {
-        role: Source(path=(folder / getattr(config, role).path.expanduser()).resolve())
-        for role in ("target", "drafter")
+    sources = {"target": config.target, "drafter": config.drafter}
+    absolute = {
+        role: Source(path=(folder / os.path.expanduser(source.path)).resolve())
+        for role, source in sources.items()
+        if source.path is not None
     }
-    return config.model_copy(update=sources)
+    return config.model_copy(update=absolute)

@@ -31,6 +31,11 @@ def explain(
             f"{where}: field '{field}' is missing",
             f"Add {field}: {'{path: DIRECTORY}' if source else 'VALUE'} to the config",
         )
+    if first["type"] == "source":
+        return ConfigError(
+            f"{where}: {field}: {first['msg']}",
+            f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}",
+        )
     if first["type"] == "not_built":
         return ConfigError(f"{where}: {field}: {first['msg']}", "Use engine: {kind: onnxruntime}")
     if first["type"] == "model_type":

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import dflash_trt
 from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.source import Report
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.checkpoints.tokenizer import tokenizer_files
 from dflash_trt.config import BuildConfig
@@ -19,13 +20,19 @@ from dflash_trt.serving.repository import templates
 MANIFEST = "manifest.json"
 
 Manifest = dict[str, Any]
-Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 
 
 def inputs_manifest(
-    config: BuildConfig, target: Target, drafter: Drafter, report: Report
+    config: BuildConfig,
+    target: Target,
+    drafter: Drafter,
+    commits: Mapping[str, str | None],
+    report: Report,
 ) -> Manifest:
-    """Everything that decides a build's bytes; no path and no time, so that it repeats."""
+    """Everything that decides a build's bytes; no path and no time, so that it repeats.
+
+    commits: of each role, the commit where it comes from the Hub.
+    """
     inputs = {}
     for role, model in (("target", target), ("drafter", drafter)):
         files = {model.directory / "config.json", *model.weights.files}
@@ -39,6 +46,11 @@ def inputs_manifest(
         "target": asdict(target.spec),
         "drafter": asdict(drafter.spec),
         "inputs": inputs,
+        "hub": {
+            role: {"id": getattr(config, role).hub, "commit": commit}
+            for role, commit in commits.items()
+            if commit
+        },
     }
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
 

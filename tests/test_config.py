@@ -7,6 +7,7 @@ import pytest
 from dflash_trt.config import BuildConfig, json_schema, load_config
 from dflash_trt.errors import ConfigError
 
+HUB = "name: x\ntarget: {hub: org/a, revision: main}\ndrafter: {path: b}\n"
 GOOD = "name: x\ntarget: {path: a}\ndrafter: {path: b}\n"
 
 
@@ -42,6 +43,18 @@ def test_paths_are_relative_to_the_config_file(
     assert config.drafter.path == Path("/models/b")
 
 
+def test_a_source_may_be_on_the_hub(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, HUB))
+    assert (config.target.hub, config.target.revision) == ("org/a", "main")
+    assert config.target.path is None
+    assert config.drafter.path == tmp_path / "b"
+
+
+def test_a_home_that_is_not_there_is_no_home(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD.replace("path: a", "path: ~no-such-user/a")))
+    assert config.target.path == tmp_path / "~no-such-user" / "a"
+
+
 def test_the_demo_config_is_as_the_readme_shows_it() -> None:
     path = Path(__file__).parents[1] / "build_configs" / "pycode.yaml"
     assert load_config(path).target.path == path.parents[1] / "examples" / "pycode" / "target"
@@ -60,6 +73,17 @@ def test_the_demo_config_is_as_the_readme_shows_it() -> None:
         (GOOD + "name: y\n", 4, "name", "Keep one"),
         ("name: x\ndrafter: {path: b}\n", 1, "target", "{path: DIRECTORY}"),
         ("name: x\ntarget: a\ndrafter: {path: b}\n", 2, "target", "fields: path"),
+        (
+            HUB.replace(", revision: main", ""),
+            2,
+            "target: revision goes with hub",
+            "{hub: ORG/NAME",
+        ),
+        (HUB.replace("hub: org/a", "path: a"), 2, "target: revision goes with hub", "{hub: ORG"),
+        (HUB.replace("hub:", "path: a, hub:"), 2, "target: give either path or hub", "{path: DIR"),
+        (HUB.replace("hub: org/a, revision: main", ""), 2, "either path or hub", "{hub: ORG/NAME"),
+        (HUB.replace("org/a", "a"), 2, "target.hub", "schema"),
+        (HUB.replace("main", "12"), 2, "target.revision", "schema"),
         ("name: No Good\ntarget: {path: a}\ndrafter: {path: b}\n", 1, "name", "schema"),
         ("name: x\ntarget: {path: a\ndrafter: {path: b}\n", 3, "YAML", "Correct"),
     ],

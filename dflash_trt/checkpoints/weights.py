@@ -1,50 +1,37 @@
 """The tensors of a safetensors checkpoint, read one at a time."""
 
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from dflash_trt.checkpoints.files import read_json
+from dflash_trt.checkpoints.quantised import Quantised, dequantised
+from dflash_trt.checkpoints.stored import AGAIN, Stored, read_header
 from dflash_trt.errors import CheckpointError
 
-DTYPES: dict[str, Any] = {
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F16": np.dtype(np.float16),
-    "F32": np.dtype(np.float32),
-}
+PLAIN = ("BF16", "F16", "F32")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-AGAIN = "Download or export the checkpoint again"
-
-
-@dataclass(frozen=True)
-class _Entry:
-    file: Path
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
 
 
 class Weights:
     """`model.safetensors`, or the shards that `model.safetensors.index.json` names.
 
+    `config` is config.json: where it says that the weights are quantised, a quantised tensor
+    stands here as the plain one it was made from, read as float32 (`quantised.py`).
+
     Opening reads the headers only. `read` reads one tensor from the file, not through a memory
     map, so that the memory a build takes is what it holds.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
         self.files: list[Path] = []
-        self._entries: dict[str, _Entry] = {}
         if (directory / SINGLE).is_file():
-            self._open(directory / SINGLE)
+            stored = self._open(directory / SINGLE)
         elif (directory / INDEX).is_file():
-            self._open_shards(directory / INDEX)
+            stored = self._open_shards(directory / INDEX)
         else:
             pickles = any(directory.glob("*.bin"))
             raise CheckpointError(
@@ -54,71 +41,56 @@ class Weights:
                 if pickles
                 else "Give the directory that save_pretrained wrote",
             )
+        self._tensors: dict[str, Stored | Quantised] = dequantised(stored, config or {}, directory)
+        for name, tensor in sorted(self._tensors.items()):
+            if isinstance(tensor, Stored) and tensor.dtype not in PLAIN:
+                raise CheckpointError(
+                    f"tensor {name} of {tensor.file} is {tensor.dtype}; only BF16, F16 and F32 are "
+                    "read, and quantised weights that config.json announces, with their scales",
+                    "Use the checkpoint's unquantised version",
+                )
 
     @property
     def names(self) -> list[str]:
-        return sorted(self._entries)
+        return sorted(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
+        return self._tensor(name).shape
 
     def dtype(self, name: str) -> str:
         """ "BF16", "F16" or "F32"; nothing else can be opened."""
-        return self._entry(name).dtype
+        return self._tensor(name).dtype
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         """One tensor in its own dtype (ml_dtypes.bfloat16 for BF16), freshly allocated."""
-        entry = self._entry(name)
-        count = int(np.prod(entry.shape, dtype=np.int64))
-        try:
-            values = np.fromfile(entry.file, DTYPES[entry.dtype], count, offset=entry.offset)
-        except OSError as error:
-            raise CheckpointError(f"cannot read {entry.file}: {error.strerror}", AGAIN) from error
-        if values.size != count:
-            raise CheckpointError(f"{entry.file} ends inside tensor {name}", AGAIN)
-        return values.reshape(entry.shape)
+        tensor = self._tensor(name)
+        return tensor.read().reshape(tensor.shape)
 
-    def _entry(self, name: str) -> _Entry:
-        if name not in self._entries:
+    def _tensor(self, name: str) -> Stored | Quantised:
+        if name not in self._tensors:
             raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
-        return self._entries[name]
+        return self._tensors[name]
 
-    def _open_shards(self, index: Path) -> None:
+    def _open(self, file: Path) -> dict[str, Stored]:
+        tensors = read_header(file)
+        self.files.append(file)
+        return tensors
+
+    def _open_shards(self, index: Path) -> dict[str, Stored]:
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not places:
             raise CheckpointError(f"{index} has no weight_map", AGAIN)
         self.files.append(index)
-        for shard in sorted(set(map(str, places.values()))):
-            if Path(shard).name != shard:  # a shard lies beside its index, nowhere else
-                raise CheckpointError(f"{index} names a file outside its folder: {shard}", AGAIN)
-            self._open(index.parent / shard)
-        _no_missing(index, places.keys() - self._entries.keys())
-
-    def _open(self, file: Path) -> None:
-        try:
-            with safe_open(file, framework="numpy"):  # checks header, offsets and file length
-                pass
-            with file.open("rb") as stream:
-                length = int.from_bytes(stream.read(8), "little")
-                header = json.loads(stream.read(length))
-        except (SafetensorError, ValueError) as error:
-            raise CheckpointError(
-                f"{file} is truncated or is not a safetensors file ({error})", AGAIN
-            ) from error
-        except OSError as error:
-            raise CheckpointError(f"cannot read {file}: {error.strerror or error}", AGAIN) from None
-        self.files.append(file)
-        header.pop("__metadata__", None)
-        for name, at in header.items():
-            if at["dtype"] not in DTYPES:
-                raise CheckpointError(
-                    f"tensor {name} of {file} is {at['dtype']}; only BF16, F16 and F32 are read",
-                    "Use the checkpoint's unquantised version",
-                )
-            start = 8 + length + at["data_offsets"][0]
-            self._entries[name] = _Entry(file, start, tuple(at["shape"]), at["dtype"])
-
-
-def _no_missing(index: Path, missing: Iterable[str]) -> None:
-    for name in sorted(missing):
-        raise CheckpointError(f"{index} lists tensor {name}, but its shard lacks it", AGAIN)
+        for shard in places.values():
+            # a shard lies beside its index, nowhere else
+            if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
+                raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
+        found: dict[str, Stored] = {}
+        for shard in sorted(set(places.values())):
+            for name, tensor in self._open(index.parent / shard).items():
+                # a tensor may lie in two shards: then the index chooses
+                if places.get(name, shard) == shard:
+                    found[name] = tensor
+        for name in sorted(places.keys() - found.keys()):
+            raise CheckpointError(f"{index} lists tensor {name}, but its shard lacks it", AGAIN)
+        return found

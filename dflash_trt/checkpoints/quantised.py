@@ -1,0 +1,171 @@
+"""Weights in FP8, MXFP4 and NVFP4: which stored tensors make up a plain one, and its numbers.
+
+In every layout a code of 8 or 4 bits is multiplied by the scale of its block:
+
+- FP8 (`fp8`, ModelOpt, compressed-tensors): NAME in e4m3, and NAME_scale_inv or NAME_scale with one
+  scale of the tensor, of each row or of each block.
+- MXFP4 (gpt-oss): NAME_blocks, two e2m1 a byte, and NAME_scales, a power of two of each 32.
+- NVFP4: two e2m1 a byte, and NAME_scale, an e4m3 of each 16. ModelOpt has the codes in NAME and
+  multiplies all scales by NAME_scale_2; compressed-tensors has them in NAME_packed and divides all
+  scales by NAME_global_scale.
+
+Scales of activations and of the KV cache are left out: here only weights are quantised.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.checkpoints.quantisation import INSTEAD, Block, announced_blocks
+from dflash_trt.checkpoints.stored import AGAIN, DTYPES, Stored
+from dflash_trt.errors import CheckpointError
+
+Floats = npt.NDArray[np.float32]
+
+ACTIVATIONS = ("input_scale", "input_global_scale", "activation_scale")
+CACHE = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
+CHUNK = 1 << 20  # codes converted at a time
+
+_BYTES = np.arange(256, dtype=np.uint8)
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+# what a byte stands for: one number, or two of which the low bits are the first
+FP8 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+FP4 = np.stack([_E2M1[_BYTES & 15], _E2M1[_BYTES >> 4]], axis=1).view(np.complex64)[:, 0]
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A matrix of codes, or a stack of them, with one scale for each block of rows and columns."""
+
+    codes: Stored
+    scales: Stored
+    block: Block
+    shape: tuple[int, ...]  # of the plain tensor: [..., rows, columns], or transposed
+    transposed: bool = False
+    factor: Stored | None = None  # of all scales
+
+    dtype = "F32"
+
+    def read(self) -> Floats:
+        """The plain tensor in float32; beside it a few MB are in use."""
+        plain = np.empty(self.shape, np.float32)
+        matrices = plain.reshape(-1, *self.shape[-2:])
+        if self.transposed:
+            matrices = matrices.swapaxes(1, 2)
+        rows, columns = matrices.shape[1:]
+        table = FP8 if self.codes.dtype == "F8_E4M3" else FP4
+        width = self.codes.size // (len(matrices) * rows)  # bytes of a row
+        step = max(1, CHUNK // columns)
+        for i, part in np.ndindex(len(matrices), -(-rows // step)):
+            row = part * step
+            count = min(step, rows - row)
+            codes = self.codes.read((i * rows + row) * width, count * width).view(np.uint8)
+            values = np.take(table, codes).view(np.float32).reshape(count, columns)
+            with np.errstate(all="ignore"):  # infinity where a scale is too large, as elsewhere
+                values *= self._scales(i, row, count, rows, columns)
+            matrices[i, row : row + count] = values
+        return plain
+
+    def _scales(self, matrix: int, row: int, count: int, rows: int, columns: int) -> Floats:
+        """Of `count` rows from `row` on: [count, columns], or [count, 1] where a row has one."""
+        high, wide = self.block
+        down, across = -(-rows // high), -(-columns // wide)
+        first, last = row // high, -(-(row + count) // high)
+        scales = self.scales.read((matrix * down + first) * across, (last - first) * across)
+        scales = _float32(scales).reshape(-1, across)
+        if self.factor is not None:
+            factor = _float32(self.factor.read())
+            divides = self.factor.name.endswith("_global_scale")
+            scales = scales / factor if divides else scales * factor
+        scales = np.repeat(scales, high, axis=0)[row - first * high :][:count]
+        return scales if across == 1 else np.repeat(scales, wide, axis=1)[:, :columns]
+
+
+def dequantised(
+    stored: Mapping[str, Stored], config: Mapping[str, Any], directory: Path
+) -> dict[str, Stored | Quantised]:
+    """The plain tensors of a checkpoint whose files hold `stored`, by name.
+
+    config: config.json; without a `quantization_config` nothing is changed.
+    Raises CheckpointError for a layout that is not handled, or scales that do not fit their codes.
+    """
+    blocks = announced_blocks(config, directory)
+    if blocks is None:
+        return dict(stored)
+    made = dict(filter(None, (_made(codes, stored, blocks) for codes in stored.values())))
+    used = {part.name for m in made.values() for part in (m.codes, m.scales, m.factor) if part}
+    rest = {
+        name: tensor
+        for name, tensor in stored.items()
+        if name not in used and not name.endswith((*ACTIVATIONS, *CACHE))
+    }
+    for name in sorted(rest.keys() & made.keys()):
+        raise CheckpointError(f"{directory} holds {name} twice, plain and quantised", INSTEAD)
+    return {**rest, **made}
+
+
+def _made(
+    codes: Stored, stored: Mapping[str, Stored], blocks: list[Block]
+) -> tuple[str, Quantised] | None:
+    """The plain tensor, with its name, that `codes` are the codes of; None if they are not codes.
+
+    blocks: those that the config announces for FP8.
+    """
+
+    def beside(*names: str) -> Stored | None:
+        return next((stored[name] for name in names if name in stored), None)
+
+    name, shape = codes.name, codes.shape
+    if len(shape) < 2 or not codes.size:
+        return None
+    if codes.dtype == "F8_E4M3" and (scales := beside(f"{name}_scale_inv", f"{name}_scale")):
+        blocks = [*blocks, (1, shape[-1]), (shape[-2], shape[-1])]
+        return name, Quantised(codes, scales, _block(codes, scales, shape, blocks), shape)
+    if codes.dtype != "U8":
+        return None
+    plain = name.removesuffix("_blocks")
+    if plain != name and (scales := beside(f"{plain}_scales")):
+        if len(shape) < 3 or shape[-1] != 16 or (scales.dtype, scales.shape) != ("U8", shape[:-1]):
+            raise _mismatch(codes, scales)
+        *stack, rows, groups, _ = shape
+        # gpt-oss multiplies from the left
+        turned = (*stack, groups * 32, rows)
+        return plain, Quantised(codes, scales, (1, 32), turned, transposed=True)
+    plain = name.removesuffix("_packed")
+    scales, factor = beside(f"{plain}_scale"), beside(f"{plain}_scale_2", f"{plain}_global_scale")
+    if scales and factor and factor.size == 1 and factor.dtype in DTYPES:
+        shape = (*shape[:-1], shape[-1] * 2)
+        block = _block(codes, scales, shape, [(1, 16)])
+        return plain, Quantised(codes, scales, block, shape, factor=factor)
+    return None
+
+
+def _block(codes: Stored, scales: Stored, shape: tuple[int, ...], blocks: list[Block]) -> Block:
+    """The first of `blocks` of which there are as many in `shape` as `scales`."""
+    for high, wide in blocks:
+        needed = (*shape[:-2], -(-shape[-2] // high), -(-shape[-1] // wide))
+        # one scale may be stored as [], [1] or [1, 1], one of each row as [rows] or [rows, 1]
+        same = [n for n in needed if n != 1] == [n for n in scales.shape if n != 1]
+        if same and scales.dtype in DTYPES:
+            return high, wide
+    raise _mismatch(codes, scales)
+
+
+def _float32(values: np.ndarray[Any, Any]) -> Floats:
+    """Scales as numbers; bytes are the exponents of powers of two (OCP's E8M0)."""
+    if values.dtype == np.uint8:
+        return np.ldexp(np.float32(1), values.astype(np.int32) - 127)
+    return values.astype(np.float32)
+
+
+def _mismatch(codes: Stored, scales: Stored) -> CheckpointError:
+    return CheckpointError(
+        f"{scales.name} ({scales.dtype} {list(scales.shape)}) in {scales.file} does not fit "
+        f"{codes.name} ({codes.dtype} {list(codes.shape)})",
+        AGAIN,
+    )

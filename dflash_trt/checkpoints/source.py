@@ -1,0 +1,132 @@
+"""Where a checkpoint comes from: a directory, or the Hugging Face Hub at a revision.
+
+`huggingface_hub` does the work: its cache, its environment variables (HF_HOME, HF_TOKEN,
+HF_HUB_OFFLINE, HF_ENDPOINT), and going on after a broken connection. Complete files are kept when a
+download is killed.
+"""
+
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dflash_trt.config import Source
+from dflash_trt.errors import CheckpointError
+
+Report = Callable[[str, int, int], None]  # step, parts done, parts in all
+
+# what we read, tokenizers included; no code and no pickle ever comes to this machine
+FILES = ["*.json", "*.safetensors", "*.jinja"]
+# the same weights once more, in other layouts (gpt-oss, Mistral)
+NOT_READ = ["*/*", "consolidated*.safetensors"]
+
+
+class Located(NamedTuple):
+    directory: Path
+    commit: str | None  # of a Hub source: the commit that its revision is
+
+
+def locate(source: Source, role: str, report: Report) -> Located:
+    """The directory of a source, downloaded where it is on the Hub; role: "target" or "drafter".
+
+    A branch or tag is followed anew each time; without a network the one seen last is taken.
+    Raises CheckpointError, whatever goes wrong on the way.
+    """
+    if source.path is not None:
+        return Located(source.path, None)
+    # here, because loading it takes longer than all else that a finished build has to do
+    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
+
+    assert source.hub is not None
+    try:
+        directory = Path(
+            snapshot_download(
+                source.hub,
+                revision=source.revision,
+                allow_patterns=FILES,
+                ignore_patterns=NOT_READ,
+                local_files_only=constants.HF_HUB_OFFLINE,
+                tqdm_class=_bars(f"fetching {source.hub}", report),
+            )
+        )
+    except Exception as error:  # the library's, httpx's, the system's and those of its Rust part
+        raise _explained(error, source, role) from error
+    if not any(directory.glob("*.safetensors")):
+        raise CheckpointError(
+            f"the {role} {source.hub} has no safetensors files at {source.revision!r}",
+            "Pickles are never loaded: choose a revision or a copy that has them",
+        )
+    return Located(directory, directory.name)
+
+
+def _bars(step: str, report: Report) -> Any:
+    """A class of bars for `huggingface_hub`, which shows nothing itself but reports."""
+    from huggingface_hub.utils.tqdm import tqdm  # noqa: PLC0415
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.shown, self.size = step, 1
+            if options.get("unit") == "B":
+                # a total that grows as files begin is for a bar, not for a line
+                whole = options.get("name") == "huggingface_hub.snapshot_download"
+                shown = whole and sys.stderr.isatty()
+                self.shown, self.size = f"{step}, MB" if shown else "", 1_000_000
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+            self.update(0)
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self.shown:
+                total = int(self.total or 0) // self.size
+                report(self.shown, min(int(self.n) // self.size, total), total)
+
+    return Bar
+
+
+def _explained(error: Exception, source: Source, role: str) -> CheckpointError:
+    """What is wrong and what to do, in the place of an exception of the download."""
+    from huggingface_hub import constants, errors  # noqa: PLC0415
+
+    what, page = f"the {role} {source.hub}", f"{constants.ENDPOINT}/{source.hub}"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.GatedRepoError):
+        return CheckpointError(
+            f"{what} is gated, and the Hub refused the token" + " or got none" * (status == 401),
+            f"Accept the terms on {page} and set HF_TOKEN to a token of that account",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return CheckpointError(
+            f"{what} is not on {constants.ENDPOINT}, or is private",
+            f"Correct {role}.hub, or set HF_TOKEN to a token that may read it",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return CheckpointError(
+            f"{what} has no revision {source.revision!r}",
+            f"Correct {role}.revision: a commit, tag or branch of {page}",
+        )
+    if status in (401, 403):
+        return CheckpointError(
+            f"the Hub refused {what} ({status})", "Set HF_TOKEN to a valid token, or unset it"
+        )
+    if constants.HF_HUB_OFFLINE and isinstance(error, errors.LocalEntryNotFoundError):
+        return CheckpointError(
+            f"HF_HUB_OFFLINE is set, and {what} at {source.revision!r} is not complete in "
+            f"{constants.HF_HUB_CACHE}",
+            f"Unset it, or fill the cache with `hf download {source.hub} --revision "
+            f"{source.revision}`",
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return CheckpointError(
+            f"cannot store {what} in {error.filename or constants.HF_HUB_CACHE}: {error.strerror}",
+            "Free the disk, or set HF_HOME to a folder on another one"
+            if full
+            else "Set HF_HOME to a folder that can be written",
+        )
+    cause = error.__cause__ or error
+    reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+    return CheckpointError(
+        f"cannot fetch {what} from {constants.ENDPOINT}: {reason}",
+        "Check the network, HF_ENDPOINT and the proxy, then run it again; complete files are kept",
+    )

@@ -1,0 +1,391 @@
+"""Quantised checkpoints, written and read by the formats' own libraries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.compressors import ModelCompressor
+from compressed_tensors.quantization import (
+    QuantizationConfig,
+    apply_quantization_config,
+    preset_name_to_scheme,
+)
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+from pairs import make_pair
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    FineGrainedFP8Config,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Mxfp4Config,
+    PreTrainedModel,
+)
+from transformers.integrations.finegrained_fp8 import Fp8Quantize, _dequantize_fp8_weight
+
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.errors import CheckpointError
+
+Tensors = dict[str, torch.Tensor]
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def write(directory: Path, tensors: Tensors, quantisation: object) -> Weights:
+    directory.mkdir(exist_ok=True)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return Weights(directory, {"quantization_config": quantisation})
+
+
+def opened(directory: Path) -> Weights:
+    return Weights(directory, json.loads((directory / "config.json").read_text()))
+
+
+def floats(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return tensor.detach().float().numpy()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny bf16 target, to be quantised; no size but the hidden one is a multiple of 128."""
+    directory = tmp_path_factory.mktemp("plain")
+    shape = {"hidden": 128, "intermediate": 208, "layers": 1, "taps": (0,)}
+    make_pair(directory, **shape, dtype="bfloat16", tied=False)
+    return directory / "target"
+
+
+def load(directory: Path, **options: Any) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16, **options)
+
+
+def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    config = GptOssConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors, generator = load_file(file), torch.Generator().manual_seed(0)
+    experts = "model.layers.0.mlp.experts"
+    for name in (f"{experts}.gate_up_proj", f"{experts}.down_proj"):
+        count, wide, rows = tensors.pop(name).shape  # [experts, in, out]
+        shape = (count, rows, wide // 32)
+        blocks = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.arange(blocks.numel() // 16).reshape(shape) % 253  # above: overflow
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales.to(torch.uint8)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+
+    weights = opened(tmp_path)
+    state = load(tmp_path, quantization_config=Mxfp4Config(dequantize=True)).state_dict()
+    assert set(weights.names) == set(state)
+    for name in weights.names:
+        assert weights.shape(name) == tuple(state[name].shape)
+        read = weights.read(name)
+        assert np.array_equal(read.astype(np.float32), floats(state[name])), name
+    assert weights.dtype(f"{experts}.down_proj") == "F32"
+    assert weights.dtype(f"{experts}.down_proj_bias") == "BF16"
+
+
+@pytest.mark.parametrize("scale_format", ["float", "ue8m0"])
+def test_fp8_is_read_as_transformers_reads_it(
+    plain: Path, tmp_path: Path, scale_format: str
+) -> None:
+    config = FineGrainedFP8Config(weight_block_size=(16, 32), scale_fmt=scale_format)
+    quantise = Fp8Quantize(type("Quantiser", (), {"quantization_config": config}))
+    tensors = load_file(plain / "model.safetensors")
+    names = sorted(tensors)
+    for name in names:
+        tensors |= quantise.convert({name: tensors[name]}) if "_proj." in name else {}
+    weights = write(tmp_path, tensors, config.to_dict())
+    assert weights.names == names
+    for name in names:
+        pair = {"weight": tensors[name]}
+        if weights.dtype(name) == "F32":
+            pair["weight_scale_inv"] = tensors[f"{name}_scale_inv"]
+        expected = quantise.reverse_op.convert(pair)["weight"].float()
+        read = weights.read(name).astype(np.float32)
+        if scale_format == "ue8m0":  # transformers gives bf16
+            read = read.astype(ml_dtypes.bfloat16).astype(np.float32)
+        assert np.array_equal(read, floats(expected)), name
+    assert sum(weights.dtype(name) == "F32" for name in names) == 6  # 208 is no multiple of 32
+
+
+@pytest.mark.parametrize(
+    ("scale_shape", "block", "suffix"),
+    [
+        ((3, 3), [128, 128], "_scale_inv"),  # the last blocks are cut off
+        ((2, 3, 3), [128, 128], "_scale_inv"),  # a stack of experts
+        ((), None, "_scale"),
+        ((1,), None, "_scale_inv"),
+        ((260, 1), None, "_scale"),
+        ((260,), None, "_scale"),
+        ((2, 260, 1), None, "_scale"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu])
+def test_fp8_scales_of_every_shape(
+    tmp_path: Path, scale_shape: tuple[int, ...], block: list[int] | None, suffix: str, dtype: Any
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    stack = scale_shape[:1] if len(scale_shape) == 3 else ()
+    codes = torch.randn(*stack, 260, 290, generator=generator).to(torch.float8_e4m3fn)
+    scales = (torch.rand(scale_shape, generator=generator) + 0.1).to(dtype)
+    quantisation = {"quant_method": "fp8", "weight_block_size": block}
+    weights = write(tmp_path, {"a.weight": codes, f"a.weight{suffix}": scales}, quantisation)
+    if scale_shape == (260,):
+        scales = scales[:, None]
+    expected = _dequantize_fp8_weight(codes, scales.float(), block, torch.float32)
+    assert weights.names == ["a.weight"]
+    assert np.array_equal(weights.read("a.weight"), expected.numpy())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "form"),
+    [
+        ("FP8", "float-quantized"),
+        ("FP8", "naive-quantized"),  # its older name
+        ("FP8_DYNAMIC", "float-quantized"),
+        ("FP8_BLOCK", "float-quantized"),
+        ("NVFP4", "nvfp4-pack-quantized"),
+    ],
+)
+def test_compressed_tensors_are_read_as_their_library_reads_them(
+    plain: Path, tmp_path: Path, scheme: str, form: str
+) -> None:
+    model = load(plain)
+    groups = {"group_0": preset_name_to_scheme(scheme, ["Linear"])}
+    groups["group_0"].format = form
+    config = QuantizationConfig(config_groups=groups, ignore=["lm_head"])
+    apply_quantization_config(model, config)
+    for module in model.modules():
+        if (arguments := getattr(module, "quantization_scheme", None)) is None:
+            continue
+        weight, arguments, factor = module.weight.detach(), arguments.weights, None
+        if arguments.strategy == "tensor_group":
+            factor = generate_gparam(weight.amin(), weight.amax())
+            module.weight_global_scale.data = factor
+            by = weight.unflatten(-1, (-1, 16))
+        elif arguments.strategy == "block":
+            high, wide = arguments.block_structure
+            rows, columns = weight.shape
+            padded = torch.nn.functional.pad(weight, (0, -columns % wide, 0, -rows % high))
+            by = (
+                padded.unflatten(0, (-1, high)).unflatten(-1, (-1, wide)).transpose(1, 2).flatten(2)
+            )
+        else:
+            by = weight[:, None] if arguments.strategy == "channel" else weight.reshape(1, -1)
+        scale, _ = calculate_qparams(by.amin(-1), by.amax(-1), arguments, factor)
+        module.weight_scale.data = scale.reshape(module.weight_scale.shape).to(
+            module.weight_scale.dtype
+        )
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(tmp_path)
+    compressor.update_config(tmp_path)
+
+    weights = opened(tmp_path)
+    assert f'"{form}"' in (tmp_path / "config.json").read_text()
+    compressor.decompress_model(model)
+    state = model.state_dict()
+    assert set(weights.names) == set(load(plain).state_dict())
+    for name in weights.names:
+        read = weights.read(name).astype(ml_dtypes.bfloat16).astype(np.float32)
+        assert np.array_equal(read, floats(state[name])), name
+    quantised = [name for name in weights.names if weights.dtype(name) == "F32"]
+    assert len(quantised) == 7
+
+
+# apart, because importing ModelOpt changes transformers
+EXPORT = """
+import sys
+import torch
+from modelopt.torch import quantization as mtq
+from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+plain, output = sys.argv[1:]
+for algorithm in ("FP8", "NVFP4"):
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16)
+    config = getattr(mtq, f"{algorithm}_DEFAULT_CFG")
+    model = mtq.quantize(model, config, lambda model: model(torch.arange(32)[None]))
+    export_hf_checkpoint(model, export_dir=f"{output}/{algorithm}")
+    tensors, expected = load_file(f"{output}/{algorithm}/model.safetensors"), {}
+    for name, codes in tensors.items():
+        scale, double = tensors.get(f"{name}_scale"), tensors.get(f"{name}_scale_2")
+        if double is not None:
+            shape = (codes.shape[0], codes.shape[1] * 2)
+            expected[name] = NVFP4QTensor(shape, torch.float32, codes).dequantize(
+                scale=scale, double_scale=double, block_sizes={-1: 16}
+            )
+        elif scale is not None:
+            tensor = FP8QTensor(codes.shape, torch.float32, codes)
+            expected[name] = tensor.dequantize(scale=scale)
+    save_file(expected, f"{output}/{algorithm}.safetensors")
+"""
+
+
+@pytest.fixture(scope="module")
+def modelopt(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exports, in `FP8` and `NVFP4`, and beside them what ModelOpt itself makes of the codes."""
+    output = tmp_path_factory.mktemp("modelopt")
+    command = [sys.executable, "-c", EXPORT, str(plain), str(output)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    return output
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
+@pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
+def test_modelopt_is_read_as_its_library_reads_it(
+    plain: Path, modelopt: Path, algorithm: str, where: str
+) -> None:
+    config = json.loads((modelopt / algorithm / "config.json").read_text())
+    if where == "hf_quant_config.json":  # what older ones wrote
+        del config["quantization_config"]
+    weights = Weights(modelopt / algorithm, config)
+    assert weights.names == sorted(load_file(plain / "model.safetensors"))
+    expected = load_file(modelopt / f"{algorithm}.safetensors")
+    assert [n for n in weights.names if weights.dtype(n) == "F32"] == sorted(expected)
+    assert len(expected) == 7
+    for name, tensor in expected.items():
+        assert np.array_equal(weights.read(name), floats(tensor)), name
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "says"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quantised by gptq"),
+        ({"quant_method": "awq"}, "awq"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"bits": 4}, "does not name"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, r"fp8 \(e5m2\)"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, r"modelopt \(W4A16_AWQ\)"),
+        ({"quant_method": "modelopt"}, r"modelopt \(None\)"),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "INT8_SQ"}},
+            },
+            r"modelopt \(INT8_SQ\)",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            r"compressed-tensors \(pack-quantized\)",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "mixed-precision",
+                "config_groups": {"a": {"format": "float-quantized"}, "b": {"format": "dense"}},
+            },
+            r"compressed-tensors \(dense\)",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "transform_config": {"config_groups": {"R1": {}}},
+            },
+            "transform_config",
+        ),
+        ("fp8", "quantization_config"),
+        ({"quant_method": ["fp8"]}, r"quantization_config\.quant_method"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size"),
+        ({"quant_method": "modelopt", "quantized_layers": [1]}, "quantized_layers"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": 1}}, "config_groups"),
+    ],
+)
+def test_other_methods_are_refused_by_name(tmp_path: Path, quantisation: object, says: str) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        write(tmp_path, {"a.weight": torch.ones(2, 2)}, quantisation)
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "tensors", "says"),
+    [
+        (None, {"a": torch.ones(2, 2).to(E4M3), "a_scale": torch.ones(1)}, "a .* is F8_E4M3"),
+        (FP8, {"a": torch.ones(2, 2).to(E4M3)}, "a .* is F8_E4M3"),
+        (FP8, {"a": torch.ones(2, 2, dtype=torch.int8), "a_scale": torch.ones(1)}, "a .* is I8"),
+        (FP8, {"a": torch.ones(2).to(E4M3), "a_scale": torch.ones(1)}, "a .* is F8_E4M3"),
+        (FP8, {"a": torch.ones(256, 256).to(E4M3), "a_scale_inv": torch.ones(2, 3)}, "not fit a "),
+        (FP8, {"a": torch.ones(2, 2).to(E4M3), "a_scale": torch.ones(1).double()}, "not fit a "),
+        (
+            {"quant_method": "mxfp4"},
+            {
+                "a_blocks": torch.ones(2, 3, 16, dtype=torch.uint8),
+                "a_scales": torch.ones(2, 2, dtype=torch.uint8),
+            },
+            "not fit a_blocks",
+        ),
+        (
+            {"quant_method": "mxfp4"},
+            {
+                "a": torch.ones(2, 2),
+                "a_blocks": torch.ones(2, 3, 16, dtype=torch.uint8),
+                "a_scales": torch.ones(2, 3, dtype=torch.uint8),
+            },
+            "a twice, plain and quantised",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            {
+                "a": torch.ones(2, 16, dtype=torch.uint8),
+                "a_scale": torch.ones(2, 1).to(E4M3),
+                "a_scale_2": torch.ones(()),
+            },
+            "not fit a ",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            {"a": torch.ones(2, 16, dtype=torch.uint8), "a_scale": torch.ones(2, 2).to(E4M3)},
+            "a .* is U8",
+        ),
+    ],
+)
+def test_scales_that_do_not_fit_are_named(
+    tmp_path: Path, quantisation: object, tensors: Tensors, says: str
+) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        write(tmp_path, tensors, quantisation)
+
+
+@pytest.mark.parametrize("layout", ["fp8", "mxfp4"])
+def test_reading_takes_little_more_than_the_tensor(tmp_path: Path, layout: str) -> None:
+    if layout == "fp8":
+        codes = {"a": torch.ones(4096, 4096).to(E4M3), "a_scale_inv": torch.ones(32, 32)}
+    else:
+        codes = {
+            "a_blocks": torch.ones(4, 4096, 32, 16, dtype=torch.uint8),
+            "a_scales": torch.ones(4, 4096, 32, dtype=torch.uint8),
+        }
+    weights = write(tmp_path, codes, FP8 | {"quant_method": layout})
+    tracemalloc.start()
+    size = weights.read("a").nbytes
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == 1 << 26
+    assert peak - size < 1 << 25

@@ -1,0 +1,260 @@
+"""Checkpoints on the Hub, fetched by `huggingface_hub` from a stand-in that speaks its API."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub import TOKEN, Hub, Repository, running_hub
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
+from pairs import make_pair
+
+from dflash_trt.checkpoints.source import locate
+from dflash_trt.config import Source
+from dflash_trt.errors import CheckpointError
+
+OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
+Steps = list[tuple[str, int, int]]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair whose target also has what must not be fetched."""
+    directory = tmp_path_factory.mktemp("original")
+    make_pair(directory)
+    target = directory / "target"
+    (target / "chat_template.jinja").write_text("{{ messages }}")
+    (target / "original").mkdir()
+    for name in (
+        *("pytorch_model.bin", "training_args.bin", "modeling_custom.py", "README.md"),
+        *("consolidated.safetensors", "original/model.safetensors", "original/config.json"),
+    ):
+        (target / name).write_bytes(name.encode())
+    return directory
+
+
+@pytest.fixture
+def hub(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub() as hub:
+        for role in ("target", "drafter"):
+            branches = {"main": NEW, "v1": OLD}
+            hub.repositories[f"org/{role}"] = Repository(original / role, branches)
+        # what HF_ENDPOINT and HF_HUB_CACHE set when the library is imported
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # between two tries
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield hub
+        close_session()
+
+
+def fetch(hub: str = "org/target", revision: str = "main") -> tuple[Path, str | None, Steps]:
+    steps: Steps = []
+    source = Source(hub=hub, revision=revision)
+    located = locate(source, "target", lambda *step: steps.append(step))
+    return *located, steps
+
+
+def test_a_directory_is_itself(tmp_path: Path) -> None:
+    assert locate(Source(path=tmp_path), "target", pytest.fail) == (tmp_path, None)
+
+
+@pytest.mark.parametrize(("revision", "commit"), [("main", NEW), ("v1", OLD), (OLD, OLD)])
+def test_what_is_read_is_fetched_and_nothing_else(
+    hub: Hub, original: Path, revision: str, commit: str
+) -> None:
+    directory, found, steps = fetch(revision=revision)
+    assert found == commit
+    names = {file.relative_to(directory).as_posix() for file in directory.rglob("*")}
+    assert names == {
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    }
+    for name in names:
+        assert (directory / name).read_bytes() == (original / "target" / name).read_bytes()
+    asked = [line for line in hub.log if "/resolve/" in line]
+    assert all(f"/resolve/{commit}/" in line for line in asked)
+    assert not any(word in line for line in asked for word in (".bin", ".py", "original"))
+    assert steps[0] == ("fetching org/target", 0, 6)
+    assert steps[-1] == ("fetching org/target", 6, 6)
+    hub.log.clear()
+    assert fetch(revision=commit)[:2] == (directory, commit)
+    assert hub.log == []  # a commit does not change
+
+
+def test_a_branch_is_followed(hub: Hub) -> None:
+    assert fetch()[1] == NEW
+    hub.repositories["org/target"].branches["main"] = OLD
+    assert fetch()[1] == OLD
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(
+    hub: Hub, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 400)  # what is written at a time
+    hub.cut_after = 1000
+    directory, _, _ = fetch()
+    name = "model.safetensors"
+    assert (directory / name).read_bytes() == (original / "target" / name).read_bytes()
+    gets = [line for line in hub.log if line.startswith("GET /lfs/")]
+    assert len(gets) == 2
+    assert gets[1].endswith(" bytes=800-")
+
+
+def test_complete_files_are_kept(hub: Hub) -> None:
+    hub.failing = ("/lfs", 500)
+    with pytest.raises(CheckpointError, match=r"cannot fetch .*500.*complete files are kept"):
+        fetch()
+    hub.failing = None
+    hub.log.clear()
+    fetch()
+    assert [line for line in hub.log if line.startswith("GET") and "/api/" not in line] == [
+        line for line in hub.log if line.startswith("GET /lfs/")
+    ]
+
+
+@pytest.mark.parametrize("tried", [None, "hf_of_someone_else"])
+def test_a_gated_model_needs_a_token(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tried: str | None
+) -> None:
+    hub.repositories["org/target"].gated = True
+    if tried:
+        monkeypatch.setenv("HF_TOKEN", tried)
+    with pytest.raises(CheckpointError) as caught:
+        fetch()
+    assert "the target org/target is gated" in caught.value.problem
+    assert caught.value.problem.endswith("refused the token" if tried else "or got none")
+    assert f"{hub.url}/org/target" in caught.value.fix
+    assert "HF_TOKEN" in caught.value.fix
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert fetch()[1] == NEW
+
+
+def test_what_is_not_there_is_named(hub: Hub) -> None:
+    with pytest.raises(CheckpointError, match=r"org/none is not on .*, or is private.*target\.hub"):
+        fetch("org/none")
+    with pytest.raises(CheckpointError, match=r"org/none is not on"):
+        fetch("org/none", OLD)
+    for revision in ("v9", "f" * 40):
+        with pytest.raises(CheckpointError, match=rf"no revision '{revision}'.*target\.revision"):
+            fetch(revision=revision)
+
+
+def test_pickles_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "pickled").mkdir()
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / "pickled" / name).write_text("{}")
+    hub.repositories["org/pickled"] = Repository(tmp_path / "pickled", {"main": NEW})
+    with pytest.raises(CheckpointError, match=r"no safetensors .*Pickles are never loaded"):
+        fetch("org/pickled")
+    assert not any(".bin" in line for line in hub.log)
+
+
+@pytest.mark.parametrize("revision", ["main", OLD])
+def test_offline_the_cache_must_hold_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, revision: str
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"HF_HUB_OFFLINE is set.*hf download org/target"):
+        fetch(revision=revision)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    directory, commit, _ = fetch(revision=revision)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.log.clear()
+    assert fetch(revision=revision)[:2] == (directory, commit)
+    assert hub.log == []
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="not complete"):
+        fetch(revision=revision)
+
+
+@pytest.mark.parametrize("revision", ["main", OLD])
+def test_a_hub_that_fails_or_is_away(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, revision: str
+) -> None:
+    hub.failing = ("/", 503)
+    with pytest.raises(CheckpointError, match=rf"cannot fetch .* from {hub.url}: .*503"):
+        fetch(revision=revision)
+    hub.failing = ("/", 401)
+    with pytest.raises(CheckpointError, match="HF_TOKEN"):
+        fetch(revision=revision)
+    hub.failing = None
+    directory, _, _ = fetch(revision=revision)
+    hub.failing = ("/", 503)
+    assert fetch(revision=revision)[0] == directory  # the cache will do
+    shutil.rmtree(directory.parents[2])
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(hub.url, "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(CheckpointError, match=r"cannot fetch .*refused.*Check the network"):
+        fetch(revision=revision)
+
+
+def test_a_full_disk_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*HF_HOME"):
+        fetch()
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(CheckpointError, match=r"cannot store .*HF_HOME"):
+        fetch()
+
+
+def test_build_from_the_hub_and_again_without_it(hub: Hub, tmp_path: Path) -> None:
+    """The command in its own process, set by the library's environment variables alone."""
+    hub.repositories["org/target"].gated = True
+    config = tmp_path / "pair.yaml"
+    config.write_text(
+        "name: tiny\n"
+        "target: {hub: org/target, revision: main}\n"
+        f"drafter: {{hub: org/drafter, revision: '{OLD}'}}\n"
+    )
+
+    def build(**variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: v for name, v in os.environ.items() if not name.startswith("HF_")}
+        environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        command = [sys.executable, "-m", "dflash_trt", "build", str(config)]
+        return subprocess.run(
+            [*command, "--output", str(tmp_path / "built")],
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    refused = build()
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1].startswith("error: the target org/target is gated")
+    assert "Traceback" not in refused.stderr
+    built = build(HF_TOKEN=TOKEN)
+    assert built.returncode == 0, built.stderr
+    assert "fetching org/target (6) ..." in built.stderr
+    manifest: dict[str, Any] = json.loads((tmp_path / "built" / "manifest.json").read_text())
+    assert manifest["hub"] == {
+        "target": {"id": "org/target", "commit": NEW},
+        "drafter": {"id": "org/drafter", "commit": OLD},
+    }
+    hub.log.clear()
+    again = build(HF_HUB_OFFLINE="1")
+    assert (again.returncode, hub.log) == (0, [])
+    assert "nothing to do" in again.stdout
