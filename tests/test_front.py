@@ -34,6 +34,7 @@ class FakeReply:
     def __init__(self) -> None:
         self.got: queue.Queue[tuple] = queue.Queue()
         self.gone = threading.Event()
+        self.asked = 0
 
     def send(self, part: Part, *, last: bool) -> None:
         self.got.put((part, last))
@@ -42,6 +43,7 @@ class FakeReply:
         self.got.put((code, message))
 
     def cancelled(self) -> bool:
+        self.asked += 1
         return self.gone.is_set()
 
     def next(self) -> tuple:
@@ -401,6 +403,21 @@ def test_two_groups_of_rows_from_eight_sequences_on(model: CountingModel) -> Non
     assert all(row + n <= 6 for row, n in model.seen if row < 6)
     assert max(n for row, n in model.seen if row == 6) >= 4
     assert max(row + n for row, n in model.seen) <= 12
+
+
+def test_who_holds_a_row_is_asked_more_often_whether_he_has_gone(model: CountingModel) -> None:
+    with _front(model, max_queue=30) as front:
+        model.pause.clear()
+        replies = [_ask(front, max_tokens=2) for _ in range(32)]
+        deadline = time.monotonic() + WAIT
+        while replies[-1].asked < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert replies[0].asked > 2 * replies[-1].asked
+        replies[-1].gone.set()
+        assert replies[-1].next()[0] == "CANCELLED"
+        model.pause.set()
+        assert all(reply.next()[0].token_ids == [2, 3] for reply in replies[:-1])
 
 
 def test_closing_answers_what_is_open(front: Front, model: CountingModel) -> None:
