@@ -263,6 +263,7 @@ def test_modelopt_is_read_as_its_library_reads_it(
         del config["quantization_config"]
     weights = Weights(modelopt / algorithm, config)
     assert weights.names == sorted(load_file(plain / "model.safetensors"))
+    assert [file.name for file in weights.files] == ["model.safetensors", "hf_quant_config.json"]
     expected = load_file(modelopt / f"{algorithm}.safetensors")
     assert [n for n in weights.names if weights.dtype(n) == "F32"] == sorted(expected)
     assert len(expected) == 7
@@ -279,7 +280,6 @@ def test_modelopt_is_read_as_its_library_reads_it(
         ({"bits": 4}, "does not name"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, r"fp8 \(e5m2\)"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, r"modelopt \(W4A16_AWQ\)"),
-        ({"quant_method": "modelopt"}, r"modelopt \(None\)"),
         (
             {
                 "quant_method": "modelopt",

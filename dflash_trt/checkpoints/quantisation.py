@@ -87,7 +87,7 @@ def _not_handled(quant: Quantisation) -> str | None:
         used, known = {quant.fmt or "e4m3"}, {"e4m3", "float8_e4m3fn"}
     elif quant.quant_method == "modelopt":
         used = {layer.quant_algo for layer in quant.quantized_layers.values()}
-        used, known = used or {quant.quant_algo}, MODELOPT
+        used, known = (used or {quant.quant_algo}) - {None}, MODELOPT  # None: the cache alone
     elif quant.quant_method == "compressed-tensors":
         used = {group.format for group in quant.config_groups.values()} - {None}
         used, known = used or {quant.format}, COMPRESSED

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.checkpoints.files import read_json
+from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
 from dflash_trt.checkpoints.quantised import Quantised, dequantised
 from dflash_trt.checkpoints.stored import AGAIN, Stored, read_header
 from dflash_trt.errors import CheckpointError
@@ -41,6 +42,8 @@ class Weights:
                 if pickles
                 else "Give the directory that save_pretrained wrote",
             )
+        if (directory / MODELOPT_FILE).is_file():
+            self.files.append(directory / MODELOPT_FILE)
         self._tensors: dict[str, Stored | Quantised] = dequantised(stored, config or {}, directory)
         for name, tensor in sorted(self._tensors.items()):
             if isinstance(tensor, Stored) and tensor.dtype not in PLAIN:
