@@ -52,6 +52,21 @@ def real(file: Path, config: dict[str, Any], name: str, default: float | None = 
     return float(value)
 
 
+def section(file: Path, config: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object in config.json; {} where it is null or absent."""
+    value = config.get(name) or {}
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{file}: {name} is {value!r}, not an object", "Export the model again"
+        )
+    return value
+
+
+def optional(file: Path, config: dict[str, Any], name: str) -> float | None:
+    """A positive number, or None where the field is null or absent."""
+    return None if config.get(name) is None else real(file, config, name)
+
+
 def decoder_fields(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The fields of DecoderSpec that every family has; a family's description adds its own."""
     if config.get("quantization_config"):
@@ -63,22 +78,10 @@ def decoder_fields(file: Path, config: dict[str, Any]) -> dict[str, Any]:
         raise refuse(file, f"hidden_act is {activation!r}")
     hidden = number(file, config, "hidden_size")
     heads = number(file, config, "num_attention_heads")
-    kv_heads = number(file, config, "num_key_value_heads", heads)
-    head_dim = number(file, config, "head_dim", hidden // heads)
-    if heads % kv_heads or head_dim % 2:
-        raise CheckpointError(
-            f"{file}: {heads} attention heads of {head_dim} cannot share {kv_heads} kv heads",
-            "Export the checkpoint again",
-        )
+    own = section(file, config, "per_layer_config")  # by number, where a layer is not as the rest
     layers = tuple(
-        LayerSpec(
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
-            rope=rope(file, config, kind, head_dim),
-            intermediate_size=number(file, config, "intermediate_size"),
-            window=number(file, config, "sliding_window") if kind == SLIDING else None,
-        )
-        for kind in layer_types(file, config)
+        _layer(file, config | section(file, own, str(i)), kind)
+        for i, kind in enumerate(layer_types(file, config))
     )
     longest = number(file, config, "max_position_embeddings")
     for layer in layers:  # behind it LongRoPE turns at other speeds, the cached keys included
@@ -96,11 +99,35 @@ def decoder_fields(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def layer_types(file: Path, config: dict[str, Any]) -> list[str]:
-    """ "full_attention" or "sliding_attention" for each layer; absent: all full."""
+def _layer(file: Path, config: dict[str, Any], kind: str) -> LayerSpec:
+    heads = number(file, config, "num_attention_heads")
+    kv_heads = number(file, config, "num_key_value_heads", heads)
+    head_dim = number(file, config, "head_dim", number(file, config, "hidden_size") // heads)
+    if heads % kv_heads or head_dim % 2:
+        raise CheckpointError(
+            f"{file}: {heads} attention heads of {head_dim} cannot share {kv_heads} kv heads",
+            "Export the checkpoint again",
+        )
+    return LayerSpec(
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rope=rope(file, config, kind, head_dim),
+        intermediate_size=number(file, config, "intermediate_size"),
+        window=number(file, config, "sliding_window") if kind == SLIDING else None,
+    )
+
+
+def layer_types(file: Path, config: dict[str, Any], every: int = 1) -> list[str]:
+    """ "full_attention" or "sliding_attention" for each layer.
+
+    Absent: each `every`-th is full, or as Qwen's older fields say.
+    """
     count = number(file, config, "num_hidden_layers")
     found = config.get("layer_types")
-    kinds = [FULL] * count if found is None else found
+    kinds = [SLIDING if (i + 1) % every else FULL for i in range(count)] if found is None else found
+    if found is None and config.get("use_sliding_window") and config.get("sliding_window"):
+        first = number(file, config, "max_window_layers", 28, least=0)
+        kinds = [SLIDING if i >= first else FULL for i in range(count)]
     if not isinstance(kinds, list) or len(kinds) != count:
         raise CheckpointError(
             f"{file}: layer_types does not name a type for each of {count} layers",
@@ -125,7 +152,7 @@ def rope(file: Path, config: dict[str, Any], layer_type: str, head_dim: int) -> 
         raise refuse(file, f"RoPE parameters for {layer_type} layers are {found!r}")
     values = config | found
     kind = found.get("rope_type", found.get("type", "default"))
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise refuse(file, f"RoPE scaling of type {kind!r}")
     if kind != "proportional" and (values.get("partial_rotary_factor") or 1.0) != 1.0:
         raise refuse(file, "RoPE covers only part of a head (partial_rotary_factor)")
