@@ -213,7 +213,7 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
         if scales and "layers" in name and "post_" in name:
             centres[name] += 4
         if scales and name.endswith("q_norm.weight"):
-            centres[name] *= 0.5  # 1 in Gemma 4, which does not scale attention
+            centres[name] *= 0.3  # 1 in Gemma 4, which does not scale attention
     for name, tensor in tensors.items():
         noise = torch.randn(tensor.shape, generator=generator)
         if name.endswith("bias"):

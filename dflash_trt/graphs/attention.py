@@ -53,7 +53,7 @@ def attention_block(
     if cap is None:
         mixed = g.op("Attention", q, keys, values, mask, scale=scale)
     else:
-        mixed = _capped_attention(g, heads, kv_heads, q, keys, values, mask, scale, cap)
+        mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, scale, cap)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(0, 0, heads * layer.spec.head_dim))
     out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases)
@@ -62,7 +62,7 @@ def attention_block(
     return g.op("Add", hidden, out)
 
 
-def _capped_attention(
+def _attention_in_steps(
     g: GraphBuilder,
     heads: int,
     kv_heads: int,
