@@ -30,17 +30,19 @@ class Case:
     prompts: list[list[int]]
     greedy: list[list[int]]
     zlab: list[reference.Generated]
+    new_tokens: int
 
 
-def case_for(built: BuiltPair) -> Case:
+def case_for(built: BuiltPair, new_tokens: int = NEW_TOKENS) -> Case:
     """The references' texts: prompts whose continuation a taught drafter knows."""
     pair = built.pair
     prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
     return Case(
         built,
         prompts,
-        reference.greedy(pair.target_dir, prompts, NEW_TOKENS),
-        reference.dflash_generate(pair.target_dir, pair.drafter_dir, prompts, NEW_TOKENS),
+        reference.greedy(pair.target_dir, prompts, new_tokens),
+        reference.dflash_generate(pair.target_dir, pair.drafter_dir, prompts, new_tokens),
+        new_tokens,
     )
 
 
@@ -144,13 +146,14 @@ def assert_same_text_and_same_rounds(case: Case) -> None:
     """Token for token, and as many of them in each round as z-lab's loop."""
     block_size = case.built.drafter.spec.block_size
     scheduler = scheduler_of(rounds_of(case.built), DraftLength(block_size, block_size - 1))
-    sequences = one_by_one(scheduler, case.prompts)
+    requests = [Request(prompt, case.new_tokens) for prompt in case.prompts]
+    sequences = [run_all(scheduler, [request])[0] for request in requests]
     assert [s.tokens for s in sequences] == case.greedy
     assert [z.tokens for z in case.zlab] == case.greedy
     for sequence, zlab in zip(sequences, case.zlab, strict=True):
         assert sequence.committed_per_round == zlab.acceptance_lengths
-        assert sequence.acceptance_length == (NEW_TOKENS - 1) / len(zlab.acceptance_lengths)
+        assert sequence.acceptance_length == (case.new_tokens - 1) / len(zlab.acceptance_lengths)
         assert sequence.finish_reason == "length"
     # the comparison means something only if drafts were accepted and rejected
     rounds = sum(len(zlab.acceptance_lengths) for zlab in case.zlab)
-    assert 1.15 < len(case.prompts) * (NEW_TOKENS - 1) / rounds < block_size
+    assert 1.15 < len(case.prompts) * (case.new_tokens - 1) / rounds < block_size

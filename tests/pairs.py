@@ -122,7 +122,8 @@ def write_pair(
     generator = torch.Generator().manual_seed(seed)
     text = config.get_text_config()
     vocab = text.vocab_size
-    text.bos_token_id = text.pad_token_id = None
+    text.bos_token_id = None
+    text.pad_token_id = None if text is config else 0  # Gemma 4 with images needs one
     text.eos_token_id = vocab - 2
     target = AutoModelForCausalLM.from_config(config)
     _redraw(target, generator)
@@ -164,7 +165,9 @@ def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
     drafter = DFlashDraftModel.from_pretrained(pair.drafter_dir, dtype=torch.float32)
     width = drafter.block_size
     with torch.no_grad():
-        prompts = torch.randint(target.config.vocab_size - 2, (8, 12), generator=generator)
+        prompts = torch.randint(
+            target.config.get_text_config().vocab_size - 2, (8, 12), generator=generator
+        )
         target.generation_config.eos_token_id = None
         texts = target.generate(prompts, do_sample=False, max_new_tokens=68, pad_token_id=0)
         hidden = target(texts, output_hidden_states=True).hidden_states
@@ -195,18 +198,32 @@ def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
 
 @torch.no_grad()
 def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
-    """Matrices at std 1/sqrt(fan-in), norm weights around 1, a few favoured rows in the head."""
+    """Matrices at std 1/sqrt(fan-in), norm weights around 1 (or 0 where the library has them
+    there), a few favoured rows in the head.
+    """
     tensors = dict(model.named_parameters())
+    tensors |= {name: x for name, x in model.named_buffers() if name.endswith("layer_scalar")}
+    # Gemma: a scaled embedding, a final norm that makes up for it, and norms behind each half layer
+    scales = [m.scalar_embed_scale for m in model.modules() if hasattr(m, "scalar_embed_scale")]
+    scale = scales[0] if scales else 1.0
+    centres = {n: tensor.mean().round() for n, tensor in tensors.items()}
+    for name in tensors:
+        if scales and name.endswith("model.norm.weight"):
+            centres[name] += scale - 1
+        if scales and "layers" in name and "post_" in name:
+            centres[name] += 4
+        if scales and name.endswith("q_norm.weight"):
+            centres[name] *= 0.3  # 1 in Gemma 4, which does not scale attention
     for name, tensor in tensors.items():
         noise = torch.randn(tensor.shape, generator=generator)
         if name.endswith("bias"):
             tensor.copy_(0.2 * noise)
         elif tensor.ndim == 1:
-            tensor.copy_(1.0 + 0.2 * noise)
+            tensor.copy_(centres[name] + 0.2 * noise)
         elif "embed_tokens" in name or "lm_head" in name:
             rows = torch.full((tensor.shape[0], 1), 0.3)
             rows[torch.randperm(tensor.shape[0] - 2, generator=generator)[:FAVOURED]] = 0.9
-            tensor.copy_(noise * rows)
+            tensor.copy_(noise * rows / scale)
         else:
             # 2.0: the layers, not the embedding of the last token, should decide the next one;
             # 1.0: sharper attention would blow rounding up beyond what can be compared in fp32

@@ -18,7 +18,10 @@ def check_pair(target: Target, drafter: Drafter, draft_tokens: int | None) -> No
     _check_specs(target.spec, drafter.spec)
     _check_draft_tokens(drafter.spec.block_size, draft_tokens)
     _check_fc(drafter)
-    _check_tensors(target.weights, target_shapes(target.spec), ignored=("lm_head.weight",))
+    # a model that also takes images has its decoder in a name space of its own
+    scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
+    shapes = target_shapes(target.spec)
+    _check_tensors(target.weights, shapes, scope, ignored=("lm_head.weight",))
     _check_tensors(drafter.weights, drafter_shapes(drafter.spec))
 
 
@@ -78,8 +81,12 @@ def _check_fc(drafter: Drafter) -> None:
         )
 
 
-def _check_tensors(weights: Weights, expected: Shapes, ignored: tuple[str, ...] = ()) -> None:
-    """Each expected tensor is there in its shape, and no other (it would be silently left out)."""
+def _check_tensors(
+    weights: Weights, expected: Shapes, scope: str = "", ignored: tuple[str, ...] = ()
+) -> None:
+    """Each expected tensor is there in its shape, and under the prefix `scope` no other: it would
+    be silently left out.
+    """
     for name, shape in expected.items():
         if weights.shape(name) != shape:
             raise CheckpointError(
@@ -88,7 +95,7 @@ def _check_tensors(weights: Weights, expected: Shapes, ignored: tuple[str, ...] 
                 "Use the config.json and the weights of one model",
             )
     extra = [n for n in weights.names if not n.endswith("rotary_emb.inv_freq")]
-    extra = [n for n in extra if n not in expected and n not in ignored]
+    extra = [n for n in extra if n.startswith(scope) and n not in expected and n not in ignored]
     if extra:
         raise CheckpointError(
             f"{weights.directory} holds {len(extra)} tensors that this kind of model does not have "

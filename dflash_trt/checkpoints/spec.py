@@ -15,6 +15,7 @@ class Rope:
     dim: int  # of a head, how much is rotated
     kind: str = "default"  # rope_type
     parameters: dict[str, Any] = field(default_factory=dict)  # what its kind takes: factor, ...
+    attention_factor: float = 1.0  # on cosines and sines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class LayerSpec:
         None  # sliding attention: how many positions a query sees, its own included
     )
     causal: bool = False  # in a drafter's block; a target's causality is in the mask
+    value_is_key: bool = False  # no v_proj: values are the keys before norm and RoPE (Gemma 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,14 @@ class DecoderSpec:
     qk_norm: bool = False  # RMSNorm over head_dim on q and k, before RoPE
     biases: tuple[str, ...] = ()  # projections with a bias, of q, k, v, o
     hidden_act: Activation = "silu"
+    norm_offset: float = 0.0  # added to every norm weight: 1 where they are stored around 0 (Gemma)
+    sandwich_norms: bool = False  # attention and MLP are normed before and after (Gemma)
+    value_norm: bool = False  # RMSNorm over head_dim on v, without a weight (Gemma 4)
+    layer_scalar: bool = False  # a stored number that a layer's output is multiplied by (Gemma 4)
+    embedding_scale: float = 1.0  # on the embedded tokens; not on a tied head
+    attention_scale: float | None = None  # on q k; None: head_dim ** -0.5
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
 
     @property
     def num_hidden_layers(self) -> int:
@@ -82,6 +92,13 @@ def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
         "mlp.up_proj.weight": (wide, hidden),
         "mlp.down_proj.weight": (hidden, wide),
     }
+    if spec.sandwich_norms:
+        for place in ("pre", "post"):
+            shapes[f"{place}_feedforward_layernorm.weight"] = (hidden,)
+    if spec.layer_scalar:
+        shapes["layer_scalar"] = (1,)
+    if layer.value_is_key:
+        del shapes["self_attn.v_proj.weight"]
     for projection in spec.biases:
         weight = shapes[f"self_attn.{projection}_proj.weight"]
         shapes[f"self_attn.{projection}_proj.bias"] = (weight[0],)

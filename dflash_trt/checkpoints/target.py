@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.families import FAMILIES
-from dflash_trt.checkpoints.fields import refuse
+from dflash_trt.checkpoints.fields import refuse, section
 from dflash_trt.checkpoints.files import check_directory, read_json
 from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
@@ -28,17 +28,28 @@ def load_target(directory: Path) -> Target:
     check_directory(directory, "target")
     file = directory / "config.json"
     config = read_json(file)
+    text = section(file, config, "text_config")  # of a model that also takes images
+    config |= {name: value for name, value in text.items() if value is not None}
     known = [name for name in config.get("architectures") or () if name in FAMILIES]
     if not known:
         raise refuse(file, f"the architecture is {config.get('architectures')}")
     fields = FAMILIES[known[0]](file, config)
-    spec = TargetSpec(
-        **fields,
-        model_type=str(config.get("model_type", "")),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        eos_token_ids=_eos_token_ids(directory, config, fields["vocab_size"]),
-    )
-    return Target(directory, spec, Weights(directory))
+    weights = Weights(directory)
+    common: dict[str, Any] = {
+        "model_type": str(config.get("model_type", "")),
+        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "prefix": _prefix(weights),
+        "eos_token_ids": _eos_token_ids(directory, config, fields["vocab_size"]),
+    }
+    return Target(directory, TargetSpec(**(common | fields)), weights)
+
+
+def _prefix(weights: Weights) -> str:
+    """What the tensors of the decoder are called, which depends on who saved them."""
+    for prefix in ("language_model.model.", "model.language_model."):
+        if f"{prefix}embed_tokens.weight" in weights.names:
+            return prefix
+    return "model."
 
 
 def target_shapes(spec: TargetSpec) -> Shapes:

@@ -1,12 +1,15 @@
 """Self-attention over a KV cache that is written in place."""
 
+import numpy as np
 import onnx_ir as ir
 
 from dflash_trt.checkpoints.spec import DecoderSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import GraphBuilder
-from dflash_trt.graphs.layers import Layer, linear, rms_norm
+from dflash_trt.graphs.layers import Layer, linear, rms_norm, softcap
 from dflash_trt.graphs.positions import Positions
+
+HIDDEN = -6e4  # a score that no query follows, and that float16 can hold
 
 
 def attention_block(
@@ -25,27 +28,63 @@ def attention_block(
     written to the cache at `at.write_index`; the mask alone decides which rows are seen.
     """
     attn = f"{layer.prefix}self_attn"
+    stored = ("k",) if layer.spec.value_is_key else ("k", "v")
     heads, kv_heads = spec.num_attention_heads, layer.spec.num_key_value_heads
     x = rms_norm(g, hidden, weights, f"{layer.prefix}input_layernorm", spec)
     if context is None:
-        qkv = _heads(g, spec, weights, layer, x, "q", "k", "v")
-        q, k, v = g.split(qkv, (heads, kv_heads, kv_heads), axis=1)
+        qkv = _heads(g, spec, weights, layer, x, "q", *stored)
+        q, *kv = g.split(qkv, (heads, *(kv_heads for _ in stored)), axis=1)
     else:
         q = _heads(g, spec, weights, layer, x, "q")
         both = g.op("Concat", context, x, axis=1)
-        k, v = g.split(_heads(g, spec, weights, layer, both, "k", "v"), (kv_heads, kv_heads), 1)
+        kv = [*g.split(_heads(g, spec, weights, layer, both, "k", "v"), (kv_heads, kv_heads), 1)]
+    k, v = kv[0], kv[-1]
     if spec.qk_norm:
         q = rms_norm(g, q, weights, f"{attn}.q_norm", spec)
         k = rms_norm(g, k, weights, f"{attn}.k_norm", spec)
+    if spec.value_norm:
+        ones = g.constant(f"{attn}.v_norm", np.ones(layer.spec.head_dim, np.float32))
+        v = g.op("RMSNormalization", v, ones, axis=-1, epsilon=spec.rms_norm_eps)
     q, k = at.rotate(g, layer.spec, q, at.queries), at.rotate(g, layer.spec, k, at.keys)
     keys = _scatter(g, layer.key_cache, k, f"new_key_{layer.index}", at, layer.cache_shape)
     values = _scatter(g, layer.value_cache, v, f"new_value_{layer.index}", at, layer.cache_shape)
-    scale = layer.spec.head_dim**-0.5
-    mixed = g.op("Attention", q, keys, values, at.seen(g, layer.spec), scale=scale)
+    scale = spec.attention_scale or layer.spec.head_dim**-0.5
+    mask, cap = at.seen(g, layer.spec), spec.attn_logit_softcapping
+    if cap is None:
+        mixed = g.op("Attention", q, keys, values, mask, scale=scale)
+    else:
+        mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, scale, cap)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(0, 0, heads * layer.spec.head_dim))
     out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases)
+    if spec.sandwich_norms:
+        out = rms_norm(g, out, weights, f"{layer.prefix}post_attention_layernorm", spec)
     return g.op("Add", hidden, out)
+
+
+def _attention_in_steps(
+    g: GraphBuilder,
+    heads: int,
+    kv_heads: int,
+    q: ir.Value,
+    keys: ir.Value,
+    values: ir.Value,
+    mask: ir.Value,
+    scale: float,
+    cap: float,
+) -> ir.Value:
+    """Attention in single steps, for scores that are softly capped: `[n, heads, Q, head_dim]`.
+
+    The Attention op has a softcap, but TensorRT's parser does not take it.
+    """
+    # query heads that share a kv head are rows of one product, so that keys are not repeated
+    folded, unfolded = g.ints(0, kv_heads, -1, 0), g.ints(0, heads, -1, 0)
+    q = g.op("Mul", g.op("Reshape", q, folded), g.number(scale))
+    scores = g.op("MatMul", q, g.op("Transpose", keys, perm=(0, 1, 3, 2)))
+    scores = g.op("Reshape", softcap(g, scores, cap), unfolded)
+    weights = g.op("Softmax", g.op("Where", mask, scores, g.number(HIDDEN)), axis=-1)
+    mixed = g.op("MatMul", g.op("Reshape", weights, folded), values)
+    return g.op("Reshape", mixed, unfolded)
 
 
 def _heads(

@@ -22,6 +22,7 @@ class GraphBuilder:
         self._graph = ir.Graph((), (), nodes=(), opset_imports={"": OPSET}, name=name)
         self._tape = Tape(self._graph)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
+        self._numbers: dict[float, ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """Add a graph input; a string in `shape` names a dynamic dimension."""
@@ -59,13 +60,19 @@ class GraphBuilder:
             self._constants[values] = self.constant(name, np.array(values, np.int64))
         return self._constants[values]
 
+    def number(self, value: float) -> ir.Value:
+        """A float32 constant `[1]`, shared by all its users."""
+        if value not in self._numbers:
+            self._numbers[value] = self.constant(f"float_{value}", np.array([value], np.float32))
+        return self._numbers[value]
+
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         """An initializer that is held in memory: for tables and shapes."""
         return self._tape.initializer(ir.tensor(array, name=name))
 
-    def vector(self, weights: Weights, name: str) -> ir.Value:
-        """A checkpoint tensor as it is (norm weights, embeddings)."""
-        return self._lazy(name, weights.shape(name), lambda: _float32(weights, name))
+    def vector(self, weights: Weights, name: str, plus: float = 0.0) -> ir.Value:
+        """A checkpoint tensor as it is (norm weights, embeddings), or with a number added."""
+        return self._lazy(name, weights.shape(name), lambda: _float32(weights, name) + plus)
 
     def linear(self, weights: Weights, *names: str) -> ir.Value:
         """Linear layers `[out, in]` side by side, as one MatMul operand `[in, sum of outs]`."""

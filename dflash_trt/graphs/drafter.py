@@ -6,7 +6,7 @@ from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import GraphBuilder
-from dflash_trt.graphs.layers import head, linear, open_layer, rms_norm
+from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
 
@@ -49,7 +49,7 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
     context = linear(g, weights, features, "fc", bias=False)
     context = rms_norm(g, context, weights, "hidden_norm", spec)
     embedding = g.vector(target.weights, f"{target.spec.prefix}embed_tokens.weight")
-    hidden = g.op("Gather", embedding, block, axis=0)
+    hidden = embed(g, spec, embedding, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, context, at)

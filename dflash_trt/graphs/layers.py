@@ -35,11 +35,19 @@ def open_layer(g: GraphBuilder, spec: DecoderSpec, index: int, cache_len: int) -
     )
 
 
+def embed(g: GraphBuilder, spec: DecoderSpec, table: ir.Value, tokens: ir.Value) -> ir.Value:
+    """Rows of the table `[vocab, hidden_size]` for tokens int64 `[n, S]`, scaled."""
+    hidden = g.op("Gather", table, tokens, axis=0)
+    if spec.embedding_scale == 1:
+        return hidden
+    return g.op("Mul", hidden, g.number(spec.embedding_scale))
+
+
 def rms_norm(
     g: GraphBuilder, x: ir.Value, weights: Weights, name: str, spec: DecoderSpec
 ) -> ir.Value:
     """RMSNorm over the last axis with the checkpoint's weight."""
-    scale = g.vector(weights, f"{name}.weight")
+    scale = g.vector(weights, f"{name}.weight", spec.norm_offset)
     return g.op("RMSNormalization", x, scale, axis=-1, epsilon=spec.rms_norm_eps)
 
 
@@ -62,11 +70,19 @@ def head(
     x = rms_norm(g, g.op("Gather", x, rows, axis=0), weights, f"{spec.prefix}norm", spec)
     # as stored: an embedding that is also the head is kept once on disk
     logits = g.op("MatMul", x, g.op("Transpose", embedding, perm=(1, 0)))
+    if spec.final_logit_softcapping is not None:
+        logits = softcap(g, logits, spec.final_logit_softcapping)
     # not ArgMax for the one best either: ONNX Runtime's is slower than its TopK
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     g.output(logits, "logits", ir.DataType.FLOAT, ("r", spec.vocab_size))
     g.output(ids, "top_ids", ir.DataType.INT64, ("r", best))
     g.output(values, "top_logits", ir.DataType.FLOAT, ("r", best))
+
+
+def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
+    """Keeps values softly between -cap and cap."""
+    bound = g.number(cap)
+    return g.op("Mul", g.op("Tanh", g.op("Div", x, bound)), bound)
 
 
 def linear(g: GraphBuilder, weights: Weights, x: ir.Value, *names: str, bias: bool) -> ir.Value:

@@ -13,11 +13,15 @@ def mlp_block(
 ) -> ir.Value:
     """Gated MLP with residual; `hidden` is `[n, S, hidden_size]`."""
     mlp, wide = f"{layer.prefix}mlp", layer.spec.intermediate_size
-    x = rms_norm(g, hidden, weights, f"{layer.prefix}post_attention_layernorm", spec)
+    norm = "pre_feedforward" if spec.sandwich_norms else "post_attention"
+    x = rms_norm(g, hidden, weights, f"{layer.prefix}{norm}_layernorm", spec)
     both = linear(g, weights, x, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
     gate, up = g.split(both, (wide, wide), axis=-1)
     x = g.op("Mul", activation(g, spec, gate), up)
-    return g.op("Add", hidden, linear(g, weights, x, f"{mlp}.down_proj", bias=False))
+    out = linear(g, weights, x, f"{mlp}.down_proj", bias=False)
+    if spec.sandwich_norms:
+        out = rms_norm(g, out, weights, f"{layer.prefix}post_feedforward_layernorm", spec)
+    return g.op("Add", hidden, out)
 
 
 def activation(g: GraphBuilder, spec: DecoderSpec, x: ir.Value) -> ir.Value:

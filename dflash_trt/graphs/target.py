@@ -7,7 +7,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import GraphBuilder
-from dflash_trt.graphs.layers import head, open_layer
+from dflash_trt.graphs.layers import embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
 
@@ -32,12 +32,14 @@ def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBu
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(positions, positions, write_index, mask, visible, cache_len)
     embedding = g.vector(weights, f"{spec.prefix}embed_tokens.weight")
-    hidden = g.op("Gather", embedding, tokens, axis=0)
+    hidden = embed(g, spec, embedding, tokens)
     after: dict[int, ir.Value] = {}
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, None, at)
         hidden = mlp_block(g, spec, weights, layer, hidden)
+        if spec.layer_scalar:
+            hidden = g.op("Mul", hidden, g.vector(weights, f"{layer.prefix}layer_scalar"))
         after[index] = hidden
     table = embedding if spec.tie_word_embeddings else g.vector(weights, "lm_head.weight")
     head(g, spec, weights, hidden, table, head_rows, best=1)

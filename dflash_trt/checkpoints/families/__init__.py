@@ -8,10 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.checkpoints.families.gemma import gemma2, gemma3
+from dflash_trt.checkpoints.families.gemma4 import gemma4
 from dflash_trt.checkpoints.families.llama import llama
+from dflash_trt.checkpoints.families.mistral import mistral
+from dflash_trt.checkpoints.families.qwen2 import qwen2
 from dflash_trt.checkpoints.families.qwen3 import qwen3
 
 FAMILIES: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {  # by architecture
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3,
+    "Gemma4ForCausalLM": gemma4,
+    "Gemma4ForConditionalGeneration": gemma4,
     "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
 }

@@ -7,4 +7,4 @@ from dflash_trt.checkpoints.fields import decoder_fields
 
 
 def llama(file: Path, config: dict[str, Any]) -> dict[str, Any]:
-    return decoder_fields(file, config) | {"prefix": "model."}
+    return decoder_fields(file, config)

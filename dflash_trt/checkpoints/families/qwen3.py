@@ -7,4 +7,4 @@ from dflash_trt.checkpoints.fields import decoder_fields
 
 
 def qwen3(file: Path, config: dict[str, Any]) -> dict[str, Any]:
-    return decoder_fields(file, config) | {"prefix": "model.", "qk_norm": True}
+    return decoder_fields(file, config) | {"qk_norm": True}
