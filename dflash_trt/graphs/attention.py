@@ -5,6 +5,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints.spec import DecoderSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.convolution import convolve_after, convolve_before
 from dflash_trt.graphs.layers import Layer, linear, rms_norm
 from dflash_trt.graphs.positions import Positions
 
@@ -27,6 +28,7 @@ def attention_block(
     attn = f"{layer.prefix}self_attn"
     heads, kv_heads = spec.num_attention_heads, layer.spec.num_key_value_heads
     x = rms_norm(g, hidden, weights, f"{layer.prefix}input_layernorm", spec)
+    x, kernel = convolve_before(g, weights, layer, "attention_conv", x)
     if context is None:
         qkv = _heads(g, spec, weights, layer, x, "q", "k", "v")
         q, k, v = g.split(qkv, (heads, kv_heads, kv_heads), axis=1)
@@ -45,7 +47,7 @@ def attention_block(
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(0, 0, heads * layer.spec.head_dim))
     out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases)
-    return g.op("Add", hidden, out)
+    return g.op("Add", hidden, convolve_after(g, layer, out, kernel))
 
 
 def _heads(

@@ -5,6 +5,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints.spec import DecoderSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.convolution import convolve_after, convolve_before
 from dflash_trt.graphs.layers import Layer, linear, rms_norm
 
 
@@ -14,10 +15,12 @@ def mlp_block(
     """Gated MLP with residual; `hidden` is `[n, S, hidden_size]`."""
     mlp, wide = f"{layer.prefix}mlp", layer.spec.intermediate_size
     x = rms_norm(g, hidden, weights, f"{layer.prefix}post_attention_layernorm", spec)
+    x, kernel = convolve_before(g, weights, layer, "mlp_conv", x)
     both = linear(g, weights, x, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
     gate, up = g.split(both, (wide, wide), axis=-1)
     x = g.op("Mul", activation(g, spec, gate), up)
-    return g.op("Add", hidden, linear(g, weights, x, f"{mlp}.down_proj", bias=False))
+    out = linear(g, weights, x, f"{mlp}.down_proj", bias=False)
+    return g.op("Add", hidden, convolve_after(g, layer, out, kernel))
 
 
 def activation(g: GraphBuilder, spec: DecoderSpec, x: ir.Value) -> ir.Value:
