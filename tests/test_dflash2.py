@@ -119,6 +119,27 @@ def test_pair_scores(case: Case) -> None:
         np.testing.assert_allclose(found, np.log(expected), atol=TOLERANCE, rtol=0)
 
 
+def test_other_sizes(tmp_path: Path) -> None:
+    """A longer kernel, groups and candidates of other numbers, no windows."""
+    own = DRAFTER["dflash_config"] | {
+        "block_size": 5,
+        "conv_kernel_size": 3,
+        "conv_group_size": 8,
+        "selector_rank": 12,
+        "selector_top_k": 6,
+    }
+    drafter = DRAFTER | {"layer_types": ["full_attention"] * 3, "dflash_config": own}
+    pair = write_pair(tmp_path, TARGET, drafter, drafter_class=DFlash2DraftModel)
+    case = case_for(built_from(pair, tmp_path, taught=False))
+    assert_drafter_logits(case)
+    test_pair_scores(case)
+    (zlab, *_) = case.zlab
+    scheduler = scheduler_of(rounds_of(case.built), DraftLength(5, 4))
+    (sequence,) = run_all(scheduler, [Request(case.prompts[0], NEW_TOKENS)])
+    assert sequence.tokens == zlab.tokens == case.greedy[0]
+    assert sequence.committed_per_round == zlab.acceptance_lengths
+
+
 def test_greedy_drafts_are_the_reference_s(case: Case) -> None:
     pair = case.built.pair
     drafter = reference.load_drafter(pair.drafter_dir)
@@ -128,7 +149,7 @@ def test_greedy_drafts_are_the_reference_s(case: Case) -> None:
         expected, _, _ = drafter.propose(states[None].clone(), torch.tensor([anchor]), head, 0.0)
         (drafts,) = best_path(ids[None], scores[None])
         assert drafts.tolist() == expected[0].tolist()
-        drawn = draw_path(ids.tolist(), scores.tolist(), Sampling(), [0.5] * len(ids))
+        drawn = draw_path(ids.tolist(), scores, Sampling(), [0.5] * len(ids))
         assert drafts.tolist() == [draft for draft, _ in drawn]
         changed += int((drafts != ids[:, 0]).sum())
     assert changed  # the selector chose otherwise than the logits alone
@@ -138,7 +159,7 @@ def test_drawn_drafts_come_from_the_reference_s_distribution(case: Case) -> None
     pair, rng = case.built.pair, np.random.default_rng(0)
     for anchor, states, ids, scores in blocks(case):
         numbers = rng.random(len(ids)).tolist()
-        drawn = draw_path(ids.tolist(), scores.tolist(), Sampling(0.7), numbers)
+        drawn = draw_path(ids.tolist(), scores, Sampling(0.7), numbers)
         drafts, probs = zip(*drawn, strict=True)
         expected = reference.selector_probs(
             pair.target_dir, pair.drafter_dir, states, [anchor, *drafts[:-1]], 0.7
@@ -155,7 +176,7 @@ def test_draws_follow_their_probabilities() -> None:
     ids, sampling = [[7, 3, 9, 5], [2, 7, 4, 3]], Sampling(0.8, top_k=3, top_p=0.95)
     counts, probs = np.zeros((4, 4)), np.zeros((4, 4))
     for numbers in np.random.default_rng(2).random((5000, 2)).tolist():
-        (first, p), (second, q) = draw_path(ids, scores.tolist(), sampling, numbers)
+        (first, p), (second, q) = draw_path(ids, scores, sampling, numbers)
         i, j = ids[0].index(first), ids[1].index(second)
         counts[i, j] += 1
         probs[i] = p[i] * np.array(q)

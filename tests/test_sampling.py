@@ -234,9 +234,13 @@ def round_excess(sampling: Sampling, drafter: str) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+CUT = Sampling(0.8, top_k=8, top_p=0.9, min_p=0.05)
+
+
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(0.8, top_k=8, top_p=0.9, min_p=0.05)], ids=["plain", "cut"]
+    ("sampling", "drafter"),
+    [(Sampling(1.0), "plain"), (CUT, "plain"), (CUT, "pairs")],
+    ids=["plain", "cut", "cut-pairs"],
 )
 def test_committed_tokens_follow_the_target(sampling: Sampling, drafter: str) -> None:
     for place, z in enumerate(round_excess(sampling, drafter)):

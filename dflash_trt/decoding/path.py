@@ -13,19 +13,19 @@ def best_path(ids: Int64, scores: Float32) -> Int64:
     ids `[n, D, k]`; scores `[n, D, k, k]`: of candidate j if candidate i is taken before. The first
     place is behind the anchor, so that all its i are alike.
     """
-    best = scores.argmax(-1)
-    rows = np.arange(len(ids))
-    drafts = np.empty(ids.shape[:2], np.int64)
-    taken = np.zeros_like(rows)
-    for place in range(drafts.shape[1]):
-        taken = best[rows, place, taken]
-        drafts[:, place] = ids[rows, place, taken]
-    return drafts
+    drafts = []
+    for candidates, best in zip(ids.tolist(), scores.argmax(-1).tolist(), strict=True):
+        taken, path = 0, []
+        for tokens, successors in zip(candidates, best, strict=True):
+            taken = successors[taken]
+            path.append(tokens[taken])
+        drafts.append(path)
+    return np.array(drafts)
 
 
 def draw_path(
     ids: Sequence[Sequence[int]],
-    scores: Sequence[Sequence[Sequence[float]]],
+    scores: Float32,
     sampling: Sampling,
     uniforms: Sequence[float],
 ) -> list[tuple[int, list[float]]]:
@@ -37,8 +37,8 @@ def draw_path(
     """
     drawn = []
     taken = 0
-    for candidates, lines, uniform in zip(ids, scores, uniforms, strict=False):
-        line = lines[taken]
+    for place, (candidates, uniform) in enumerate(zip(ids, uniforms, strict=False)):
+        line = scores[place, taken].tolist()
         order = sorted(range(len(line)), key=line.__getitem__, reverse=True)
         ranked = [candidates[i] for i in order], [line[i] for i in order]
         draft, probs = propose(*ranked, sampling, uniform)

@@ -127,7 +127,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
                 for best, scores, uniform in zip(line, logits[i], uniforms[i], strict=False)
             ]
         else:
-            drawn = draw_path(line, pairs[i].tolist(), samplings[i], uniforms[i])
+            drawn = draw_path(line, pairs[i], samplings[i], uniforms[i])
         drafts[i], probs[i] = zip(*drawn, strict=True)
     return DraftOutput(drafts, ids.copy(), probs, time.perf_counter() - start)
 
