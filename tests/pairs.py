@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import dflash.model as zlab
 import torch
 from dflash.model import (
+    DFlash2DraftModel,
     DFlashDraftModel,
     _draft_value,
     _output_head,
@@ -110,6 +112,7 @@ def write_pair(
     config: PretrainedConfig,
     drafter: dict[str, Any],
     *,
+    drafter_class: type[DFlashDraftModel] = DFlashDraftModel,
     seed: int = 0,
     dtype: str = "float32",
 ) -> Pair:
@@ -140,7 +143,7 @@ def write_pair(
         "eos_token_id": vocab - 2,
         "pad_token_id": None,
     }
-    model = DFlashDraftModel(Qwen3Config(**(shared | drafter)))
+    model = drafter_class(Qwen3Config(**(shared | drafter)))
     _redraw(model, generator)
     model.to(getattr(torch, dtype)).save_pretrained(pair.drafter_dir)
     return pair
@@ -153,6 +156,12 @@ def make_endless(pair: Pair) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None}))
 
 
+def zlab_drafter(drafter_dir: Path) -> DFlashDraftModel:
+    """A drafter in fp32, in the class of z-lab's that its config names."""
+    (name,) = json.loads((drafter_dir / "config.json").read_text())["architectures"]
+    return getattr(zlab, name).from_pretrained(drafter_dir, dtype=torch.float32)
+
+
 def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
     """Have the pair's drafter learn some greedy texts of the target by heart, in place (1 to 3 s).
 
@@ -162,7 +171,7 @@ def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
     """
     generator = torch.Generator().manual_seed(seed)
     target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
-    drafter = DFlashDraftModel.from_pretrained(pair.drafter_dir, dtype=torch.float32)
+    drafter = zlab_drafter(pair.drafter_dir)
     width = drafter.block_size
     with torch.no_grad():
         prompts = torch.randint(
@@ -187,6 +196,11 @@ def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
             position_ids=torch.arange(start + width)[None],
         )
         logits = drafter.compute_logits(states[:, 1:], _output_head(target))
+        if isinstance(drafter, DFlash2DraftModel):  # as if every token were a candidate
+            selector = drafter.candidate_selector
+            before = selector.predecessor_codebook(texts[:, start : start + width - 1])
+            before = before * selector.hidden_projection(states[:, 1:])
+            logits = logits + before @ selector.successor_codebook.weight.T
         wanted = texts[:, start + 1 : start + width]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         optimizer.zero_grad()

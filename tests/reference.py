@@ -11,6 +11,7 @@ from pathlib import Path
 import dflash.model as zlab
 import numpy as np
 import torch
+from pairs import zlab_drafter
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 # return_stats=True would call torch.cuda.synchronize()
@@ -37,7 +38,7 @@ def load_target(target_dir: Path, attention: str | None = None) -> PreTrainedMod
 
 @functools.lru_cache(maxsize=4)
 def load_drafter(drafter_dir: Path) -> zlab.DFlashDraftModel:
-    return zlab.DFlashDraftModel.from_pretrained(drafter_dir, dtype=torch.float32).eval()
+    return zlab_drafter(drafter_dir).eval()
 
 
 @torch.inference_mode()
@@ -106,7 +107,21 @@ def drafter_logits(
     starts: Sequence[int],
     block_size: int | None = None,
 ) -> list[np.ndarray]:
-    """z-lab's draft logits f32[B-1, vocab] for an anchor at each of `starts`, teacher-forced.
+    """z-lab's draft logits f32[B-1, vocab] for an anchor at each of `starts`, teacher-forced."""
+    drafter, head = load_drafter(drafter_dir), zlab._output_head(load_target(target_dir))
+    states = drafter_states(target_dir, drafter_dir, tokens, starts, block_size)
+    return [drafter.compute_logits(each, head).numpy() for each in states]
+
+
+@torch.inference_mode()
+def drafter_states(
+    target_dir: Path,
+    drafter_dir: Path,
+    tokens: Sequence[int],
+    starts: Sequence[int],
+    block_size: int | None = None,
+) -> list[torch.Tensor]:
+    """The hidden states f32[B-1, hidden] that `drafter_logits` come from.
 
     The drafter's cache grows as it does while generating: the features of the tokens between two
     anchors are ingested at the second one, and the block's own rows are cropped away.
@@ -118,7 +133,7 @@ def drafter_logits(
     features = zlab.extract_context_feature(hidden, drafter.target_layer_ids)
     cache = zlab._make_cache(drafter.config)
     positions = torch.arange(len(tokens) + width)[None]
-    logits, seen = [], 0
+    found, seen = [], 0
     for start in starts:
         block = torch.full((1, width), drafter.mask_token_id)
         block[0, 0] = text[0, start]
@@ -131,9 +146,28 @@ def drafter_logits(
         )
         zlab._crop_to(cache, start)
         seen = start
-        head = zlab._output_head(target)
-        logits.append(drafter.compute_logits(states[:, 1:], head)[0].numpy())
-    return logits
+        found.append(states[0, 1:])
+    return found
+
+
+@torch.inference_mode()
+def selector_probs(
+    target_dir: Path,
+    drafter_dir: Path,
+    states: torch.Tensor,
+    before: Sequence[int],
+    temperature: float,
+) -> np.ndarray:
+    """What DFlash 2's selector draws from, f32[N, vocab], for states f32[N, hidden].
+
+    before: the token taken before each of them.
+    """
+    drafter, head = load_drafter(drafter_dir), zlab._output_head(load_target(target_dir))
+    logits = drafter.compute_logits(states, head)
+    _, candidates, probs = drafter.candidate_selector.select(
+        states[:, None], logits[:, None], torch.tensor(before), temperature
+    )
+    return torch.zeros_like(logits).scatter(-1, candidates[:, 0], probs[:, 0]).numpy()
 
 
 def round_lengths(

@@ -173,7 +173,7 @@ def test_a_broken_config_is_named(pair: Path, text: str) -> None:
         ("target", {"rms_norm_eps": "small"}, "rms_norm_eps"),
         ("target", {"hidden_size": None}, "hidden_size is missing"),
         ("target", {"num_key_value_heads": 3}, "kv heads"),
-        ("drafter", {"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
+        ("drafter", {"architectures": ["DFlash2DraftModel"]}, "conv_group_size is missing"),
         ("drafter", {"speculators_model_type": "dflash"}, "speculators"),
         ("drafter", {"layer_types": ["sliding_attention"]}, "sliding_window is missing"),
         ("drafter", {"input_embedding_scale": 8.0}, "input_embedding_scale"),

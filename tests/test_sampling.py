@@ -79,8 +79,12 @@ class TableModel:
             outputs["logits"] = logits
             outputs["top_ids"] = np.argsort(-logits, kind="stable")[:, : self.info.best]
             outputs["top_logits"] = np.take_along_axis(logits, outputs["top_ids"], -1)
+            self.finish(inputs, outputs)
 
         return Step(inputs, outputs, run)
+
+    def finish(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> None:
+        pass
 
     def move_row(self, source: int, destination: int) -> None:
         pass
@@ -107,6 +111,24 @@ class TableDrafter(TableModel):
     def look_up(self, inputs: Mapping[str, Array]) -> Array:
         width = inputs["block"].shape[1]
         return self.logits[inputs["block"][:, 0], :width]
+
+
+class TablePairDrafter(TableDrafter):
+    """As DFlash 2's: a candidate's score depends on the draft before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = table(1, VOCAB) + np.float32(0.5) * table(6, VOCAB)
+
+    def finish(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> None:
+        ids, n = outputs["top_ids"], len(inputs["block"])
+        before = ids.reshape(n, -1, CANDIDATES)
+        anchors = np.broadcast_to(inputs["block"][:, :1, None], (n, 1, CANDIDATES))
+        before = np.concatenate([anchors, before[:, :-1]], 1).reshape(-1, CANDIDATES, 1)
+        outputs["pair_scores"] = outputs["top_logits"][:, None] + self.pairs[before, ids[:, None]]
+
+
+DRAFTERS = {"plain": TableDrafter, "pairs": TablePairDrafter}
 
 
 def chi_square(counts: Array, probs: Array) -> float:
@@ -155,13 +177,13 @@ def verify_input(
     )
 
 
-def draw_rounds(sampling: Sampling) -> tuple[Array, Array]:
+def draw_rounds(sampling: Sampling, drafter: str = "plain") -> tuple[Array, Array]:
     """DRAWS times a prompt and one round after it.
 
     Returns the tokens `[DRAWS, 1 + DRAFTS + 1]`, the prompt's own first, and how many of them the
     round committed.
     """
-    run = in_process(TableTarget(), TableDrafter())  # type: ignore[arg-type]
+    run = in_process(TableTarget(), DRAFTERS[drafter]())  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     texts, committed = [], []
     for _ in range(0, DRAWS, BATCH):
@@ -201,9 +223,9 @@ def excess(before: Array, tokens: Array, sampling: Sampling) -> float:
     return chi_square(counts[seen], np.array(probs))
 
 
-def round_excess(sampling: Sampling) -> list[float]:
+def round_excess(sampling: Sampling, drafter: str) -> list[float]:
     """Of the prompt's own token, then of the first, second and third that the round committed."""
-    texts, committed = draw_rounds(sampling)
+    texts, committed = draw_rounds(sampling, drafter)
     texts = np.column_stack([np.full(len(texts), PROMPT[-1]), texts])
     return [
         excess(rows[:, place], rows[:, place + 1], sampling)
@@ -212,11 +234,16 @@ def round_excess(sampling: Sampling) -> list[float]:
     ]
 
 
+CUT = Sampling(0.8, top_k=8, top_p=0.9, min_p=0.05)
+
+
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(0.8, top_k=8, top_p=0.9, min_p=0.05)], ids=["plain", "cut"]
+    ("sampling", "drafter"),
+    [(Sampling(1.0), "plain"), (CUT, "plain"), (CUT, "pairs")],
+    ids=["plain", "cut", "cut-pairs"],
 )
-def test_committed_tokens_follow_the_target(sampling: Sampling) -> None:
-    for place, z in enumerate(round_excess(sampling)):
+def test_committed_tokens_follow_the_target(sampling: Sampling, drafter: str) -> None:
+    for place, z in enumerate(round_excess(sampling, drafter)):
         assert z < CRITICAL_Z, f"token {place} does not follow the target: z = {z:.1f}"
 
 
@@ -240,7 +267,8 @@ def test_penalised_tokens_follow_the_target() -> None:
         assert z < CRITICAL_Z, f"token {place + 1} does not follow the target: z = {z:.1f}"
 
 
-def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
     """The same numbers find a rejected draft replaced by a draw from p instead of max(p - q, 0)."""
 
     rng = np.random.default_rng(1)
@@ -253,7 +281,7 @@ def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch) ->
         return accepted, token
 
     monkeypatch.setattr(acceptance, "accept_sampled", wrong)
-    prompt, *of_round = round_excess(Sampling(1.0))
+    prompt, *of_round = round_excess(Sampling(1.0), drafter)
     assert prompt < CRITICAL_Z
     for place, z in enumerate(of_round):
         assert z > CRITICAL_Z, f"token {place + 1}: z = {z:.1f}"

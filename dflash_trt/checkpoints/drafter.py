@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.checkpoints import dflash2
 from dflash_trt.checkpoints.fields import decoder_fields, number, refuse
 from dflash_trt.checkpoints.files import check_directory, read_json
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Shapes, layer_shapes
@@ -44,14 +45,17 @@ def load_drafter(directory: Path) -> Drafter:
     config = read_json(file)
     if "speculators_model_type" in config:
         raise refuse(file, "the drafter is in the speculators format")
-    if "DFlashDraftModel" not in (config.get("architectures") or ()):
+    architectures = config.get("architectures") or ()
+    second = dflash2.ARCHITECTURE in architectures
+    if not second and "DFlashDraftModel" not in architectures:
         raise refuse(file, f"the drafter's architecture is {config.get('architectures')}")
     own = config.get("dflash_config") or {}
     if not isinstance(own, dict):
         raise CheckpointError(f"{file}: dflash_config is not an object", "Export the drafter again")
     values = config | own
     for name, neutral in NEUTRAL.items():
-        if values.get(name) is not None and values[name] not in neutral:
+        handled = second and name in dflash2.FIELDS
+        if not handled and values.get(name) is not None and values[name] not in neutral:
             raise refuse(file, f"{name} is {values[name]!r}")
     if values.get("mask_token_id") is None:
         raise CheckpointError(
@@ -61,6 +65,9 @@ def load_drafter(directory: Path) -> Drafter:
     num_target_layers = number(file, config, "num_target_layers")
     fields = decoder_fields(file, config)
     fields["layers"] = _with_causality(fields["layers"], values.get("is_causal"))
+    if second:
+        convolution = dflash2.read_convolution(file, values)
+        fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
     spec = DrafterSpec(
         **fields,
         qk_norm=True,
@@ -68,6 +75,7 @@ def load_drafter(directory: Path) -> Drafter:
         mask_token_id=number(file, values, "mask_token_id", least=0),
         target_layer_ids=_taps(file, values, num_target_layers),
         num_target_layers=num_target_layers,
+        selector=dflash2.read_selector(file, values) if second else None,
     )
     return Drafter(directory, spec, Weights(directory))
 
@@ -90,6 +98,8 @@ def drafter_shapes(spec: DrafterSpec) -> Shapes:
     }
     for i in range(spec.num_hidden_layers):
         shapes |= layer_shapes(spec, i)
+    if spec.selector is not None:
+        shapes |= dflash2.selector_shapes(spec.selector, hidden, spec.vocab_size)
     return shapes
 
 

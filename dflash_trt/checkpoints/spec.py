@@ -19,6 +19,22 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """DFlash 2's dynamic causal convolutions over the block (`conv_kernel_size`, ...)."""
+
+    kernel_size: int  # tokens, the own one included
+    group_size: int  # channels that share the part of the kernel that depends on the token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selector:
+    """DFlash 2's scores of pairs of neighbouring candidates (`selector_rank`, ...)."""
+
+    rank: int
+    top_k: int  # candidates at each place
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One decoder layer, where it may differ from its neighbours."""
 
@@ -31,6 +47,7 @@ class LayerSpec:
     )
     causal: bool = False  # in a drafter's block; a target's causality is in the mask
     value_is_key: bool = False  # no v_proj: values are the keys before norm and RoPE (Gemma 4)
+    convolution: Convolution | None = None  # around attention and MLP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +91,7 @@ class DrafterSpec(DecoderSpec):
     mask_token_id: int
     target_layer_ids: tuple[int, ...]  # taps: 0 is the output of the target's first layer
     num_target_layers: int
+    selector: Selector | None = None
 
 
 def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
@@ -104,4 +122,9 @@ def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
         shapes[f"self_attn.{projection}_proj.bias"] = (weight[0],)
     if spec.qk_norm:
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (layer.head_dim,)
+    if layer.convolution is not None:
+        size, groups = layer.convolution.kernel_size, hidden // layer.convolution.group_size
+        for name in ("attention_conv", "mlp_conv"):
+            shapes[f"{name}.base_kernel"] = (2, size, hidden)
+            shapes[f"{name}.kernel_projection.weight"] = (2 * size * groups, hidden)
     return {f"{spec.prefix}layers.{index}.{name}": shape for name, shape in shapes.items()}

@@ -21,6 +21,7 @@ from dflash_trt.decoding.messages import (
     VerifyOutput,
     no_candidates,
 )
+from dflash_trt.decoding.path import best_path, draw_path
 from dflash_trt.decoding.rules import decode
 from dflash_trt.decoding.sampling import propose
 from dflash_trt.engines.onnxruntime import Engine
@@ -106,20 +107,27 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     step.run()
     outputs = step.outputs
     ids = outputs["top_ids"].reshape(n, depth, -1)
+    pairs = outputs.get("pair_scores")
+    if pairs is not None:
+        pairs = pairs.reshape(*ids.shape, -1)
     rules = x.rules.tolist()
     samplings = [decode(each).sampling for each in rules] if any(rules) else []
     if not any(sampling.temperature for sampling in samplings):
-        return DraftOutput(ids[:, :, 0], *no_candidates(n), time.perf_counter() - start)
+        best = ids[:, :, 0] if pairs is None else best_path(ids, pairs)
+        return DraftOutput(best, *no_candidates(n), time.perf_counter() - start)
     logits = outputs["top_logits"].reshape(n, depth, -1).tolist()
     # the last `longest` numbers are for drafting, whatever was used of the others
     longest = x.uniforms.shape[1] // 2
     uniforms = x.uniforms[:, longest + 1 :].tolist()
     drafts, probs = np.empty((n, depth), np.int64), np.empty(ids.shape, np.float32)
     for i, line in enumerate(ids.tolist()):
-        drawn = [
-            propose(best, scores, samplings[i], uniform)
-            for best, scores, uniform in zip(line, logits[i], uniforms[i], strict=False)
-        ]
+        if pairs is None:
+            drawn = [
+                propose(best, scores, samplings[i], uniform)
+                for best, scores, uniform in zip(line, logits[i], uniforms[i], strict=False)
+            ]
+        else:
+            drawn = draw_path(line, pairs[i], samplings[i], uniforms[i])
         drafts[i], probs[i] = zip(*drawn, strict=True)
     return DraftOutput(drafts, ids.copy(), probs, time.perf_counter() - start)
 

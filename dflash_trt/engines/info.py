@@ -21,6 +21,7 @@ class EngineInfo:
     threads: int
     vocab_size: int
     best: int  # how many of each row's largest logits the graph picks out
+    pair_scores: bool  # whether it scores each of those by the one taken a place before
     block_size: int
     mask_token_id: int
     caches: tuple[tuple[int, int], ...]  # kv heads and head_dim of each layer

@@ -86,6 +86,9 @@ class Engine:
             outputs["features"] = self._output("features", np.float32, *shape)
         else:
             inputs["features"] = np.zeros((n, context, info.feature_size), np.float32)
+        if info.pair_scores:
+            shape = (scored, info.best, info.best)
+            outputs["pair_scores"] = self._output("pair_scores", np.float32, *shape)
         binding = self._session.io_binding()
         for name, array in inputs.items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
@@ -112,7 +115,7 @@ class Step:
     """Arrays as the graph names them, bound to one call of it."""
 
     inputs: dict[str, Any]  # int64; mask bool, features float32
-    outputs: dict[str, Any]  # top_ids int64; top_logits, logits and a target's features float32
+    outputs: dict[str, Any]  # top_ids int64; the others float32
     run: Callable[[], None]
 
 

@@ -6,6 +6,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints.spec import DecoderSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.convolution import convolve_after, convolve_before
 from dflash_trt.graphs.layers import Layer, linear, rms_norm, softcap
 from dflash_trt.graphs.positions import Positions
 
@@ -31,6 +32,7 @@ def attention_block(
     stored = ("k",) if layer.spec.value_is_key else ("k", "v")
     heads, kv_heads = spec.num_attention_heads, layer.spec.num_key_value_heads
     x = rms_norm(g, hidden, weights, f"{layer.prefix}input_layernorm", spec)
+    x, kernel = convolve_before(g, weights, layer, "attention_conv", x)
     if context is None:
         qkv = _heads(g, spec, weights, layer, x, "q", *stored)
         q, *kv = g.split(qkv, (heads, *(kv_heads for _ in stored)), axis=1)
@@ -59,7 +61,7 @@ def attention_block(
     out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases)
     if spec.sandwich_norms:
         out = rms_norm(g, out, weights, f"{layer.prefix}post_attention_layernorm", spec)
-    return g.op("Add", hidden, out)
+    return g.op("Add", hidden, convolve_after(g, layer, out, kernel))
 
 
 def _attention_in_steps(

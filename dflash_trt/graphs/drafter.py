@@ -3,19 +3,21 @@
 import onnx_ir as ir
 
 from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
+from dflash_trt.graphs.selector import pair_scores
 
 CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`
 
 
-def candidates(vocab_size: int) -> int:
+def candidates(spec: DrafterSpec) -> int:
     """How many candidates each draft has; a tiny vocabulary has fewer."""
-    return min(CANDIDATES, vocab_size)
+    return min(CANDIDATES, spec.vocab_size) if spec.selector is None else spec.selector.top_k
 
 
 def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuilder:
@@ -26,7 +28,8 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
     then the block's; write_index int64 `[n]`; mask bool `[n, 1, W, N]`; head_rows int64 `[r]`,
     which of the `n * W` block positions get logits; `key_i`, `value_i` float32
     `[n, kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and each row's
-    candidates (see `head`); `new_key_i`, `new_value_i`, to be bound to the input caches.
+    candidates (see `head`), with a selector their `pair_scores`; `new_key_i`, `new_value_i`, to be
+    bound to the input caches.
 
     The keys and values of the context features and of the block are written to the cache together.
     The block's are garbage after the call: the next one writes its features over them.
@@ -56,5 +59,7 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
         hidden = mlp_block(g, spec, weights, layer, hidden)
     tied = target.spec.tie_word_embeddings
     table = embedding if tied else g.vector(target.weights, "lm_head.weight")
-    head(g, spec, weights, hidden, table, head_rows, candidates(spec.vocab_size))
+    best = head(g, spec, weights, hidden, table, head_rows, candidates(spec))
+    if spec.selector is not None:
+        pair_scores(g, spec.selector, weights, block, *best)
     return g

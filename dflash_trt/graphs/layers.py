@@ -59,12 +59,13 @@ def head(
     embedding: ir.Value,
     rows: ir.Value,
     best: int,
-) -> None:
+) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Final norm and output head, for `r` of the hidden states; declares the outputs.
 
     hidden `[n, S, hidden_size]`; embedding `[vocab, hidden_size]`; rows int64 `[r]`, which of the
     `n * S` hidden states get logits. Outputs: logits float32 `[r, vocab]`, and the `best` largest
-    of each row in descending order as top_ids int64 and top_logits float32 `[r, best]`.
+    of each row in descending order as top_ids int64 and top_logits float32 `[r, best]`. Returns
+    the normed hidden states of the rows `[r, hidden_size]`, top_ids and top_logits.
     """
     x = g.op("Reshape", hidden, g.ints(-1, spec.hidden_size))
     x = rms_norm(g, g.op("Gather", x, rows, axis=0), weights, f"{spec.prefix}norm", spec)
@@ -77,6 +78,7 @@ def head(
     g.output(logits, "logits", ir.DataType.FLOAT, ("r", spec.vocab_size))
     g.output(ids, "top_ids", ir.DataType.INT64, ("r", best))
     g.output(values, "top_logits", ir.DataType.FLOAT, ("r", best))
+    return x, ids, values
 
 
 def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:

@@ -1,0 +1,56 @@
+"""DFlash 2's dynamic causal convolutions around the halves of a layer."""
+
+import onnx_ir as ir
+
+from dflash_trt.checkpoints.spec import Convolution
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.layers import Layer, linear
+
+
+def convolve_before(
+    g: GraphBuilder, weights: Weights, layer: Layer, name: str, x: ir.Value
+) -> tuple[ir.Value, ir.Value | None]:
+    """Convolve what enters a half of a layer, `[n, W, hidden_size]`, the normed block.
+
+    name: "attention_conv" or "mlp_conv". Also returns the kernel for `convolve_after`, None where
+    the layer has no convolutions (z-lab `GroupedDynamicCausalConv.prepare`).
+    """
+    convolution = layer.spec.convolution
+    if convolution is None:
+        return x, None
+    size, group = convolution.kernel_size, convolution.group_size
+    name = f"{layer.prefix}{name}"
+    # a kernel of each channel, and one that depends on the token, of each group of channels
+    dynamic = linear(g, weights, x, f"{name}.kernel_projection", bias=False)
+    dynamic = g.op("Reshape", dynamic, g.ints(0, 0, 2 * size, -1, 1))
+    base = g.op("Reshape", g.vector(weights, f"{name}.base_kernel"), g.ints(2 * size, -1, group))
+    before, after = g.split(g.op("Add", base, dynamic), (size, size), axis=2)
+    return _convolve(g, convolution, x, before), after
+
+
+def convolve_after(g: GraphBuilder, layer: Layer, x: ir.Value, kernel: ir.Value | None) -> ir.Value:
+    """Convolve what leaves the half, before the residual (z-lab `finish`)."""
+    convolution = layer.spec.convolution
+    if convolution is None or kernel is None:
+        return x
+    return _convolve(g, convolution, x, kernel)
+
+
+def _convolve(g: GraphBuilder, convolution: Convolution, x: ir.Value, kernel: ir.Value) -> ir.Value:
+    """x `[n, W, hidden_size]`, kernel `[n, W, kernel_size, groups, group_size]`.
+
+    Entry o of the kernel weighs the token o places before; before the anchor there are zeros.
+    """
+    last = convolution.kernel_size - 1
+    shifted = [x]
+    if last:
+        padded = g.op("Pad", x, g.ints(0, last, 0, 0, 0, 0))
+        for offset in range(1, last + 1):
+            bounds = g.ints(last - offset), g.ints(-offset), g.ints(1)
+            shifted.append(g.op("Slice", padded, *bounds))
+    wide = g.op("Concat", *shifted, axis=2)
+    grouped = g.ints(0, 0, last + 1, -1, convolution.group_size)
+    weighed = g.op("Mul", g.op("Reshape", wide, grouped), kernel)
+    out = g.op("ReduceSum", weighed, g.ints(2), keepdims=0)
+    return g.op("Reshape", out, g.op("Shape", x))

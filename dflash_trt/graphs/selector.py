@@ -1,0 +1,48 @@
+"""DFlash 2's candidate selector: how well each candidate follows each one before it."""
+
+import onnx_ir as ir
+
+from dflash_trt.checkpoints.spec import Selector
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.layers import linear
+
+PREFIX = "candidate_selector."
+
+
+def pair_scores(
+    g: GraphBuilder,
+    selector: Selector,
+    weights: Weights,
+    block: ir.Value,
+    hidden: ir.Value,
+    ids: ir.Value,
+    logits: ir.Value,
+) -> None:
+    """Declare the output pair_scores float32 `[r, k, k]` (z-lab `CandidateSelector.select`).
+
+    block int64 `[n, W]`; hidden `[r, hidden_size]`, normed; ids int64 and logits float32 `[r, k]`,
+    the candidates of each row. The r rows are the same number of first masks of each of n blocks.
+    Entry `[r, i, j]` is candidate j's score if candidate i is taken one place before; at a block's
+    first mask that is the anchor, whatever i. A walk over these is the host's: it may be drawn.
+    """
+    k = selector.top_k
+    anchor = g.op("Slice", block, g.ints(0), g.ints(1), g.ints(1))
+    anchor = g.op("Expand", g.op("Unsqueeze", anchor, g.ints(2)), g.ints(1, 1, k))
+    n = g.op("Shape", block, start=0, end=1)
+    taken = g.op("Reshape", ids, g.op("Concat", n, g.ints(-1, k), axis=0))
+    taken = g.op("Concat", anchor, taken, axis=1)
+    taken = g.op("Slice", taken, g.ints(0), g.ints(-1), g.ints(1))
+    taken = g.op("Reshape", taken, g.ints(-1, k))
+    before = _codes(g, weights, "predecessor", taken)
+    after = _codes(g, weights, "successor", ids)
+    state = linear(g, weights, hidden, f"{PREFIX}hidden_projection", bias=False)
+    before = g.op("Mul", before, g.op("Unsqueeze", state, g.ints(1)))
+    scores = g.op("MatMul", before, g.op("Transpose", after, perm=(0, 2, 1)))
+    scores = g.op("Add", scores, g.op("Unsqueeze", logits, g.ints(1)))
+    g.output(scores, "pair_scores", ir.DataType.FLOAT, ("r", k, k))
+
+
+def _codes(g: GraphBuilder, weights: Weights, which: str, ids: ir.Value) -> ir.Value:
+    """Rows of a codebook: `[r, k]` to `[r, k, rank]`."""
+    return g.op("Gather", g.vector(weights, f"{PREFIX}{which}_codebook"), ids, axis=0)
