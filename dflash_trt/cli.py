@@ -39,6 +39,8 @@ def build(
     directory = output or Path("build") / settings.name
     with reporting() as report:
         result = run(settings, directory, report)
+    for warning in result.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     files = result.manifest["files"]
     size = sum(entry["size"] for entry in files.values())
     if json_:
@@ -48,6 +50,7 @@ def build(
             files=len(files),
             bytes=size,
             seconds=round(result.seconds, 3),
+            warnings=[str(warning) for warning in result.warnings],
         )
     elif result.built:
         print(
