@@ -14,11 +14,14 @@ from dflash_trt.checkpoints.files import check_directory, read_json
 from dflash_trt.checkpoints.spec import LayerSpec
 from dflash_trt.checkpoints.target import Target, load_target
 from dflash_trt.checkpoints.tokenizer import REQUIRED, load_tokenizer
+from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 Loaded = TypeVar("Loaded", Target, Drafter)
 # objects of a config.json whose fields say more than those beside them
 INNER = ("text_config", "transformer_layer_config", "dflash_config")
+
+MOST = 1 << 48  # a larger number is no size
 
 
 class NotKnown(Exception):
@@ -45,7 +48,7 @@ class Outline(Generic[Loaded]):
         """A field of the spec, for a refused model of its config; NotKnown unless an integer."""
         source = self.model.spec if self.model else None
         value = getattr(source, name) if hasattr(source, name) else self.values.get(name)
-        if type(value) is not int:
+        if type(value) is not int or abs(value) > MOST:
             raise NotKnown(f"the {self.role} states no {name}")
         return value
 
@@ -63,6 +66,14 @@ class Outline(Generic[Loaded]):
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
         return self.loaded.spec.layers
+
+    @cached_property
+    def weights(self) -> Weights | None:
+        """Of a refused model too, where they can be read."""
+        try:
+            return self.model.weights if self.model else Weights(self.directory)
+        except CheckpointError:
+            return None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -8,11 +8,12 @@ from dflash_trt.checkpoints.checks import Found, numerics, sizes, taps, tensors,
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.outline import NotKnown, Outline, Pair, config_values
 from dflash_trt.checkpoints.target import Target
-from dflash_trt.errors import CheckpointError, DflashError, PairError
+from dflash_trt.errors import CheckpointError, PairError
 
 Look = Callable[[Pair], Found]
+Severity = Literal["error", "warning"]
 # error: cannot run, or never drafts well; warning: suspicious, or worse than it could be
-CHECKS: tuple[tuple[Look, Literal["error", "warning"]], ...] = (
+CHECKS: tuple[tuple[Look, Severity], ...] = (
     (sizes.hidden_size, "error"),
     (sizes.vocabulary, "error"),
     (sizes.target_layers, "error"),
@@ -55,7 +56,6 @@ class Finding:
     result: Literal["passed", "warning", "error", "not checked"]
     found: str
     fix: str = ""
-    error: DflashError | None = None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.found}. {self.fix}."
@@ -80,9 +80,10 @@ def check_pair(
         max_seq_len,
     )
     warnings = []
-    for finding in findings(pair):
-        if finding.error is not None:
-            raise finding.error
+    for check in CHECKS:
+        finding = _look(pair, *check)
+        if finding.result == "error":
+            raise PairError(finding.found, finding.fix)
         if finding.result == "warning":
             warnings.append(finding)
     return warnings
@@ -91,17 +92,21 @@ def check_pair(
 def findings(pair: Pair) -> Iterator[Finding]:
     """Every check's, in order."""
     for look, severity in CHECKS:
-        name = look.__name__.replace("_", "-")
         try:
-            found = look(pair)
-        except NotKnown as missing:
-            yield Finding(name, "not checked", str(missing))
-            continue
+            yield _look(pair, look, severity)
         except CheckpointError as error:
-            yield Finding(name, "error", error.problem, error.fix, error)
-            continue
-        if found.ok:
-            yield Finding(name, "passed", found.what)
-        else:
-            wrong = PairError(found.what, found.fix) if severity == "error" else None
-            yield Finding(name, severity, found.what, found.fix, wrong)
+            yield Finding(_name(look), "error", error.problem, error.fix)
+
+
+def _look(pair: Pair, look: Look, severity: Severity) -> Finding:
+    try:
+        found = look(pair)
+    except NotKnown as missing:
+        return Finding(_name(look), "not checked", str(missing))
+    if found.ok:
+        return Finding(_name(look), "passed", found.what)
+    return Finding(_name(look), severity, found.what, found.fix)
+
+
+def _name(look: Look) -> str:
+    return look.__name__.replace("_", "-")
