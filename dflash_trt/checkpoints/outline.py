@@ -86,6 +86,11 @@ class Outline(Generic[Loaded]):
         """The tokenizer's vocabulary, added tokens included."""
         return self.tokenizer.get_vocab(with_added_tokens=True)
 
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """Its tokens by id."""
+        return {token: text for text, token in self.tokens.items()}
+
 
 @dataclass(frozen=True)
 class Pair:

@@ -90,13 +90,13 @@ def context_length(pair: Pair) -> Found:
 
 def sliding_window(pair: Pair) -> Found:
     """A window shorter than the block hides the anchor and the context from the last masks."""
-    windows = (
-        [layer.window for layer in pair.drafter.layers if layer.window]
-        if pair.drafter.model
-        else [pair.drafter.number("sliding_window")]
-        if SLIDING in (pair.drafter.values.get("layer_types") or ())
-        else []
-    )
+    drafter = pair.drafter
+    if drafter.model is not None:
+        windows = [layer.window for layer in drafter.layers if layer.window]
+    else:
+        kinds = drafter.values.get("layer_types")
+        sliding = isinstance(kinds, list) and SLIDING in kinds
+        windows = [drafter.number("sliding_window")] if sliding else []
     size = pair.drafter.number("block_size")
     if not windows:
         return Found(True, "no layer of the drafter has a window")

@@ -46,7 +46,7 @@ def mask_as_published(pair: Pair) -> Found:
 def mask_in_tokenizer(pair: Pair) -> Found:
     """z-lab and speculators take a token of the tokenizer, or the first id that it leaves free."""
     mask, free = pair.drafter.number("mask_token_id"), _highest(pair.target) + 1
-    token = pair.target.tokenizer.id_to_token(mask)
+    token = pair.target.texts.get(mask)
     if token is None and mask == free:
         return Found(True, f"mask_token_id {mask} is the first id that the tokenizer leaves free")
     return Found(
@@ -64,7 +64,7 @@ def mask_in_tokenizer(pair: Pair) -> Found:
 def mask_is_special(pair: Pair) -> Found:
     """A token that texts hold cannot stand for a position to be filled."""
     mask = pair.drafter.number("mask_token_id")
-    token = pair.target.tokenizer.id_to_token(mask)
+    token = pair.target.texts.get(mask)
     added = pair.target.tokenizer.get_added_tokens_decoder()
     return Found(
         token is None or mask in added,
@@ -104,10 +104,10 @@ def tokenizer_fits(pair: Pair) -> Found:
 def same_tokenizer(pair: Pair) -> Found:
     """A drafter that came with another tokenizer was trained on other ids."""
     target, drafter = pair.target.tokens, pair.drafter.tokens
-    ids = {token: text for text, token in drafter.items()}
+    texts = pair.drafter.texts
     moved = [
         text for text, token in target.items()
-        if drafter.get(text, token) != token or ids.get(token, text) != text
+        if drafter.get(text, token) != token or texts.get(token, text) != text
     ]  # fmt: skip
     return Found(
         not moved,
