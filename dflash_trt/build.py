@@ -8,11 +8,11 @@ from pathlib import Path
 
 from dflash_trt.atomic import publish, sole_writer
 from dflash_trt.checkpoints.drafter import Drafter, drafter_shapes, load_drafter
-from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.pair import Finding, check_pair
 from dflash_trt.checkpoints.source import Report, locate
 from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
 from dflash_trt.checkpoints.target import Target, load_target, target_shapes
-from dflash_trt.checkpoints.tokenizer import check_vocabulary, load_tokenizer, tokenizer_files
+from dflash_trt.checkpoints.tokenizer import tokenizer_files
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.manifest import (
@@ -34,6 +34,7 @@ class BuildResult:
     manifest: Manifest
     built: bool  # False: it was there already, made from the same inputs
     seconds: float
+    warnings: list[Finding]  # of the pair
 
 
 def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
@@ -48,8 +49,9 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     target_at = locate(config.target, "target", report)
     drafter_at = locate(config.drafter, "drafter", report)
     target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
-    check_pair(target, drafter, config.speculation.draft_tokens)
-    check_vocabulary(load_tokenizer(target.directory), target.spec.vocab_size, target.directory)
+    speculation, serving = config.speculation, config.serving
+    warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
+    tokenizer_files(target.directory)  # raises where there is none
     config = _with_max_seq_len(config, target.spec, drafter.spec)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +70,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             f"cannot write {error.filename or output}: {error.strerror or error}",
             "Free the disk or give a writable --output; nothing was left half written",
         ) from error
-    return BuildResult(output, manifest, built, time.monotonic() - started)
+    return BuildResult(output, manifest, built, time.monotonic() - started, warnings)
 
 
 def _check_output(output: Path) -> None:
@@ -84,7 +86,8 @@ def _check_output(output: Path) -> None:
 
 def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> BuildConfig:
     longest, asked = target.max_position_embeddings, config.serving.max_seq_len
-    length = min(longest, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
+    known = min(longest, drafter.max_position_embeddings)
+    length = min(known, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
     if not drafter.block_size < length <= longest:
         raise ConfigError(
             f"serving.max_seq_len is {length}, but this pair takes {drafter.block_size + 1} to "

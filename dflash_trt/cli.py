@@ -39,6 +39,8 @@ def build(
     directory = output or Path("build") / settings.name
     with reporting() as report:
         result = run(settings, directory, report)
+    for warning in result.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     files = result.manifest["files"]
     size = sum(entry["size"] for entry in files.values())
     if json_:
@@ -48,6 +50,7 @@ def build(
             files=len(files),
             bytes=size,
             seconds=round(result.seconds, 3),
+            warnings=[str(warning) for warning in result.warnings],
         )
     elif result.built:
         print(
@@ -56,6 +59,47 @@ def build(
         print(f"serve it: dflash-trt serve {directory}")
     else:
         print(f"{directory} is already built from these inputs; nothing to do")
+
+
+@app.command()
+def inspect(
+    target: Annotated[Path, typer.Argument(help="The target's Hugging Face directory.")],
+    drafter: Annotated[Path | None, typer.Argument(help="Its drafter's.")] = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Build engines in TMPDIR, decode, and say what is accepted."),
+    ] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help='With --deep: JSON lines with "text" or "ids".')
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Describe a target and a drafter and check the pair; exit 1 if it cannot be built."""
+    from dflash_trt.checkpoints.inspect import inspect as run
+    from dflash_trt.report import show
+
+    if (deep or prompts) and drafter is None:
+        raise RequestError("--deep measures a pair", "Give the drafter's directory too")
+    report = run(target, drafter)
+    fits = report["engine_kinds"][0]["fits"]
+    if (deep or prompts) and drafter is not None and fits:
+        report["measured"] = _measure(target, drafter, prompts)
+        report["checks"].append(report["measured"].pop("finding"))
+    if json_:
+        _print_json(**report)
+    else:
+        show(report)
+    raise typer.Exit(0 if fits else 1)
+
+
+def _measure(target: Path, drafter: Path, prompts: Path | None) -> dict[str, Any]:
+    from dflash_trt.checkpoints.drafter import load_drafter
+    from dflash_trt.checkpoints.target import load_target
+    from dflash_trt.deep import measure
+    from dflash_trt.progress import reporting
+
+    with reporting() as report:
+        return asdict(measure(load_target(target), load_drafter(drafter), prompts, report))
 
 
 @app.command()

@@ -89,8 +89,8 @@ class Serving(Section):
     slots: Count = Field(default=4, description="sequences decoded together")
     max_seq_len: Count | None = Field(
         default=None,
-        description="prompt and generated tokens of one sequence; unset: the target's "
-        "max_position_embeddings, at most 4096",
+        description="prompt and generated tokens of one sequence; unset: what target and "
+        "drafter know positions for (max_position_embeddings), at most 4096",
     )
     prefill_chunk: Count = Field(default=256, description="prompt tokens of one prefill step")
     max_queue: Annotated[int, Field(ge=0, strict=True)] = Field(

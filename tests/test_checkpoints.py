@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from dflash_trt.checkpoints.drafter import drafter_shapes, load_drafter
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import load_target, target_shapes
-from dflash_trt.checkpoints.tokenizer import check_vocabulary, load_tokenizer, tokenizer_files
+from dflash_trt.checkpoints.tokenizer import load_tokenizer, tokenizer_files
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError, PairError
 
@@ -231,7 +231,7 @@ def test_draft_tokens_fit_the_block(pair: Path) -> None:
         ("drafter", lambda t: t.pop("hidden_norm.weight"), "no tensor hidden_norm"),
         ("drafter", lambda t: t.pop("fc.weight"), "no tensor fc"),
         ("target", lambda t: t.update({"model.norm.weight": torch.ones(65)}), r"is \[65\]"),
-        ("drafter", lambda t: t.update({"embed_tokens.weight": torch.ones(4)}), "embed_tokens"),
+        ("drafter", lambda t: t.update({"layers.9.bias": torch.ones(4)}), "layers.9.bias"),
         ("target", lambda t: t.update({"model.norm.weight": torch.ones(64).double()}), "F64"),
     ],
 )
@@ -288,9 +288,6 @@ def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     ]
-    check_vocabulary(tokenizer, 320, target)
-    with pytest.raises(CheckpointError, match="ids up to 319"):
-        check_vocabulary(tokenizer, 319, target)
     (target / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is not a tokenizer"):
         load_tokenizer(target)

@@ -1,104 +1,112 @@
-"""Does this drafter belong to this target? Whatever would make acceptance collapse is an error."""
+"""Does this drafter belong to this target? Whatever would make acceptance collapse has a name."""
 
-from dflash_trt.checkpoints.drafter import Drafter, drafter_shapes
-from dflash_trt.checkpoints.spec import DrafterSpec, Shapes, TargetSpec
-from dflash_trt.checkpoints.target import Target, target_shapes
-from dflash_trt.checkpoints.weights import Weights
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from dflash_trt.checkpoints.checks import Found, numerics, sizes, taps, tensors, tokens
+from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.outline import NotKnown, Outline, Pair, config_values
+from dflash_trt.checkpoints.target import Target
 from dflash_trt.errors import CheckpointError, PairError
 
-OTHER_DRAFTER = "Use the drafter that was trained for this target"
+Look = Callable[[Pair], Found]
+Severity = Literal["error", "warning"]
+# error: cannot run, or never drafts well; warning: suspicious, or worse than it could be
+CHECKS: tuple[tuple[Look, Severity], ...] = (
+    (sizes.hidden_size, "error"),
+    (sizes.vocabulary, "error"),
+    (sizes.target_layers, "error"),
+    (taps.taps_in_range, "error"),
+    (taps.last_layer_not_tapped, "error"),
+    (taps.fc_width, "error"),
+    (taps.taps_stated, "warning"),
+    (taps.taps_off_by_one, "warning"),
+    (taps.taps_in_order, "warning"),
+    (tokens.mask_in_vocabulary, "error"),
+    (tokens.mask_as_published, "warning"),
+    (tokens.mask_in_tokenizer, "warning"),
+    (tokens.mask_is_special, "warning"),
+    (tokens.mask_is_no_end, "warning"),
+    (tokens.tokenizer_fits, "error"),
+    (tokens.same_tokenizer, "error"),
+    (sizes.block_size, "error"),
+    (sizes.block_size_stated, "warning"),
+    (sizes.draft_tokens, "error"),
+    (sizes.context_length, "warning"),
+    (sizes.sliding_window, "warning"),
+    (tensors.target_head, "error"),
+    (tensors.no_own_vocabulary, "error"),
+    (tensors.target_tensors, "error"),
+    (tensors.drafter_tensors, "error"),
+    (tensors.dtype, "warning"),
+    (numerics.rope_theta, "warning"),
+    (numerics.rope_scaling, "warning"),
+    (numerics.embedding_scale, "warning"),
+    (numerics.logit_softcap, "warning"),
+    (numerics.verifier, "warning"),
+)
 
 
-def check_pair(target: Target, drafter: Drafter, draft_tokens: int | None) -> None:
-    """Check the two specs against each other and every tensor against its spec.
+@dataclass(frozen=True)
+class Finding:
+    """What one check says of a pair; `fix` is empty unless it is an error or a warning."""
 
-    draft_tokens: the length the config fixes, or None.
-    Raises PairError for a wrong pair, CheckpointError for a missing or misshapen tensor.
+    name: str
+    result: Literal["passed", "warning", "error", "not checked"]
+    found: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found}. {self.fix}."
+
+
+def check_pair(
+    target: Target, drafter: Drafter, draft_tokens: int | None, max_seq_len: int | None = None
+) -> list[Finding]:
+    """The warnings of a pair that can run.
+
+    draft_tokens, max_seq_len: what the build config fixes, or None.
+    Raises PairError for a wrong pair, CheckpointError for a missing tensor or a broken tokenizer.
     """
-    _check_specs(target.spec, drafter.spec)
-    _check_draft_tokens(drafter.spec.block_size, draft_tokens)
-    _check_fc(drafter)
-    # a model that also takes images has its decoder in a name space of its own
-    scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
-    shapes = target_shapes(target.spec)
-    _check_tensors(target.weights, shapes, scope, ignored=("lm_head.weight",))
-    _check_tensors(drafter.weights, drafter_shapes(drafter.spec))
+    pair = Pair(
+        Outline(
+            "target", target.directory, config_values(target.directory, "target"), model=target
+        ),
+        Outline(
+            "drafter", drafter.directory, config_values(drafter.directory, "drafter"), model=drafter
+        ),
+        draft_tokens,
+        max_seq_len,
+    )
+    warnings = []
+    for check in CHECKS:
+        finding = _look(pair, *check)
+        if finding.result == "error":
+            raise PairError(finding.found, finding.fix)
+        if finding.result == "warning":
+            warnings.append(finding)
+    return warnings
 
 
-def _check_specs(target: TargetSpec, drafter: DrafterSpec) -> None:
-    for name, of_target in (
-        ("hidden_size", target.hidden_size),
-        ("vocab_size", target.vocab_size),
-        ("num_target_layers", target.num_hidden_layers),
-    ):
-        of_drafter = getattr(drafter, name)
-        if of_drafter != of_target:
-            raise PairError(
-                f"the drafter's {name} is {of_drafter}, but the target has {of_target}",
-                OTHER_DRAFTER,
-            )
-    # the last layer's output is left out: transformers hands out its normed state instead
-    last = target.num_hidden_layers - 2
-    for tap in drafter.target_layer_ids:
-        if not 0 <= tap <= last:
-            raise PairError(
-                f"the drafter taps layer {tap} (target_layer_ids), but this target's taps are "
-                f"0 to {last}",
-                OTHER_DRAFTER,
-            )
-    if not 0 <= drafter.mask_token_id < target.vocab_size:
-        raise PairError(
-            f"the drafter's mask_token_id {drafter.mask_token_id} is outside the target's "
-            f"vocabulary of {target.vocab_size}",
-            OTHER_DRAFTER,
-        )
+def findings(pair: Pair) -> Iterator[Finding]:
+    """Every check's, in order."""
+    for look, severity in CHECKS:
+        try:
+            yield _look(pair, look, severity)
+        except CheckpointError as error:
+            yield Finding(_name(look), "error", error.problem, error.fix)
 
 
-def _check_draft_tokens(block_size: int, draft_tokens: int | None) -> None:
-    if block_size < 2:
-        raise PairError(
-            f"the drafter's block_size is {block_size}, which leaves no draft token",
-            "Correct block_size in the drafter's config.json: anchor and masks, at least 2",
-        )
-    if draft_tokens is not None and draft_tokens > block_size - 1:
-        raise PairError(
-            f"speculation.draft_tokens is {draft_tokens}, but a block of {block_size} holds "
-            f"{block_size - 1} draft tokens",
-            f"Set it to at most {block_size - 1}, or leave it out",
-        )
+def _look(pair: Pair, look: Look, severity: Severity) -> Finding:
+    try:
+        found = look(pair)
+    except NotKnown as missing:
+        return Finding(_name(look), "not checked", str(missing))
+    if found.ok:
+        return Finding(_name(look), "passed", found.what)
+    return Finding(_name(look), severity, found.what, found.fix)
 
 
-def _check_fc(drafter: Drafter) -> None:
-    """Its width says for how many taps, and for which hidden size, the drafter was trained."""
-    expected = drafter_shapes(drafter.spec)["fc.weight"]
-    found = drafter.weights.shape("fc.weight")
-    if found != expected:
-        taps = len(drafter.spec.target_layer_ids)
-        raise PairError(
-            f"the drafter's fc.weight is {list(found)}, but {taps} taps of hidden size "
-            f"{drafter.spec.hidden_size} need {list(expected)}",
-            "Use the config.json and the weights of one drafter",
-        )
-
-
-def _check_tensors(
-    weights: Weights, expected: Shapes, scope: str = "", ignored: tuple[str, ...] = ()
-) -> None:
-    """Each expected tensor is there in its shape, and under the prefix `scope` no other: it would
-    be silently left out.
-    """
-    for name, shape in expected.items():
-        if weights.shape(name) != shape:
-            raise CheckpointError(
-                f"tensor {name} of {weights.directory} is {list(weights.shape(name))}, but its "
-                f"config.json asks for {list(shape)}",
-                "Use the config.json and the weights of one model",
-            )
-    extra = [n for n in weights.names if not n.endswith("rotary_emb.inv_freq")]
-    extra = [n for n in extra if n.startswith(scope) and n not in expected and n not in ignored]
-    if extra:
-        raise CheckpointError(
-            f"{weights.directory} holds {len(extra)} tensors that this kind of model does not have "
-            f"({', '.join(extra[:3])})",
-            "Check architectures, num_hidden_layers and attention_bias in its config.json",
-        )
+def _name(look: Look) -> str:
+    return look.__name__.replace("_", "-")

@@ -38,14 +38,3 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         raise CheckpointError(
             f"{file} is not a tokenizer ({error})", "Download or export the tokenizer again"
         ) from error
-
-
-def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, directory: Path) -> None:
-    """Every id the tokenizer can give has a row in the embedding."""
-    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if highest >= vocab_size:
-        raise CheckpointError(
-            f"the tokenizer of {directory} gives ids up to {highest}, but the model's vocabulary "
-            f"has {vocab_size}",
-            "Use the tokenizer that belongs to this model",
-        )

@@ -30,12 +30,14 @@ class Mismatch:
 class Report:
     """Greedy decoding of all prompts, both ways.
 
-    tau is over all rounds; speedup is the median over prompts of plain time / DFlash time.
+    tau is over all rounds; speedup is the median over prompts of plain time / DFlash time; kept is
+    the share of rounds that committed draft token 1, 2, .. (tau = 1 + sum(kept)).
     """
 
     identical: int
     total: int
     tau: float
+    kept: list[float]
     speedup: float
     dflash_tokens_per_s: float
     plain_tokens_per_s: float
@@ -77,11 +79,16 @@ def check(
         times.append((fast_seconds, slow_seconds))
         progress(done + 1)
     tokens = sum(len(fast.tokens) for fast, _ in pairs)
-    rounds_run = sum(fast.rounds for fast, _ in pairs)
+    committed = [count for fast, _ in pairs for count in fast.committed_per_round]
+    rounds_run = len(committed)
     return Report(
         identical=sum(fast.tokens == slow.tokens for fast, slow in pairs),
         total=len(pairs),
         tau=(tokens - len(pairs)) / rounds_run if rounds_run else 0.0,
+        kept=[
+            sum(count > i for count in committed) / max(rounds_run, 1)
+            for i in range(1, drafter.info.block_size)
+        ],
         speedup=median(slow / fast for fast, slow in times),
         dflash_tokens_per_s=tokens / sum(fast for fast, _ in times),
         plain_tokens_per_s=tokens / sum(slow for _, slow in times),

@@ -1,0 +1,166 @@
+"""`dflash-trt inspect`: what a target, a drafter and their pair are, whether or not they run."""
+
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.kinds import engine_kinds
+from dflash_trt.checkpoints.outline import (
+    NotKnown,
+    Outline,
+    Pair,
+    outline_drafter,
+    outline_target,
+)
+from dflash_trt.checkpoints.pair import findings
+from dflash_trt.checkpoints.spec import DecoderSpec
+from dflash_trt.checkpoints.target import Target
+
+# bytes a parameter; the quantised ones with a float32 scale for each 32
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
+CACHE_BYTES = {"float32": 4, "bfloat16": 2}
+SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+Model = TypeVar("Model", Target, Drafter)
+
+
+def inspect(target: Path, drafter: Path | None = None) -> dict[str, Any]:
+    """The report, ready for JSON: `target`, `drafter` (with `checks` of the pair), `engine_kinds`.
+
+    What cannot be read is None. CheckpointError only when there is no config.json to read.
+    """
+    pair = Pair(outline_target(target), outline_drafter(drafter)) if drafter else None
+    one = pair.target if pair else outline_target(target)
+    report: dict[str, Any] = {"target": {**_describe(one), **_target(one)}}
+    checks = []
+    if pair is not None:
+        report["drafter"] = {**_describe(pair.drafter), **_drafter(pair.drafter)}
+        checks = list(findings(pair))
+        report["checks"] = [asdict(check) for check in checks]
+    report["engine_kinds"] = engine_kinds(one, pair.drafter if pair else None, checks)
+    return report
+
+
+def _describe(outline: Outline[Model]) -> dict[str, Any]:
+    refusal, model = outline.refusal, outline.model
+    architectures = outline.values.get("architectures")
+    about: dict[str, Any] = {
+        "directory": str(outline.directory),
+        "architecture": architectures[0]
+        if isinstance(architectures, list) and architectures
+        else None,
+        "family": outline.values.get("model_type"),
+        "refused": refusal and {"problem": refusal.problem, "fix": refusal.fix},
+    }
+    for name in SIZES:
+        about[name] = _known(outline, name)
+    spec = model.spec if model else None
+    about["layers"] = _layers(spec) if spec else _layer_types(outline)
+    about["weights"] = _weights(outline)
+    about["parameters"], about["memory_bytes"] = _parameters(outline)
+    cached = _cached(outline)
+    about["kv_bytes_per_token"] = cached and {
+        dtype: cached * size for dtype, size in CACHE_BYTES.items()
+    }
+    return about
+
+
+def _target(outline: Outline[Target]) -> dict[str, Any]:
+    tied = outline.values.get("tie_word_embeddings")
+    return {"tie_word_embeddings": tied if isinstance(tied, bool) else None}
+
+
+def _drafter(outline: Outline[Drafter]) -> dict[str, Any]:
+    try:
+        taps = list(outline.taps)
+    except NotKnown:
+        taps = None
+    return {
+        "format": "speculators" if "speculators_model_type" in outline.values else "z-lab",
+        "block_size": _known(outline, "block_size"),
+        "mask_token_id": _known(outline, "mask_token_id"),
+        "taps": taps,
+        "num_target_layers": _known(outline, "num_target_layers"),
+    }
+
+
+def _known(outline: Outline[Model], name: str) -> int | None:
+    try:
+        return outline.number(name)
+    except NotKnown:
+        return None
+
+
+def _layers(spec: DecoderSpec) -> list[str]:
+    """Kinds of layers with how many there are of each."""
+    kinds = Counter(
+        f"window {layer.window}" if layer.window else "full attention" for layer in spec.layers
+    )
+    return [f"{count} x {kind}" for kind, count in kinds.items()]
+
+
+def _layer_types(outline: Outline[Model]) -> list[str] | None:
+    kinds = outline.values.get("layer_types")
+    if not isinstance(kinds, list):
+        return None
+    return [f"{count} x {kind}" for kind, count in Counter(map(str, kinds)).most_common(8)]
+
+
+def _weights(outline: Outline[Model]) -> dict[str, Any] | None:
+    """How many files of which size, and how many tensors of each dtype they hold."""
+    if (weights := outline.weights) is None:
+        return None
+    return {
+        "files": len(weights.files),
+        "bytes": sum(file.stat().st_size for file in weights.files),
+        "tensors": dict(Counter(weights.dtype(name) for name in weights.names)),
+    }
+
+
+def _parameters(outline: Outline[Model]) -> tuple[int | None, dict[str, int] | None]:
+    """How many, and their bytes by dtype; int8 and int4 leave the embedding and vectors float32."""
+    if (weights := outline.weights) is None:
+        return None, None
+    matrices = others = 0
+    for name in weights.names:
+        shape = weights.shape(name)
+        if len(shape) > 1 and not name.endswith("embed_tokens.weight"):
+            matrices += math.prod(shape)
+        else:
+            others += math.prod(shape)
+    memory = {
+        dtype: int(matrices * size + others * (size if size >= 2 else BYTES["float32"]))
+        for dtype, size in BYTES.items()
+    }
+    return matrices + others, memory
+
+
+def _cached(outline: Outline[Model]) -> int | None:
+    """Numbers that the KV caches hold for one token.
+
+    A refused model's: of latent attention (MLA) the latent; of hybrids the attention layers only.
+    """
+    if outline.model is not None:
+        layers = outline.model.spec.layers
+        return sum(2 * layer.num_key_value_heads * layer.head_dim for layer in layers)
+    kinds = outline.values.get("layer_types")
+    try:
+        count = outline.number("num_hidden_layers")
+        if isinstance(kinds, list):
+            count = sum("attention" in str(kind) and kind != "linear_attention" for kind in kinds)
+        if outline.values.get("kv_lora_rank") is not None:
+            return count * (outline.number("kv_lora_rank") + outline.number("qk_rope_head_dim"))
+        heads = outline.number("num_attention_heads")
+        head_dim = _known(outline, "head_dim") or outline.number("hidden_size") // max(heads, 1)
+        return count * 2 * (_known(outline, "num_key_value_heads") or heads) * head_dim
+    except NotKnown:
+        return None

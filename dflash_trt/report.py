@@ -1,0 +1,120 @@
+"""The report of `dflash-trt inspect` as text: coloured on a terminal, plain elsewhere."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+Line = list[tuple[str, str]]  # texts with their styles
+
+COLOURS = {
+    "passed": "green",
+    "fits": "green",
+    "warning": "bold yellow",
+    "error": "bold red",
+    "does not fit": "bold red",
+    "refused": "bold red",
+}
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print what `checkpoints.inspect.inspect` gave, with `measured` where there is one."""
+    console = Console(soft_wrap=True, highlight=False)
+    for line in _lines(report):
+        # a downloaded file may hold anything, escape sequences too
+        console.print(Text.assemble(*((_printable(text), style) for text, style in line)))
+
+
+def _lines(report: dict[str, Any]) -> Iterator[Line]:
+    for role in ("target", "drafter"):
+        if role in report:
+            yield from _model(role, report[role])
+    if "checks" in report:
+        yield [("checks", "bold")]
+    for check in report.get("checks", ()):
+        yield _row(check["result"], f"{check['name']:<22} {check['found']}")
+        if check["fix"]:
+            yield [(f"{'':<38}-> {check['fix']}", "bold")]
+    if "measured" in report:
+        yield from _measured(report["measured"])
+    yield [("engine kinds", "bold")]
+    for kind in report["engine_kinds"]:
+        planned = kind["state"] == "planned"
+        if not kind["fits"]:
+            yield _row("does not fit", kind["kind"] + " (planned)" * planned)
+        elif planned:
+            yield _row("planned", f"{kind['kind']}: nothing known against it")
+        else:
+            yield _row("fits", kind["kind"])
+        for reason in (*kind["reasons"], *kind["notes"]):
+            yield [(f"{'':<16}{reason}", "")]
+
+
+def _model(role: str, about: dict[str, Any]) -> Iterator[Line]:
+    yield [(role, "bold"), (f"  {about['architecture'] or 'unknown'}  {about['directory']}", "")]
+    if about["refused"]:
+        yield _row("refused", f"{about['refused']['problem']}. {about['refused']['fix']}.")
+    kinds = f" ({', '.join(about['layers'])})" if about["layers"] else ""
+    yield _field(
+        "family", f"{about['family'] or '?'}, {_count(about['num_hidden_layers'])} layers{kinds}"
+    )
+    yield _field(
+        "sizes",
+        f"hidden size {_count(about['hidden_size'])}, "
+        f"{_count(about['num_attention_heads'])} heads, vocabulary {_count(about['vocab_size'])}, "
+        f"{_count(about['max_position_embeddings'])} positions",
+    )
+    if "taps" in about:
+        taps = ", ".join(map(str, about["taps"])) if about["taps"] else "?"
+        yield _field(
+            "drafting",
+            f"{about['format']} format, block of {_count(about['block_size'])}, mask token "
+            f"{_count(about['mask_token_id'])}, taps {taps} of "
+            f"{_count(about['num_target_layers'])} layers",
+        )
+    if weights := about["weights"]:
+        dtypes = ", ".join(f"{count} x {dtype}" for dtype, count in weights["tensors"].items())
+        yield _field("weights", f"{weights['files']} files, {_bytes(weights['bytes'])}: {dtypes}")
+    if about["parameters"]:
+        memory = ", ".join(f"{name} {_bytes(n)}" for name, n in about["memory_bytes"].items())
+        yield _field("parameters", f"{about['parameters']:,}: {memory}")
+    if cached := about["kv_bytes_per_token"]:
+        yield _field("KV per token", ", ".join(f"{name} {_bytes(n)}" for name, n in cached.items()))
+
+
+def _measured(measured: dict[str, Any]) -> Iterator[Line]:
+    yield [("measured", "bold")]
+    yield _field(
+        "tau",
+        f"{measured['tau']:.2f} tokens a round over {measured['prompts']} prompts, "
+        f"{measured['tokens']} tokens; {measured['identical']} texts as the target's alone",
+    )
+    kept = " ".join(f"{share:.0%}" for share in measured["kept"])
+    yield _field("kept", f"{kept} (rounds that kept draft token 1, 2, ..)")
+
+
+def _row(result: str, text: str) -> Line:
+    return [("  ", ""), (f"{result:<14}", COLOURS.get(result, "")), (text, "")]
+
+
+def _field(name: str, text: str) -> Line:
+    return [(f"  {name:<14}{text}", "")]
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _bytes(count: int) -> str:
+    """Decimal units, as in `build`."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.4g} TB"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
