@@ -14,7 +14,7 @@ from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import BuildError, RequestError
-from dflash_trt.manifest import Report
+from dflash_trt.progress import Report
 from dflash_trt.prompts import read_prompts
 from dflash_trt.serving.chat import load_chat_template
 
