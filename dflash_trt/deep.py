@@ -11,10 +11,10 @@ from pathlib import Path
 
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.pair import Finding
+from dflash_trt.checkpoints.source import Report
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import BuildError, RequestError
-from dflash_trt.progress import Report
 from dflash_trt.prompts import read_prompts
 from dflash_trt.serving.chat import load_chat_template
 
