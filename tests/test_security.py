@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ from tritonclient.utils import InferenceServerException
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.process import Server
-from dflash_trt.serving.security import Security, Tls, check_exposure, read_security
+from dflash_trt.serving.security import (
+    Security,
+    Tls,
+    certificate_name,
+    check_exposure,
+    read_security,
+)
 from dflash_trt.serving.server import free_ports
 
 ROOT = Path(__file__).parent.parent
@@ -187,6 +194,22 @@ def test_tls(built: Path, tmp_path: Path, mutual: bool) -> None:
             for wrong in ({}, foreign):
                 with pytest.raises(InferenceServerException):
                     ask(root_certificates="ca", **wrong)
+
+
+def test_a_name_that_the_certificate_is_for(tmp_path: Path) -> None:
+    def name(**options: Any) -> str:
+        issued = trustme.CA().issue_cert(*options.pop("names", ()), **options)
+        tls = Tls(tmp_path / "cert", tmp_path / "key")
+        issued.cert_chain_pems[0].write_to_path(tls.cert)
+        issued.private_key_pem.write_to_path(tls.key)
+        return certificate_name(tls)
+
+    assert name(names=["b.example", "a.example"], common_name="other") == "b.example"
+    assert name(names=["10.0.0.1"]) == "10.0.0.1"
+    assert name(names=["*.example"]).endswith(".example")
+    assert name(common_name="triton") == "triton"
+    with pytest.raises(ServerError, match=r"--grpc-cert .*expired"):
+        name(names=["a"], not_after=datetime(2020, 1, 1, tzinfo=timezone.utc))
 
 
 def test_with_tls_http_stays_on_this_machine() -> None:
