@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from conftest import built_from
 from exact import (
     Case,
@@ -18,6 +19,7 @@ from exact import (
     assert_target_logits_and_taps,
     case_for,
 )
+from op_profile import assert_in_profile
 from pairs import write_pair
 from safetensors.numpy import save_file
 from transformers import (
@@ -34,9 +36,12 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from dflash_trt.build import build
 from dflash_trt.checkpoints.families.gemma4 import gemma4
 from dflash_trt.checkpoints.fields import rope
 from dflash_trt.checkpoints.target import load_target
+from dflash_trt.config import BuildConfig
+from dflash_trt.decoding.check import check
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.rope import inverse_frequencies
 
@@ -151,7 +156,7 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         text_config=Gemma3TextConfig(**GEMMA3), vision_config=VISION
     ),
     "gemma4": lambda: Gemma4TextConfig(**GEMMA4, final_logit_softcapping=20.0),
-    # keys that are values too, and fewer of them, in the layers without a window
+    # as the 31B: keys that are values too, and fewer of them, in the layers without a window
     "gemma4-31b": lambda: Gemma4Config(
         text_config=Gemma4TextConfig(**GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1)
     ),
@@ -161,7 +166,8 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     directory = tmp_path_factory.mktemp(request.param)
-    pair = write_pair(directory, FAMILIES[request.param](), DRAFTER)
+    dtype = "bfloat16" if request.param == "gemma3-with-vision" else "float32"
+    pair = write_pair(directory, FAMILIES[request.param](), DRAFTER, dtype=dtype)
     return case_for(built_from(pair, directory), new_tokens=64)
 
 
@@ -176,6 +182,31 @@ def test_drafter_logits(case: Case) -> None:
 
 def test_same_text_and_same_rounds(case: Case) -> None:
     assert_same_text_and_same_rounds(case)
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_graph_stays_in_the_profile(case: Case, role: str) -> None:
+    engine = case.built.target_engine if role == "target" else case.built.drafter_engine
+    assert_in_profile(engine / "model.onnx")
+
+
+def test_build_and_verify(case: Case, tmp_path: Path) -> None:
+    """The two commands, on prompts that the drafter knows nothing of."""
+    pair = case.built.pair
+    config = BuildConfig.model_validate(
+        {
+            "name": "pair",
+            "target": {"path": pair.target_dir},
+            "drafter": {"path": pair.drafter_dir},
+            "engine": {"threads": 1},
+        }
+    )
+    build(config, tmp_path / "built", lambda *_: None)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(318, size=length).tolist() for length in (1, 9, 30)]
+    report = check(tmp_path / "built" / "engines", prompts, 64, 7, lambda done: None)
+    assert report.identical == report.total == 3
+    assert report.outputs == reference.greedy(pair.target_dir, prompts, 64)
 
 
 # what published config.json files say, in the order and spelling of their time
@@ -313,6 +344,32 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         },
         "vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 27},
     },
+    # before transformers wrote per_layer_config
+    "gemma-4-31B-it": {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": {
+            "attention_k_eq_v": True,
+            "enable_moe_block": False,
+            "final_logit_softcapping": 30.0,
+            "global_head_dim": 512,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 5376,
+            "hidden_size_per_layer_input": 0,
+            "intermediate_size": 21504,
+            "max_position_embeddings": 262144,
+            "model_type": "gemma4_text",
+            "num_attention_heads": 32,
+            "num_global_key_value_heads": 4,
+            "num_hidden_layers": 60,
+            "num_key_value_heads": 16,
+            "num_kv_shared_layers": 0,
+            "rms_norm_eps": 1e-06,
+            "sliding_window": 1024,
+            "vocab_size": 262144,
+        },
+    },
 }
 
 
@@ -333,11 +390,12 @@ def test_a_published_config_is_read_as_by_transformers(name: str, tmp_path: Path
     window = getattr(model, "sliding_window", None)
     kind = "sliding_attention" if window else "full_attention"
     kinds = getattr(model, "layer_types", [kind] * model.num_hidden_layers)
-    head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    for layer, kind in zip(spec.layers, kinds, strict=True):
+    for i, (layer, kind) in enumerate(zip(spec.layers, kinds, strict=True)):
+        one = model.per_layer_config[i] if model.is_heterogeneous else model
+        head_dim = getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads
         assert layer.window == (window if kind == "sliding_attention" else None)
         heads = (layer.num_key_value_heads, layer.head_dim, layer.intermediate_size)
-        assert heads == (model.num_key_value_heads, head_dim, model.intermediate_size)
+        assert heads == (one.num_key_value_heads, head_dim, one.intermediate_size)
         parameters = model.rope_parameters
         parameters = parameters.get(kind, parameters)
         assert layer.rope.kind == parameters["rope_type"]

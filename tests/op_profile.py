@@ -1,0 +1,34 @@
+"""The ONNX that ONNX Runtime 1.31 and TensorRT's parser both take, and fuse where it matters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+PROFILE = {
+    *("Add", "Attention", "Concat", "Gather", "Gelu", "MatMul", "Mul", "RMSNormalization"),
+    *("Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Slice", "Split", "TensorScatter"),
+    *("TopK", "Transpose"),
+    *("And", "Less", "Range", "Squeeze", "Sub", "Unsqueeze", "Where"),  # windows
+    *("Div", "Softmax", "Tanh"),  # soft caps
+}
+
+
+def assert_in_profile(path: Path) -> None:
+    """A graph file keeps to the profile and to the forms of it that were measured."""
+    onnx.checker.check_model(path, full_check=True)
+    model = onnx.load(path, load_external_data=False)
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", 24)]
+    assert model.ir_version <= 13
+    assert {node.op_type for node in model.graph.node} <= PROFILE
+    for node in model.graph.node:
+        attributes = {attribute.name for attribute in node.attribute}
+        if node.op_type == "Attention":
+            # causality is in the mask alone: the parser drops or misreads the rest
+            assert attributes == {"scale"}
+            assert len(node.input) == 4
+            assert len(node.output) == 1
+        if node.op_type == "TensorScatter":
+            assert node.input[0] in {value.name for value in model.graph.input}
+            assert node.output[0] in {value.name for value in model.graph.output}
