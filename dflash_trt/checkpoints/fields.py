@@ -1,5 +1,6 @@
 """Fields of a config.json, checked as they are read."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,17 @@ from dflash_trt.checkpoints.spec import LayerSpec, Rope
 from dflash_trt.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+ORIGINAL = "original_max_position_embeddings"
+# the numbers that a kind of RoPE takes beside rope_theta, with their defaults (None: has none)
+SCALINGS: dict[str, dict[str, float | None]] = {
+    "default": {},
+    "dynamic": {},
+    "linear": {"factor": None},
+    "llama3": {"factor": None, "low_freq_factor": None, "high_freq_factor": None, ORIGINAL: None},
+    "longrope": {ORIGINAL: None},
+    "proportional": {"factor": 1.0, "partial_rotary_factor": 1.0},
+    "yarn": {"factor": None, "beta_fast": 32.0, "beta_slow": 1.0, ORIGINAL: None},
+}
 
 
 def refuse(file: Path, what: str) -> CheckpointError:
@@ -29,11 +41,11 @@ def number(
     return value
 
 
-def real(file: Path, config: dict[str, Any], name: str, default: float) -> float:
+def real(file: Path, config: dict[str, Any], name: str, default: float | None = None) -> float:
     """A positive number in config.json; null counts as absent."""
     value = config.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise CheckpointError(
             f"{file}: {name} is {value!r}, not a positive number", "Export the model again"
         )
@@ -68,13 +80,17 @@ def decoder_fields(file: Path, config: dict[str, Any]) -> dict[str, Any]:
         )
         for kind in layer_types(file, config)
     )
+    longest = number(file, config, "max_position_embeddings")
+    for layer in layers:  # behind it LongRoPE turns at other speeds, the cached keys included
+        if layer.rope.kind == "longrope":
+            longest = min(longest, int(layer.rope.parameters[ORIGINAL]))
     return {
         "vocab_size": number(file, config, "vocab_size"),
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "layers": layers,
         "rms_norm_eps": real(file, config, "rms_norm_eps", 1e-6),
-        "max_position_embeddings": number(file, config, "max_position_embeddings"),
+        "max_position_embeddings": longest,
         "biases": ("q", "k", "v", "o") if config.get("attention_bias") else (),
         "hidden_act": activation,
     }
@@ -97,8 +113,10 @@ def layer_types(file: Path, config: dict[str, Any]) -> list[str]:
 
 
 def rope(file: Path, config: dict[str, Any], layer_type: str, head_dim: int) -> Rope:
-    """transformers 5 writes rope_parameters (by layer type or one for all), older ones rope_theta
-    beside rope_scaling.
+    """The RoPE of one layer type, with what its kind leaves out filled in as transformers does.
+
+    transformers 5 writes rope_parameters (by layer type or one for all), older ones rope_theta
+    beside rope_scaling. Refuses kinds whose frequencies change while a text grows.
     """
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if isinstance(found, dict) and isinstance(found.get(layer_type), dict):
@@ -107,8 +125,59 @@ def rope(file: Path, config: dict[str, Any], layer_type: str, head_dim: int) -> 
         raise refuse(file, f"RoPE parameters for {layer_type} layers are {found!r}")
     values = config | found
     kind = found.get("rope_type", found.get("type", "default"))
-    if kind != "default":
+    if kind not in SCALINGS:
         raise refuse(file, f"RoPE scaling of type {kind!r}")
-    if (values.get("partial_rotary_factor") or 1.0) != 1.0:
+    if kind != "proportional" and (values.get("partial_rotary_factor") or 1.0) != 1.0:
         raise refuse(file, "RoPE covers only part of a head (partial_rotary_factor)")
-    return Rope(theta=real(file, values, "rope_theta", 10000.0), dim=head_dim)
+    theta = real(file, values, "rope_theta", 10000.0)
+    longest = number(file, config, "max_position_embeddings")
+    # Phi-3's place for it, beside the parameters, goes first
+    values[ORIGINAL] = config.get(ORIGINAL) or found.get(ORIGINAL) or longest
+    if kind in ("yarn", "longrope") and values.get("factor") is None:
+        values["factor"] = longest / real(file, values, ORIGINAL)
+    parameters: dict[str, Any] = {
+        name: real(file, values, name, default) for name, default in SCALINGS[kind].items()
+    }
+    low, high = (parameters.get(f"{name}_freq_factor", i) for i, name in enumerate(("low", "high")))
+    if theta <= 1 or parameters.get(ORIGINAL, 2) <= 1 or not low < high:
+        raise CheckpointError(f"{file}: RoPE of {found!r} has no meaning", "Export the model again")
+    if kind == "yarn":
+        parameters["truncate"] = bool(values.get("truncate", True))
+    if kind == "longrope":
+        parameters["short_factor"] = _short_factor(file, values, head_dim // 2)
+    return Rope(
+        theta=theta,
+        dim=head_dim,
+        # dynamic scales behind max_position_embeddings only, where no sequence of ours gets to
+        kind="default" if kind == "dynamic" else kind,
+        parameters=parameters,
+        attention_factor=_attention_factor(file, kind, values),
+    )
+
+
+def _short_factor(file: Path, values: dict[str, Any], count: int) -> list[float]:
+    found = values.get("short_factor")
+    if not isinstance(found, list) or len(found) != count:
+        raise CheckpointError(
+            f"{file}: short_factor of longrope is not a list of {count} numbers",
+            "Export the model again",
+        )
+    return [real(file, {"short_factor": value}, "short_factor") for value in found]
+
+
+def _attention_factor(file: Path, kind: str, values: dict[str, Any]) -> float:
+    """What YaRN and LongRoPE multiply cosines and sines with (transformers rope utilities)."""
+    if kind not in ("yarn", "longrope"):
+        return 1.0
+    if values.get("attention_factor") is not None:
+        return real(file, values, "attention_factor")
+    factor = real(file, values, "factor")
+    if factor <= 1:
+        return 1.0
+    if kind == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(values[ORIGINAL]))
+    if not (values.get("mscale") and values.get("mscale_all_dim")):
+        return 0.1 * math.log(factor) + 1
+    scales = (real(file, values, name) for name in ("mscale", "mscale_all_dim"))
+    own, all_dim = (0.1 * scale * math.log(factor) + 1 for scale in scales)
+    return own / all_dim

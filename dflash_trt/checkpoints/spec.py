@@ -15,6 +15,7 @@ class Rope:
     dim: int  # of a head, how much is rotated
     kind: str = "default"  # rope_type
     parameters: dict[str, Any] = field(default_factory=dict)  # what its kind takes: factor, ...
+    attention_factor: float = 1.0  # on cosines and sines
 
 
 @dataclass(frozen=True, kw_only=True)

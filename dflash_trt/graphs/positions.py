@@ -28,14 +28,15 @@ class Positions:
     cache_len: int
     context_len: ir.Value | None = None
     _shared: dict[object, ir.Value] = field(default_factory=dict)
+    _ropes: dict[str, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
 
     def rotate(self, g: GraphBuilder, layer: LayerSpec, x: ir.Value, at: ir.Value) -> ir.Value:
         """RoPE on `[n, heads, S, head_dim]`, whose tokens are at the positions `at` `[n, S]`."""
-        names = [(part, repr(layer.rope)) for part in ("cos", "sin")]
-        if names[0] not in self._shared:
-            tables = rope_tables(g, layer.rope, self.cache_len)
-            self._shared.update(zip(names, tables, strict=True))
-        return g.op("RotaryEmbedding", x, *(self._shared[name] for name in names), at)
+        key = repr(layer.rope)
+        if key not in self._ropes:
+            name = f"rope_{len(self._ropes)}"
+            self._ropes[key] = rope_tables(g, layer.rope, self.cache_len, name)
+        return g.op("RotaryEmbedding", x, *self._ropes[key], at)
 
     def seen(self, g: GraphBuilder, layer: LayerSpec) -> ir.Value:
         """The mask of one layer, bool `[n, 1, Q, N]`: layers of one kind share it.
