@@ -26,7 +26,7 @@ class Generated:
 
 
 @functools.lru_cache(maxsize=4)
-def load_target(target_dir: Path, attention: str = "sdpa") -> PreTrainedModel:
+def load_target(target_dir: Path, attention: str | None = None) -> PreTrainedModel:
     """The target in fp32; an end-of-text token never ends a text."""
     model = AutoModelForCausalLM.from_pretrained(
         target_dir, dtype=torch.float32, attn_implementation=attention

@@ -19,6 +19,16 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of a layer's MLP; `intermediate_size` is that of each."""
+
+    count: int  # num_experts
+    per_token: int  # num_experts_per_tok
+    normalised: bool  # the weights of a token's experts add up to 1 (norm_topk_prob)
+    clamped: tuple[float, float] | None = None  # gpt-oss: swiglu_alpha and swiglu_limit
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One decoder layer, where it may differ from its neighbours."""
 
@@ -30,6 +40,7 @@ class LayerSpec:
         None  # sliding attention: how many positions a query sees, its own included
     )
     causal: bool = False  # in a drafter's block; a target's causality is in the mask
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +57,9 @@ class DecoderSpec:
     qk_norm: bool = False  # RMSNorm over head_dim on q and k, before RoPE
     biases: tuple[str, ...] = ()  # projections with a bias, of q, k, v, o
     hidden_act: Activation = "silu"
+    sinks: bool = (
+        False  # a score of each head that takes a share of the attention and gives nothing
+    )
 
     @property
     def num_hidden_layers(self) -> int:
@@ -70,7 +84,6 @@ class DrafterSpec(DecoderSpec):
 def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
     """Tensor shapes of one decoder layer, [out, in] as stored."""
     layer, hidden = spec.layers[index], spec.hidden_size
-    wide = layer.intermediate_size
     q, kv = (n * layer.head_dim for n in (spec.num_attention_heads, layer.num_key_value_heads))
     shapes: Shapes = {
         "input_layernorm.weight": (hidden,),
@@ -79,13 +92,36 @@ def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
         "self_attn.k_proj.weight": (kv, hidden),
         "self_attn.v_proj.weight": (kv, hidden),
         "self_attn.o_proj.weight": (hidden, q),
-        "mlp.gate_proj.weight": (wide, hidden),
-        "mlp.up_proj.weight": (wide, hidden),
-        "mlp.down_proj.weight": (hidden, wide),
+        **{f"mlp.{name}": shape for name, shape in _mlp_shapes(layer, hidden).items()},
     }
     for projection in spec.biases:
         weight = shapes[f"self_attn.{projection}_proj.weight"]
         shapes[f"self_attn.{projection}_proj.bias"] = (weight[0],)
     if spec.qk_norm:
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (layer.head_dim,)
+    if spec.sinks:
+        shapes["self_attn.sinks"] = (spec.num_attention_heads,)
     return {f"{spec.prefix}layers.{index}.{name}": shape for name, shape in shapes.items()}
+
+
+def _mlp_shapes(layer: LayerSpec, hidden: int) -> Shapes:
+    wide, experts = layer.intermediate_size, layer.experts
+    plain: Shapes = {
+        "gate_proj.weight": (wide, hidden),
+        "up_proj.weight": (wide, hidden),
+        "down_proj.weight": (hidden, wide),
+    }
+    if experts is None:
+        return plain
+    many = experts.count
+    if experts.clamped is None:
+        each = {f"experts.{i}.{name}": shape for i in range(many) for name, shape in plain.items()}
+        return {"gate.weight": (many, hidden), **each}
+    return {  # [in, out], gate and up in turns
+        "router.weight": (many, hidden),
+        "router.bias": (many,),
+        "experts.gate_up_proj": (many, hidden, 2 * wide),
+        "experts.gate_up_proj_bias": (many, 2 * wide),
+        "experts.down_proj": (many, wide, hidden),
+        "experts.down_proj_bias": (many, hidden),
+    }

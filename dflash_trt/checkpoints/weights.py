@@ -66,17 +66,23 @@ class Weights:
         """ "BF16", "F16" or "F32"; nothing else can be opened."""
         return self._entry(name).dtype
 
-    def read(self, name: str) -> np.ndarray[Any, Any]:
-        """One tensor in its own dtype (ml_dtypes.bfloat16 for BF16), freshly allocated."""
+    def read(self, name: str, part: int | None = None) -> np.ndarray[Any, Any]:
+        """One tensor in its own dtype (ml_dtypes.bfloat16 for BF16), freshly allocated.
+
+        part: only this one of its first axis, which the result then lacks.
+        """
         entry = self._entry(name)
-        count = int(np.prod(entry.shape, dtype=np.int64))
+        shape = entry.shape if part is None else entry.shape[1:]
+        count = int(np.prod(shape, dtype=np.int64))
+        dtype = DTYPES[entry.dtype]
+        offset = entry.offset + (part or 0) * count * dtype.itemsize
         try:
-            values = np.fromfile(entry.file, DTYPES[entry.dtype], count, offset=entry.offset)
+            values = np.fromfile(entry.file, dtype, count, offset=offset)
         except OSError as error:
             raise CheckpointError(f"cannot read {entry.file}: {error.strerror}", AGAIN) from error
         if values.size != count:
             raise CheckpointError(f"{entry.file} ends inside tensor {name}", AGAIN)
-        return values.reshape(entry.shape)
+        return values.reshape(shape)
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:

@@ -8,6 +8,8 @@ from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import Layer, linear, rms_norm
 from dflash_trt.graphs.positions import Positions
 
+HIDDEN = -6e4  # a score that no query follows, and that float16 can hold
+
 
 def attention_block(
     g: GraphBuilder,
@@ -41,11 +43,45 @@ def attention_block(
     keys = _scatter(g, layer.key_cache, k, f"new_key_{layer.index}", at, layer.cache_shape)
     values = _scatter(g, layer.value_cache, v, f"new_value_{layer.index}", at, layer.cache_shape)
     scale = layer.spec.head_dim**-0.5
-    mixed = g.op("Attention", q, keys, values, at.seen(g, layer.spec), scale=scale)
+    mask = at.seen(g, layer.spec)
+    if spec.sinks:
+        sinks = g.vector(weights, f"{attn}.sinks")
+        mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, scale, sinks)
+    else:
+        mixed = g.op("Attention", q, keys, values, mask, scale=scale)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(0, 0, heads * layer.spec.head_dim))
     out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases)
     return g.op("Add", hidden, out)
+
+
+def _attention_in_steps(
+    g: GraphBuilder,
+    heads: int,
+    kv_heads: int,
+    q: ir.Value,
+    keys: ir.Value,
+    values: ir.Value,
+    mask: ir.Value,
+    scale: float,
+    sinks: ir.Value,
+) -> ir.Value:
+    """What the Attention op does, `[n, heads, Q, head_dim]`, with one more score for each head.
+
+    sinks `[heads]` are the scores of a key that every query sees and that has no value (gpt-oss).
+    """
+    # query heads that share a kv head are rows of one product, so that keys are not repeated
+    folded, unfolded = g.ints(0, kv_heads, -1, 0), g.ints(0, heads, -1, 0)
+    q = g.op("Reshape", g.op("Mul", q, g.number(scale)), folded)
+    scores = g.op("MatMul", q, g.op("Transpose", keys, perm=(0, 1, 3, 2)))
+    scores = g.op("Reshape", scores, unfolded)
+    scores = g.op("Where", mask, scores, g.number(HIDDEN))
+    sinks = g.op("Reshape", sinks, g.ints(1, heads, 1, 1))
+    sinks = g.op("Expand", sinks, g.op("Concat", g.op("Shape", mask, end=3), g.ints(1), axis=0))
+    shares = g.op("Softmax", g.op("Concat", scores, sinks, axis=-1), axis=-1)
+    shares = g.op("Slice", shares, g.ints(0), g.op("Shape", mask, start=3), g.ints(3))
+    mixed = g.op("MatMul", g.op("Reshape", shares, folded), values)
+    return g.op("Reshape", mixed, unfolded)
 
 
 def _heads(
