@@ -228,10 +228,13 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
             centres[name] += 4
         if scales and name.endswith("q_norm.weight"):
             centres[name] *= 0.3  # 1 in Gemma 4, which does not scale attention
+    biased_experts = any(name.endswith("experts.down_proj_bias") for name in tensors)
     for name, tensor in tensors.items():
         noise = torch.randn(tensor.shape, generator=generator)
         if name.endswith("bias"):
             tensor.copy_(0.2 * noise)
+        elif name.endswith("sinks"):
+            tensor.copy_(3.0 + noise)  # about what a score has to be to matter
         elif tensor.ndim == 1:
             tensor.copy_(centres[name] + 0.2 * noise)
         elif "embed_tokens" in name or "lm_head" in name:
@@ -242,7 +245,9 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
             # 2.0: the layers, not the embedding of the last token, should decide the next one;
             # 1.0: sharper attention would blow rounding up beyond what can be compared in fp32
             gain = 1.0 if "q_proj" in name or "k_proj" in name else 2.0
-            tensor.copy_(gain * noise / tensor.shape[1] ** 0.5)
+            # experts are stacked: Qwen's [experts, out, in], gpt-oss' [experts, in, out]
+            inputs = tensor.shape[1 if tensor.ndim == 2 or biased_experts else 2]
+            tensor.copy_(gain * noise / inputs**0.5)
 
 
 def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:

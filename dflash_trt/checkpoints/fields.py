@@ -4,10 +4,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.spec import LayerSpec, Rope
+from dflash_trt.checkpoints.spec import Experts, LayerSpec, Rope
 from dflash_trt.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+MAX_EXPERTS = 1024
 ORIGINAL = "original_max_position_embeddings"
 # the numbers that a kind of RoPE takes beside rope_theta, with their defaults (None: has none)
 SCALINGS: dict[str, dict[str, float | None]] = {
@@ -137,6 +138,19 @@ def layer_types(file: Path, config: dict[str, Any], every: int = 1) -> list[str]
         if kind not in (FULL, SLIDING):
             raise refuse(file, f"a layer is of type {kind!r}")
     return kinds
+
+
+def experts(file: Path, config: dict[str, Any], *, normalised: bool) -> Experts:
+    """transformers 5 writes num_local_experts for every family, Qwen's own files num_experts."""
+    name = "num_experts" if "num_experts" in config else "num_local_experts"
+    count, chosen = number(file, config, name), number(file, config, "num_experts_per_tok")
+    if not chosen <= count <= MAX_EXPERTS:
+        raise CheckpointError(
+            f"{file}: {chosen} of {count} experts for each token (num_experts_per_tok, {name}); "
+            f"there may be {MAX_EXPERTS}",
+            "Export the model again",
+        )
+    return Experts(count=count, per_token=chosen, normalised=normalised)
 
 
 def rope(file: Path, config: dict[str, Any], layer_type: str, head_dim: int) -> Rope:

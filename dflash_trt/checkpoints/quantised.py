@@ -12,6 +12,7 @@ In every layout a code of 8 or 4 bits is multiplied by the scale of its block:
 Scales of activations and of the KV cache are left out: here only weights are quantised.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,25 +52,28 @@ class Quantised:
 
     dtype = "F32"
 
-    def read(self) -> Floats:
-        """The plain tensor in float32; beside it a few MB are in use."""
-        plain = np.empty(self.shape, np.float32)
-        matrices = plain.reshape(-1, *self.shape[-2:])
-        if self.transposed:
-            matrices = matrices.swapaxes(1, 2)
+    def read(self, start: int = 0, count: int | None = None) -> Floats:
+        """`count` numbers of the plain tensor from `start` on, flat; all by default.
+
+        Whole matrices only. Beside the result a few MB are in use.
+        """
+        size = math.prod(self.shape[-2:])
+        first, many = start // size, (math.prod(self.shape) if count is None else count) // size
+        plain = np.empty((many, *self.shape[-2:]), np.float32)
+        matrices = plain.swapaxes(1, 2) if self.transposed else plain
         rows, columns = matrices.shape[1:]
         table = FP8 if self.codes.dtype == "F8_E4M3" else FP4
-        width = self.codes.size // (len(matrices) * rows)  # bytes of a row
+        width = self.codes.size * columns // math.prod(self.shape)  # bytes of a row
         step = max(1, CHUNK // columns)
-        for i, part in np.ndindex(len(matrices), -(-rows // step)):
+        for i, part in np.ndindex(many, -(-rows // step)):
             row = part * step
-            count = min(step, rows - row)
-            codes = self.codes.read((i * rows + row) * width, count * width).view(np.uint8)
-            values = np.take(table, codes).view(np.float32).reshape(count, columns)
+            n = min(step, rows - row)
+            codes = self.codes.read(((first + i) * rows + row) * width, n * width).view(np.uint8)
+            values = np.take(table, codes).view(np.float32).reshape(n, columns)
             with np.errstate(all="ignore"):  # infinity where a scale is too large, as elsewhere
-                values *= self._scales(i, row, count, rows, columns)
-            matrices[i, row : row + count] = values
-        return plain
+                values *= self._scales(first + i, row, n, rows, columns)
+            matrices[i, row : row + n] = values
+        return plain.reshape(-1)
 
     def _scales(self, matrix: int, row: int, count: int, rows: int, columns: int) -> Floats:
         """Of `count` rows from `row` on: [count, columns], or [count, 1] where a row has one."""

@@ -35,6 +35,16 @@ class Selector:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of a layer's MLP; `intermediate_size` is that of each."""
+
+    count: int  # num_experts
+    per_token: int  # num_experts_per_tok
+    normalised: bool  # the weights of a token's experts add up to 1 (norm_topk_prob)
+    clamped: tuple[float, float] | None = None  # gpt-oss: swiglu_alpha and swiglu_limit
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One decoder layer, where it may differ from its neighbours."""
 
@@ -48,6 +58,7 @@ class LayerSpec:
     causal: bool = False  # in a drafter's block; a target's causality is in the mask
     value_is_key: bool = False  # no v_proj: values are the keys before norm and RoPE (Gemma 4)
     convolution: Convolution | None = None  # around attention and MLP
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +83,9 @@ class DecoderSpec:
     attention_scale: float | None = None  # on q k; None: head_dim ** -0.5
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
+    sinks: bool = (
+        False  # a score of each head that takes a share of the attention and gives nothing
+    )
 
     @property
     def num_hidden_layers(self) -> int:
@@ -97,7 +111,6 @@ class DrafterSpec(DecoderSpec):
 def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
     """Tensor shapes of one decoder layer, [out, in] as stored."""
     layer, hidden = spec.layers[index], spec.hidden_size
-    wide = layer.intermediate_size
     q, kv = (n * layer.head_dim for n in (spec.num_attention_heads, layer.num_key_value_heads))
     shapes: Shapes = {
         "input_layernorm.weight": (hidden,),
@@ -106,9 +119,7 @@ def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
         "self_attn.k_proj.weight": (kv, hidden),
         "self_attn.v_proj.weight": (kv, hidden),
         "self_attn.o_proj.weight": (hidden, q),
-        "mlp.gate_proj.weight": (wide, hidden),
-        "mlp.up_proj.weight": (wide, hidden),
-        "mlp.down_proj.weight": (hidden, wide),
+        **{f"mlp.{name}": shape for name, shape in _mlp_shapes(layer, hidden).items()},
     }
     if spec.sandwich_norms:
         for place in ("pre", "post"):
@@ -127,4 +138,29 @@ def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
         for name in ("attention_conv", "mlp_conv"):
             shapes[f"{name}.base_kernel"] = (2, size, hidden)
             shapes[f"{name}.kernel_projection.weight"] = (2 * size * groups, hidden)
+    if spec.sinks:
+        shapes["self_attn.sinks"] = (spec.num_attention_heads,)
     return {f"{spec.prefix}layers.{index}.{name}": shape for name, shape in shapes.items()}
+
+
+def _mlp_shapes(layer: LayerSpec, hidden: int) -> Shapes:
+    wide, experts = layer.intermediate_size, layer.experts
+    plain: Shapes = {
+        "gate_proj.weight": (wide, hidden),
+        "up_proj.weight": (wide, hidden),
+        "down_proj.weight": (hidden, wide),
+    }
+    if experts is None:
+        return plain
+    many = experts.count
+    if experts.clamped is None:
+        each = {f"experts.{i}.{name}": shape for i in range(many) for name, shape in plain.items()}
+        return {"gate.weight": (many, hidden), **each}
+    return {  # [in, out], gate and up in turns
+        "router.weight": (many, hidden),
+        "router.bias": (many,),
+        "experts.gate_up_proj": (many, hidden, 2 * wide),
+        "experts.gate_up_proj_bias": (many, 2 * wide),
+        "experts.down_proj": (many, wide, hidden),
+        "experts.down_proj_bias": (many, hidden),
+    }

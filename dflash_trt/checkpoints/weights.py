@@ -1,5 +1,6 @@
 """The tensors of a safetensors checkpoint, read one at a time."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,16 @@ class Weights:
         """ "BF16", "F16" or "F32"; nothing else can be opened."""
         return self._tensor(name).dtype
 
-    def read(self, name: str) -> np.ndarray[Any, Any]:
-        """One tensor in its own dtype (ml_dtypes.bfloat16 for BF16), freshly allocated."""
+    def read(self, name: str, part: int | None = None) -> np.ndarray[Any, Any]:
+        """One tensor in its own dtype (ml_dtypes.bfloat16 for BF16), freshly allocated.
+
+        part: only this one of its first axis, which the result then lacks.
+        """
         tensor = self._tensor(name)
-        return tensor.read().reshape(tensor.shape)
+        if part is None:
+            return tensor.read().reshape(tensor.shape)
+        size = math.prod(tensor.shape[1:])
+        return tensor.read(part * size, size).reshape(tensor.shape[1:])
 
     def _tensor(self, name: str) -> Stored | Quantised:
         if name not in self._tensors:

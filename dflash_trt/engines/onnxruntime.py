@@ -137,6 +137,8 @@ def _load_session(path: Path, threads: int) -> ort.InferenceSession:
     _use_one_pool(threads)
     options = ort.SessionOptions()
     options.use_per_session_threads = False
+    # planning which buffers to share takes hours for a graph with many experts, and saves no time
+    options.enable_mem_reuse = False
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])

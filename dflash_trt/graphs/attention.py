@@ -52,10 +52,12 @@ def attention_block(
     values = _scatter(g, layer.value_cache, v, f"new_value_{layer.index}", at, layer.cache_shape)
     scale = spec.attention_scale or layer.spec.head_dim**-0.5
     mask, cap = at.seen(g, layer.spec), spec.attn_logit_softcapping
-    if cap is None:
+    if cap is None and not spec.sinks:
         mixed = g.op("Attention", q, keys, values, mask, scale=scale)
     else:
-        mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, scale, cap)
+        sinks = g.vector(weights, f"{attn}.sinks") if spec.sinks else None
+        q = g.op("Mul", q, g.number(scale))
+        mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, cap, sinks)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(0, 0, heads * layer.spec.head_dim))
     out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases)
@@ -72,20 +74,29 @@ def _attention_in_steps(
     keys: ir.Value,
     values: ir.Value,
     mask: ir.Value,
-    scale: float,
-    cap: float,
+    cap: float | None,
+    sinks: ir.Value | None,
 ) -> ir.Value:
-    """Attention in single steps, for scores that are softly capped: `[n, heads, Q, head_dim]`.
+    """What the Attention op does with scaled queries, `[n, heads, Q, head_dim]`, and more.
 
-    The Attention op has a softcap, but TensorRT's parser does not take it.
+    cap: scores are softly capped (the op's own softcap is refused by TensorRT's parser). sinks
+    `[heads]`: the scores of a key that every query sees and that has no value (gpt-oss).
     """
     # query heads that share a kv head are rows of one product, so that keys are not repeated
     folded, unfolded = g.ints(0, kv_heads, -1, 0), g.ints(0, heads, -1, 0)
-    q = g.op("Mul", g.op("Reshape", q, folded), g.number(scale))
+    q = g.op("Reshape", q, folded)
     scores = g.op("MatMul", q, g.op("Transpose", keys, perm=(0, 1, 3, 2)))
-    scores = g.op("Reshape", softcap(g, scores, cap), unfolded)
-    weights = g.op("Softmax", g.op("Where", mask, scores, g.number(HIDDEN)), axis=-1)
-    mixed = g.op("MatMul", g.op("Reshape", weights, folded), values)
+    if cap is not None:
+        scores = softcap(g, scores, cap)
+    scores = g.op("Where", mask, g.op("Reshape", scores, unfolded), g.number(HIDDEN))
+    if sinks is not None:
+        sinks = g.op("Reshape", sinks, g.ints(1, heads, 1, 1))
+        each = g.op("Concat", g.op("Shape", mask, end=3), g.ints(1), axis=0)
+        scores = g.op("Concat", scores, g.op("Expand", sinks, each), axis=-1)
+    shares = g.op("Softmax", scores, axis=-1)
+    if sinks is not None:
+        shares = g.op("Slice", shares, g.ints(0), g.op("Shape", mask, start=3), g.ints(3))
+    mixed = g.op("MatMul", g.op("Reshape", shares, folded), values)
     return g.op("Reshape", mixed, unfolded)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,17 @@ from dflash_trt.checkpoints.weights import Weights
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
+Kind = Literal["onnxruntime", "tensorrt"]
 
 
 class GraphBuilder:
-    """Collects one ONNX graph; every weight is float32 and read when the graph is saved."""
+    """Collects one ONNX graph; every weight is float32 and read when the graph is saved.
 
-    def __init__(self, name: str) -> None:
+    kind: of the engine it is for, where one form does not serve both well (see `moe.py`).
+    """
+
+    def __init__(self, name: str, kind: Kind = "onnxruntime") -> None:
+        self.kind = kind
         self._graph = ir.Graph((), (), nodes=(), opset_imports={"": OPSET}, name=name)
         self._tape = Tape(self._graph)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
@@ -72,7 +78,7 @@ class GraphBuilder:
 
     def vector(self, weights: Weights, name: str, plus: float = 0.0) -> ir.Value:
         """A checkpoint tensor as it is (norm weights, embeddings), or with a number added."""
-        return self._lazy(name, weights.shape(name), lambda: _float32(weights, name) + plus)
+        return self.lazy(name, weights.shape(name), lambda: _float32(weights, name) + plus)
 
     def linear(self, weights: Weights, *names: str) -> ir.Value:
         """Linear layers `[out, in]` side by side, as one MatMul operand `[in, sum of outs]`."""
@@ -85,12 +91,12 @@ class GraphBuilder:
                 fused[:, start : start + count] = weights.read(name).T
             return fused
 
-        return self._lazy("|".join(names), shape, read)
+        return self.lazy("|".join(names), shape, read)
 
     def bias(self, weights: Weights, *names: str) -> ir.Value:
         """Biases side by side, in the order of `linear`."""
         shape = (sum(weights.shape(name)[0] for name in names),)
-        return self._lazy(
+        return self.lazy(
             "|".join(names),
             shape,
             lambda: np.concatenate([_float32(weights, name) for name in names]),
@@ -106,9 +112,10 @@ class GraphBuilder:
             callback=lambda tensor, _: progress(tensor.name or ""),
         )
 
-    def _lazy(
+    def lazy(
         self, name: str, shape: tuple[int, ...], read: Callable[[], npt.NDArray[np.float32]]
     ) -> ir.Value:
+        """A weight that is read when the graph is saved."""
         tensor = ir.LazyTensor(
             lambda: ir.tensor(read()), ir.DataType.FLOAT, ir.Shape(shape), name=name
         )

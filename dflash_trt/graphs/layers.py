@@ -93,3 +93,10 @@ def linear(g: GraphBuilder, weights: Weights, x: ir.Value, *names: str, bias: bo
     if bias:
         out = g.op("Add", out, g.bias(weights, *(f"{name}.bias" for name in names)))
     return out
+
+
+def activation(g: GraphBuilder, spec: DecoderSpec, x: ir.Value) -> ir.Value:
+    """`hidden_act` of config.json."""
+    if spec.hidden_act == "silu":
+        return g.op("Mul", x, g.op("Sigmoid", x))
+    return g.op("Gelu", x, approximate="tanh")

@@ -6,13 +6,15 @@ import onnx_ir as ir
 
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.graphs.attention import attention_block
-from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.builder import GraphBuilder, Kind
 from dflash_trt.graphs.layers import embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
 
 
-def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBuilder:
+def target_graph(
+    target: Target, taps: Sequence[int], cache_len: int, kind: Kind = "onnxruntime"
+) -> GraphBuilder:
     """Build a target's graph.
 
     Inputs: tokens, positions int64 `[n, S]`; write_index int64 `[n]`; mask bool `[n, 1, S, N]`;
@@ -23,7 +25,7 @@ def target_graph(target: Target, taps: Sequence[int], cache_len: int) -> GraphBu
     residual stream after decoder block l (z-lab `extract_context_feature`).
     """
     spec, weights = target.spec, target.weights
-    g = GraphBuilder("target")
+    g = GraphBuilder("target", kind)
     tokens = g.input("tokens", ir.DataType.INT64, ("n", "S"))
     positions = g.input("positions", ir.DataType.INT64, ("n", "S"))
     write_index = g.input("write_index", ir.DataType.INT64, ("n",))

@@ -10,10 +10,12 @@ from typing import Any
 
 from dflash_trt.checkpoints.families.gemma import gemma2, gemma3
 from dflash_trt.checkpoints.families.gemma4 import gemma4
+from dflash_trt.checkpoints.families.gpt_oss import gpt_oss
 from dflash_trt.checkpoints.families.llama import llama
 from dflash_trt.checkpoints.families.mistral import mistral
 from dflash_trt.checkpoints.families.qwen2 import qwen2
 from dflash_trt.checkpoints.families.qwen3 import qwen3
+from dflash_trt.checkpoints.families.qwen3_moe import qwen3_moe
 
 FAMILIES: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {  # by architecture
     "Gemma2ForCausalLM": gemma2,
@@ -21,8 +23,10 @@ FAMILIES: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {  # by 
     "Gemma3ForConditionalGeneration": gemma3,
     "Gemma4ForCausalLM": gemma4,
     "Gemma4ForConditionalGeneration": gemma4,
+    "GptOssForCausalLM": gpt_oss,
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
 }

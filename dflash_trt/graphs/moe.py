@@ -1,0 +1,204 @@
+"""A mixture of experts: a router chooses a few MLPs for each token and weighs what they answer."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from dflash_trt.checkpoints.spec import DecoderSpec, Experts
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.layers import Layer, activation, linear
+
+Floats = npt.NDArray[np.float32]
+Half = Literal["gate_up", "down"]  # of an expert
+
+
+class Routed(NamedTuple):
+    """Which experts compute which tokens."""
+
+    tokens: ir.Value  # float32 [T, hidden_size]
+    chosen: ir.Value  # int64 [T, per_token]
+    share: ir.Value  # float32 [T, per_token], what the answer of each counts
+
+
+def mixture(
+    g: GraphBuilder,
+    spec: DecoderSpec,
+    weights: Weights,
+    layer: Layer,
+    experts: Experts,
+    x: ir.Value,
+) -> ir.Value:
+    """The weighted sum of the answers of each token's experts; `x` is `[n, S, hidden_size]`.
+
+    For ONNX Runtime an expert computes the tokens that chose it, and nothing if none did. In
+    TensorRT no shape may depend on what is computed: there all experts compute all tokens.
+    """
+    routed = _route(g, spec, weights, layer, experts, x)
+    body = _all_experts if g.kind == "tensorrt" else _chosen_experts
+    return g.op("Reshape", body(g, spec, weights, layer, experts, routed), g.op("Shape", x))
+
+
+def _route(
+    g: GraphBuilder,
+    spec: DecoderSpec,
+    weights: Weights,
+    layer: Layer,
+    experts: Experts,
+    x: ir.Value,
+) -> Routed:
+    biased = experts.clamped is not None
+    router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
+    tokens = g.op("Reshape", x, g.ints(-1, spec.hidden_size))
+    scores = linear(g, weights, tokens, router, bias=biased)
+    if not experts.normalised:
+        scores = g.op("Softmax", scores, axis=-1)
+    share, chosen = g.ops("TopK", scores, g.ints(experts.per_token), outputs=2, axis=-1)
+    if experts.normalised:  # equals the softmax over all experts, divided by the sum of the chosen
+        share = g.op("Softmax", share, axis=-1)
+    return Routed(tokens, chosen, share)
+
+
+def _chosen_experts(
+    g: GraphBuilder,
+    spec: DecoderSpec,
+    weights: Weights,
+    layer: Layer,
+    experts: Experts,
+    routed: Routed,
+) -> ir.Value:
+    """Tokens are sorted by expert, cut into a piece for each expert, and put back in order.
+
+    Only the products are done piece by piece: graphs of 128 experts a layer have to stay small.
+    """
+    pairs = g.op("Reshape", routed.chosen, g.ints(-1))  # expert of each token and choice
+    count = g.op("Shape", pairs)
+    expert, order = g.ops("TopK", pairs, count, outputs=2, axis=0, largest=0)
+    sizes = g.op("Equal", g.op("Unsqueeze", pairs, g.ints(1)), g.ints(*range(experts.count)))
+    sizes = g.op("Cast", sizes, to=ir.DataType.INT64)
+    sizes = g.op("ReduceSum", sizes, g.ints(0), keepdims=0)
+
+    def multiply(x: ir.Value, half: Half) -> ir.Value:
+        pieces = g.ops("Split", x, sizes, outputs=experts.count, axis=0)
+        answers = (
+            _expert(g, weights, layer, experts, half, i, piece) for i, piece in enumerate(pieces)
+        )
+        out = g.op("Concat", *answers, axis=0)
+        if experts.clamped is None:
+            return out
+        return g.op("Add", out, g.op("Gather", _biases(g, weights, layer, half), expert, axis=0))
+
+    token = g.op("Div", order, g.ints(experts.per_token))
+    wide = multiply(g.op("Gather", routed.tokens, token, axis=0), "gate_up")
+    out = multiply(_gated(g, spec, layer, experts, wide), "down")
+    _, place = g.ops("TopK", order, count, outputs=2, axis=0, largest=0)
+    out = g.op("Gather", out, place, axis=0)
+    out = g.op("Reshape", out, g.ints(-1, experts.per_token, spec.hidden_size))
+    out = g.op("Mul", out, g.op("Unsqueeze", routed.share, g.ints(2)))
+    return g.op("ReduceSum", out, g.ints(1), keepdims=0)
+
+
+def _all_experts(
+    g: GraphBuilder,
+    spec: DecoderSpec,
+    weights: Weights,
+    layer: Layer,
+    experts: Experts,
+    routed: Routed,
+) -> ir.Value:
+    """One batched product for all experts; those that a token did not choose count nothing."""
+
+    def multiply(x: ir.Value, half: Half) -> ir.Value:
+        out = g.op("MatMul", x, _stack(g, spec, weights, layer, experts, half))
+        if experts.clamped is None:
+            return out
+        return g.op("Add", out, g.op("Unsqueeze", _biases(g, weights, layer, half), g.ints(1)))
+
+    wide = multiply(g.op("Unsqueeze", routed.tokens, g.ints(0)), "gate_up")  # [E, T, 2 wide]
+    out = multiply(_gated(g, spec, layer, experts, wide), "down")
+    chosen = g.op("Unsqueeze", routed.chosen, g.ints(2))
+    chosen = g.op("Equal", chosen, g.ints(*range(experts.count)))  # [T, per_token, E]
+    share = g.op("Unsqueeze", routed.share, g.ints(2))
+    share = g.op("ReduceSum", g.op("Where", chosen, share, g.number(0.0)), g.ints(1), keepdims=0)
+    share = g.op("Unsqueeze", g.op("Transpose", share, perm=(1, 0)), g.ints(2))  # [E, T, 1]
+    return g.op("ReduceSum", g.op("Mul", out, share), g.ints(0), keepdims=0)
+
+
+def _gated(
+    g: GraphBuilder, spec: DecoderSpec, layer: Layer, experts: Experts, x: ir.Value
+) -> ir.Value:
+    """Gate and up side by side to what the down projection takes."""
+    wide = layer.spec.intermediate_size
+    gate, up = g.split(x, (wide, wide), axis=-1)
+    if experts.clamped is None:
+        return g.op("Mul", activation(g, spec, gate), up)
+    alpha, limit = experts.clamped
+    gate = g.op("Min", gate, g.number(limit))
+    up = g.op("Max", g.op("Min", up, g.number(limit)), g.number(-limit))
+    gate = g.op("Mul", gate, g.op("Sigmoid", g.op("Mul", gate, g.number(alpha))))
+    return g.op("Mul", g.op("Add", up, g.number(1.0)), gate)
+
+
+def _expert(
+    g: GraphBuilder,
+    weights: Weights,
+    layer: Layer,
+    experts: Experts,
+    half: Half,
+    index: int,
+    x: ir.Value,
+) -> ir.Value:
+    """One expert's product with its tokens."""
+    if experts.clamped is None:
+        return linear(g, weights, x, *_names(layer, half, index), bias=False)
+    name = f"{layer.prefix}mlp.experts.{half}_proj"
+    shape = weights.shape(name)[1:]
+    return g.op("MatMul", x, g.lazy(f"{name}.{index}", shape, lambda: _part(weights, name, index)))
+
+
+def _stack(
+    g: GraphBuilder,
+    spec: DecoderSpec,
+    weights: Weights,
+    layer: Layer,
+    experts: Experts,
+    half: Half,
+) -> ir.Value:
+    """All experts' matrices, `[E, in, out]`."""
+    name = f"{layer.prefix}mlp.experts.{half}_proj"
+    hidden, wide = spec.hidden_size, layer.spec.intermediate_size
+    shape = (experts.count, *((hidden, 2 * wide) if half == "gate_up" else (wide, hidden)))
+
+    def read() -> Floats:
+        stack = np.empty(shape, np.float32)
+        for index, matrix in enumerate(stack):
+            if experts.clamped is not None:
+                matrix[:] = _part(weights, name, index)
+            else:
+                parts = [weights.read(f"{n}.weight") for n in _names(layer, half, index)]
+                matrix[:] = np.concatenate(parts).T
+        return stack
+
+    return g.lazy(name, shape, read)
+
+
+def _names(layer: Layer, half: Half, index: int) -> list[str]:
+    """The linear layers of one of Qwen's experts."""
+    expert = f"{layer.prefix}mlp.experts.{index}"
+    return [f"{expert}.{part}_proj" for part in half.split("_")]
+
+
+def _biases(g: GraphBuilder, weights: Weights, layer: Layer, half: Half) -> ir.Value:
+    """All experts' biases, `[E, out]`."""
+    name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
+    return g.lazy(name, weights.shape(name), lambda: _part(weights, name, None))
+
+
+def _part(weights: Weights, name: str, index: int | None) -> Floats:
+    """gpt-oss' tensor of one expert, or all; its gate and up columns, which take turns, apart."""
+    found: Floats = weights.read(name, index).astype(np.float32)
+    if "gate_up" not in name:
+        return found
+    return np.concatenate([found[..., ::2], found[..., 1::2]], axis=-1)

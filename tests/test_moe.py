@@ -1,0 +1,260 @@
+"""Targets with a mixture of experts, against `transformers`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import built_from
+from exact import (
+    Case,
+    assert_same_text_and_same_rounds,
+    assert_target_logits_and_taps,
+    case_for,
+    target_step,
+)
+from pairs import write_pair
+from safetensors.numpy import load_file, save_file
+from test_graphs import PROFILE
+from transformers import GptOssConfig, Qwen3MoeConfig
+
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.spec import TargetSpec
+from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.engines.build import build_target
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.errors import CheckpointError
+from dflash_trt.graphs.target import target_graph
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "num_experts_per_tok": 3,
+}
+QWEN = COMMON | {"intermediate_size": 96, "moe_intermediate_size": 48, "num_experts": 8}
+CONFIGS = {
+    "qwen3-moe": Qwen3MoeConfig(**QWEN, norm_topk_prob=True, mlp_only_layers=[1]),
+    "qwen3-moe-not-normalised": Qwen3MoeConfig(**QWEN, norm_topk_prob=False, decoder_sparse_step=2),
+    "gpt-oss": GptOssConfig(
+        **COMMON,
+        intermediate_size=48,
+        num_local_experts=8,
+        sliding_window=10,
+        swiglu_limit=2.5,
+        swiglu_alpha=1.5,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "truncate": False,
+        },
+    ),
+}
+DRAFTER = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "block_size": 8,
+    "dflash_config": {"mask_token_id": 319, "target_layer_ids": [0, 2]},
+}
+# what the families need beside PROFILE; TensorRT parses and builds these too
+ALSO = {
+    *("And", "Div", "Equal", "Expand", "Less", "Max", "Min", "Range", "ReduceSum", "Softmax"),
+    *("Squeeze", "Sub", "Unsqueeze", "Where"),
+}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    @cache
+    def make(name: str) -> Case:
+        directory = tmp_path_factory.mktemp(name)
+        return case_for(built_from(write_pair(directory, CONFIGS[name], DRAFTER), directory))
+
+    return make
+
+
+@pytest.fixture(params=CONFIGS)
+def case(request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
+    return cases(request.param)
+
+
+def test_logits_and_taps(case: Case) -> None:
+    assert_target_logits_and_taps(case)
+
+
+def test_same_text_and_same_rounds(case: Case) -> None:
+    assert_same_text_and_same_rounds(case)
+
+
+def test_the_body_for_tensorrt_gives_the_same(case: Case, tmp_path: Path) -> None:
+    built = case.built
+    taps, rows = built.drafter.spec.target_layer_ids, Engine(built.target_engine).info.cache_len
+    target_graph(built.target, taps, rows, "tensorrt").save(tmp_path, lambda name: None)
+    shutil.copy(built.target_engine / "engine.json", tmp_path)
+    engines = Engine(built.target_engine), Engine(tmp_path)
+    for tokens, start in ((built.texts[0][:33], 0), (built.texts[0][33:34], 33)):
+        ours, other = (target_step(engine, tokens, start) for engine in engines)
+        for name in ("logits", "features"):
+            np.testing.assert_allclose(ours[name], other[name], atol=1e-4, rtol=0)
+    assert _operators(tmp_path) <= PROFILE | ALSO
+    # sorting the tokens by expert takes sizes that are computed, which is for the CPU only
+    assert _operators(built.target_engine) <= PROFILE | ALSO | {"Cast"}
+
+
+def test_the_graph_stays_small(case: Case) -> None:
+    """Two products for each expert, and for the rest of a layer a number of nodes that is fixed."""
+    nodes = onnx.load(case.built.target_engine / "model.onnx", load_external_data=False).graph.node
+    layers = case.built.target.spec.layers
+    experts = sum(layer.experts.count for layer in layers if layer.experts)
+    assert len(nodes) < 2 * experts + 80 * len(layers)
+
+
+CHANGES = [
+    ("qwen3-moe", "norm_topk_prob", False),
+    ("qwen3-moe", "num_experts_per_tok", 2),
+    ("qwen3-moe", "layers.0.mlp.gate.weight", 0),
+    ("qwen3-moe", "layers.2.mlp.experts.7.up_proj.weight", 0),
+    ("gpt-oss", "swiglu_limit", 100.0),
+    ("gpt-oss", "swiglu_alpha", 1.702),
+    ("gpt-oss", "sliding_window", 60),
+    ("gpt-oss", "layers.0.self_attn.sinks", 0),
+    ("gpt-oss", "layers.3.self_attn.o_proj.bias", 0),
+    ("gpt-oss", "layers.0.mlp.router.bias", 0),
+    ("gpt-oss", "layers.1.mlp.experts.gate_up_proj_bias", 0),
+    ("gpt-oss", "layers.2.mlp.experts.down_proj_bias", 0),
+]
+
+
+@pytest.mark.parametrize(("case", "name", "value"), CHANGES, indirect=["case"])
+def test_what_is_particular_matters(case: Case, name: str, value: float, tmp_path: Path) -> None:
+    """Changed, it gives other logits: it is read, and leaving it out would have been seen above."""
+    source, engine = tmp_path / "source", tmp_path / "engine"
+    shutil.copytree(case.built.pair.target_dir, source)
+    if "." in name:
+        tensors = load_file(source / "model.safetensors")
+        tensors[f"model.{name}"] *= value
+        save_file(tensors, source / "model.safetensors")
+    else:
+        _change_config(source, **{name: value})
+    _build(case, source, engine)
+    text = case.built.texts[0][:40]
+    engines = Engine(case.built.target_engine), Engine(engine)
+    plain, changed = (target_step(engine, text, 0)["logits"] for engine in engines)
+    assert np.abs(plain - changed).max() > 0.01
+
+
+@pytest.mark.parametrize("case", ["gpt-oss"], indirect=True)
+def test_a_build_reads_one_expert_at_a_time(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = case.built.target.spec
+    read, sizes = Weights.read, []
+
+    def watched(weights: Weights, *args: Any) -> np.ndarray:
+        found = read(weights, *args)
+        sizes.append(found.size)
+        return found
+
+    monkeypatch.setattr(Weights, "read", watched)
+    _build(case, case.built.pair.target_dir, tmp_path / "engine")
+    largest = spec.vocab_size * spec.hidden_size  # less than a layer's experts
+    assert max(sizes) == largest
+
+
+def test_configs_as_published(tmp_path: Path) -> None:
+    """Qwen/Qwen3-30B-A3B and openai/gpt-oss-20b, in the fields that read otherwise than ours."""
+    qwen, oss = (CONFIGS[name] for name in ("qwen3-moe", "gpt-oss"))
+    qwen.save_pretrained(tmp_path / "qwen")
+    _change_config(
+        tmp_path / "qwen",
+        architectures=["Qwen3MoeForCausalLM"],
+        num_local_experts=None,
+        num_experts=8,
+        rope_parameters=None,
+        rope_theta=1000000.0,
+        rope_scaling=None,
+    )
+    layers = _spec(tmp_path / "qwen").layers
+    assert [layer.experts and layer.experts.count for layer in layers] == [8, None, 8, 8]
+    assert [layer.intermediate_size for layer in layers] == [48, 96, 48, 48]
+    oss.save_pretrained(tmp_path / "oss")
+    _change_config(
+        tmp_path / "oss",
+        architectures=["GptOssForCausalLM"],
+        layer_types=None,
+        attention_bias=None,
+        swiglu_alpha=None,
+        swiglu_limit=None,
+    )
+    spec = _spec(tmp_path / "oss")
+    assert [layer.window for layer in spec.layers] == [10, None, 10, None]
+    assert {layer.experts.clamped for layer in spec.layers if layer.experts} == {(1.702, 7.0)}
+    assert spec.biases == ("q", "k", "v", "o")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"num_experts_per_tok": 9}, "9 of 8 experts"),
+        ({"num_local_experts": 10**12}, "experts for each token"),
+        ({"num_local_experts": None}, "num_local_experts is missing"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers is 3"),
+        ({"moe_intermediate_size": "wide"}, "moe_intermediate_size is 'wide'"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+    ],
+)
+def test_refused(change: dict[str, Any], what: str, tmp_path: Path) -> None:
+    CONFIGS["qwen3-moe"].save_pretrained(tmp_path)
+    _change_config(tmp_path, architectures=["Qwen3MoeForCausalLM"], **change)
+    with pytest.raises(CheckpointError, match=what):
+        _spec(tmp_path)
+
+
+def _spec(directory: Path) -> TargetSpec:
+    """Of a config.json; its weights are not looked at."""
+    save_file({}, directory / "model.safetensors")
+    return load_target(directory).spec
+
+
+def _change_config(directory: Path, **fields: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def _build(case: Case, source: Path, engine: Path) -> None:
+    """The engine of a checkpoint that differs from the case's target."""
+    target = load_target(source)
+    check_pair(target, case.built.drafter, None)
+    engine.mkdir()
+    build_target(
+        target,
+        case.built.drafter.spec,
+        engine,
+        slots=1,
+        max_seq_len=64,
+        threads=1,
+        progress=lambda name: None,
+    )
+
+
+def _operators(engine: Path) -> set[str]:
+    model = onnx.load(engine / "model.onnx", load_external_data=False)
+    return {node.op_type for node in model.graph.node}
