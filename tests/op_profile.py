@@ -12,6 +12,7 @@ PROFILE = {
     *("TopK", "Transpose"),
     *("And", "Less", "Range", "Squeeze", "Sub", "Unsqueeze", "Where"),  # windows
     *("Div", "Softmax", "Tanh"),  # soft caps
+    *("Equal", "Expand", "Max", "Min", "ReduceSum"),  # experts
 }
 
 
