@@ -95,15 +95,17 @@ def target_step(engine: Engine, tokens: Sequence[int], start: int, row: int = 0)
 def drafter_step(
     engine: Engine, features: Any, anchor: int, seen: int, row: int = 0
 ) -> dict[str, Any]:
-    """All logits of the block behind `anchor`; the features stand at `seen ..` of their text."""
-    start, width = seen + len(features), engine.info.block_size
-    step = engine.step(row, 1, width, start + width, width - 1, context=len(features))
+    """All drafts' logits of the block behind `anchor`; the features stand at `seen ..`."""
+    start, drafts = seen + len(features), engine.info.block_size - 1
+    first = 0 if engine.info.sample_from_anchor else 1
+    width = first + drafts
+    step = engine.step(row, 1, width, start + width, drafts, context=len(features))
     step.inputs["features"][:] = features
     step.inputs["block"][:] = [anchor] + [engine.info.mask_token_id] * (width - 1)
     step.inputs["positions"][:] = np.r_[seen:start, start : start + width]
     step.inputs["write_index"][:] = seen
     step.inputs["mask"][:] = True
-    step.inputs["head_rows"][:] = np.arange(1, width)
+    step.inputs["head_rows"][:] = np.arange(first, width)
     step.run()
     return step.outputs
 

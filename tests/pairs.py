@@ -162,12 +162,13 @@ def zlab_drafter(drafter_dir: Path) -> DFlashDraftModel:
     return getattr(zlab, name).from_pretrained(drafter_dir, dtype=torch.float32)
 
 
-def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
+def teach(pair: Pair, *, steps: int = 120, seed: int = 0, first: int = 1) -> list[list[int]]:
     """Have the pair's drafter learn some greedy texts of the target by heart, in place (1 to 3 s).
 
     Random drafts are hardly ever accepted; these are, at every length, so that what happens after
     an acceptance is tested too. Returns the texts: 12 random tokens and 68 the target continued
     with, so that any prefix of 12 tokens or more is a prompt whose continuation the drafter knows.
+    first: which row of the block gives the first draft.
     """
     generator = torch.Generator().manual_seed(seed)
     target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
@@ -195,13 +196,13 @@ def teach(pair: Pair, *, steps: int = 120, seed: int = 0) -> list[list[int]]:
             noise_embedding=noise,
             position_ids=torch.arange(start + width)[None],
         )
-        logits = drafter.compute_logits(states[:, 1:], _output_head(target))
+        logits = drafter.compute_logits(states[:, first:], _output_head(target))
         if isinstance(drafter, DFlash2DraftModel):  # as if every token were a candidate
             selector = drafter.candidate_selector
             before = selector.predecessor_codebook(texts[:, start : start + width - 1])
             before = before * selector.hidden_projection(states[:, 1:])
             logits = logits + before @ selector.successor_codebook.weight.T
-        wanted = texts[:, start + 1 : start + width]
+        wanted = texts[:, start + 1 : start + 1 + width - first]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -106,10 +106,14 @@ def drafter_logits(
     tokens: Sequence[int],
     starts: Sequence[int],
     block_size: int | None = None,
+    first: int = 1,
 ) -> list[np.ndarray]:
-    """z-lab's draft logits f32[B-1, vocab] for an anchor at each of `starts`, teacher-forced."""
+    """z-lab's draft logits f32[B-1, vocab] for an anchor at each of `starts`, teacher-forced.
+
+    first: which row of the block gives the first draft (0: speculators' sample_from_anchor).
+    """
     drafter, head = load_drafter(drafter_dir), zlab._output_head(load_target(target_dir))
-    states = drafter_states(target_dir, drafter_dir, tokens, starts, block_size)
+    states = drafter_states(target_dir, drafter_dir, tokens, starts, block_size, first)
     return [drafter.compute_logits(each, head).numpy() for each in states]
 
 
@@ -120,6 +124,7 @@ def drafter_states(
     tokens: Sequence[int],
     starts: Sequence[int],
     block_size: int | None = None,
+    first: int = 1,
 ) -> list[torch.Tensor]:
     """The hidden states f32[B-1, hidden] that `drafter_logits` come from.
 
@@ -133,20 +138,21 @@ def drafter_states(
     features = zlab.extract_context_feature(hidden, drafter.target_layer_ids)
     cache = zlab._make_cache(drafter.config)
     positions = torch.arange(len(tokens) + width)[None]
+    scale = float(zlab._draft_value(drafter.config, "input_embedding_scale", 1.0))
     found, seen = [], 0
     for start in starts:
         block = torch.full((1, width), drafter.mask_token_id)
         block[0, 0] = text[0, start]
         states = drafter(
             target_hidden=features[:, seen:start],
-            noise_embedding=zlab._raw_input_embeddings(target, block),
+            noise_embedding=zlab._raw_input_embeddings(target, block, scale),
             position_ids=positions[:, seen : start + width],
             past_key_values=cache,
             use_cache=True,
         )
         zlab._crop_to(cache, start)
         seen = start
-        found.append(states[0, 1:])
+        found.append(states[0, first:])
     return found
 
 
@@ -176,8 +182,12 @@ def round_lengths(
     prompt: Sequence[int],
     greedy_text: Sequence[int],
     drafts: int,
+    first: int = 1,
+    tokens: Sequence[int] | None = None,
 ) -> list[int]:
     """Tokens each round commits when z-lab's drafter fills its block and `drafts` of it are kept.
+
+    first: as in `drafter_logits`; tokens: the only ones that can be drafted, all by default.
 
     greedy_text: what the target continues `prompt` with. As in z-lab's loop the last blocks are cut
     to the tokens still wanted.
@@ -186,9 +196,13 @@ def round_lengths(
     block_size = load_drafter(drafter_dir).block_size
     lengths, start = [], len(prompt)
     while start + 1 < len(text):
-        width = min(block_size, len(text) - start)
-        (logits,) = drafter_logits(target_dir, drafter_dir, text[: start + 1], [start], width)
-        pairs = zip(logits.argmax(-1)[:drafts], text[start + 1 :], strict=False)
+        width = min(block_size, len(text) - start - 1 + first)
+        (logits,) = drafter_logits(
+            target_dir, drafter_dir, text[: start + 1], [start], width, first
+        )
+        drafted = np.arange(logits.shape[-1]) if tokens is None else np.array(tokens)
+        best = drafted[logits[:, drafted].argmax(-1)]
+        pairs = zip(best[:drafts], text[start + 1 :], strict=False)
         same = [draft == token for draft, token in pairs]
         accepted = same.index(False) if False in same else len(same)
         lengths.append(min(accepted + 1, len(text) - 1 - start))

@@ -42,8 +42,21 @@ SLIDING = {
 }
 FORMS: dict[str, dict[str, Any]] = {
     "sliding-causal": SLIDING,
-    "sliding-not-causal": SLIDING | {"is_causal": False},
+    # smaller than the block, so that it cuts both ways
+    "sliding-not-causal": SLIDING | {"sliding_window": 4, "is_causal": False},
     "all-causal": SLIDING | {"is_causal": True},
+    "biases, all in dflash_config": {
+        "attention_bias": True,
+        "block_size": None,
+        "dflash_config": DRAFTER["dflash_config"] | {"block_size": 6},
+    },
+    "scales, all at top level": {
+        "dflash_config": {},
+        **DRAFTER["dflash_config"],
+        "input_embedding_scale": 2.0,
+        "output_multiplier": 0.6,
+        "final_logit_softcapping": 7.0,
+    },
 }
 
 

@@ -53,7 +53,12 @@ class TableModel:
 
     def __init__(self, best: int) -> None:
         self.info = SimpleNamespace(
-            cache_len=1 << 20, vocab_size=VOCAB, block_size=DRAFTS + 1, mask_token_id=0, best=best
+            cache_len=1 << 20,
+            vocab_size=VOCAB,
+            block_size=DRAFTS + 1,
+            mask_token_id=0,
+            best=best,
+            sample_from_anchor=False,
         )
 
     def look_up(self, inputs: Mapping[str, Array]) -> Array:

@@ -68,6 +68,17 @@ def optional(file: Path, config: dict[str, Any], name: str) -> float | None:
     return None if config.get(name) is None else real(file, config, name)
 
 
+def flag(
+    file: Path, config: dict[str, Any], name: str, default: bool | None = False
+) -> bool | None:
+    """true or false in config.json; null counts as absent."""
+    value = config.get(name)
+    value = default if value is None else value
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{file}: {name} is {value!r}, not true or false", "Correct it")
+    return value
+
+
 def decoder_fields(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The fields of DecoderSpec that every family has; a family's description adds its own."""
     if config.get("quantization_config"):

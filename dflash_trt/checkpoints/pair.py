@@ -39,6 +39,7 @@ CHECKS: tuple[tuple[Look, Severity], ...] = (
     (tensors.no_own_vocabulary, "error"),
     (tensors.target_tensors, "error"),
     (tensors.drafter_tensors, "error"),
+    (tensors.vocabulary_map, "error"),
     (tensors.dtype, "warning"),
     (numerics.rope_theta, "warning"),
     (numerics.rope_scaling, "warning"),

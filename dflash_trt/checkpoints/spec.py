@@ -55,6 +55,7 @@ class LayerSpec:
     window: int | None = (
         None  # sliding attention: how many positions a query sees, its own included
     )
+    window_from_anchor: bool = False  # as wide for a whole drafter's block, whose rows it spares
     causal: bool = False  # in a drafter's block; a target's causality is in the mask
     value_is_key: bool = False  # no v_proj: values are the keys before norm and RoPE (Gemma 4)
     convolution: Convolution | None = None  # around attention and MLP
@@ -82,6 +83,7 @@ class DecoderSpec:
     embedding_scale: float = 1.0  # on the embedded tokens; not on a tied head
     attention_scale: float | None = None  # on q k; None: head_dim ** -0.5
     attn_logit_softcapping: float | None = None
+    output_multiplier: float = 1.0  # on the logits
     final_logit_softcapping: float | None = None
     sinks: bool = (
         False  # a score of each head that takes a share of the attention and gives nothing
@@ -90,6 +92,11 @@ class DecoderSpec:
     @property
     def num_hidden_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def head_size(self) -> int:
+        """Rows of the output head."""
+        return self.vocab_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +108,18 @@ class TargetSpec(DecoderSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterSpec(DecoderSpec):
-    block_size: int  # anchor + masks
+    block_size: int  # the most tokens that a round verifies: the anchor and its drafts
     mask_token_id: int
     target_layer_ids: tuple[int, ...]  # taps: 0 is the output of the target's first layer
-    num_target_layers: int
+    num_target_layers: int | None = None  # None: the checkpoint does not say
+    sample_from_anchor: bool = False  # the anchor's row gives the first draft: one mask fewer
+    own_tables: tuple[str, ...] = ()  # of embed_tokens and lm_head; the others are the target's
+    draft_vocab_size: int | None = None  # of an own lm_head over some of the target's tokens (d2t)
     selector: Selector | None = None
+
+    @property
+    def head_size(self) -> int:
+        return self.draft_vocab_size or self.vocab_size
 
 
 def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:

@@ -21,6 +21,8 @@ DTYPES: dict[str, Any] = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     "U8": np.dtype(np.uint8),
+    "I64": np.dtype(np.int64),
+    "BOOL": np.dtype(np.bool_),
 }
 MAX_HEADER = 16 << 20  # bytes, enough for 150,000 tensors; parsed it may take 30 times as much
 AGAIN = "Download or export the checkpoint again"

@@ -14,6 +14,7 @@ from dflash_trt.checkpoints.stored import AGAIN, Stored, read_header
 from dflash_trt.errors import CheckpointError
 
 PLAIN = ("BF16", "F16", "F32")
+MAPS = {"d2t": "I64", "t2d": "BOOL"}  # a drafter's vocabulary maps, which are no weights
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -47,7 +48,7 @@ class Weights:
             self.files.append(directory / MODELOPT_FILE)
         self._tensors: dict[str, Stored | Quantised] = dequantised(stored, config or {}, directory)
         for name, tensor in sorted(self._tensors.items()):
-            if isinstance(tensor, Stored) and tensor.dtype not in PLAIN:
+            if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
                     f"tensor {name} of {tensor.file} is {tensor.dtype}; only BF16, F16 and F32 are "
                     "read, and quantised weights that config.json announces, with their scales",
@@ -62,7 +63,7 @@ class Weights:
         return self._tensor(name).shape
 
     def dtype(self, name: str) -> str:
-        """ "BF16", "F16" or "F32"; nothing else can be opened."""
+        """ "BF16", "F16" or "F32"; of a vocabulary map what `MAPS` says."""
         return self._tensor(name).dtype
 
     def read(self, name: str, part: int | None = None) -> np.ndarray[Any, Any]:

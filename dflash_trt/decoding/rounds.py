@@ -77,33 +77,35 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     _move_rows(engine, moves)
     n, width = x.features.shape[:2]
     rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
-    # the whole block is masked even if fewer drafts are asked for: they are better that way
-    masks = [
+    # the whole block is filled even if fewer drafts are asked for: they are better that way
+    depths = [
         min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
         for (_, _, _, budget), (accepted, _) in zip(rows, results, strict=True)
     ]
-    if not any(masks) and all(budget for _, _, _, budget in rows):  # all end with this round
+    if not any(depths) and all(budget for _, _, _, budget in rows):  # all end with this round
         return _no_drafts(n)
-    last = max(1, *masks)
-    depth = min(last, wanted)
-    end = max(place for _, _, place, _ in rows) + width + last + 1
-    step = engine.step(first_row, n, last + 1, _visible(engine, end), n * depth, context=width)
+    deepest = max(1, *depths)
+    depth = min(deepest, wanted)
+    first = 0 if engine.info.sample_from_anchor else 1  # which row of a block is the first draft's
+    size = first + deepest
+    end = max(place for _, _, place, _ in rows) + width + size
+    step = engine.step(first_row, n, size, _visible(engine, end), n * depth, context=width)
     block, positions, mask = [], [], step.inputs["mask"]
     mask[:] = False
     for i, (_, forced, place, _) in enumerate(rows):
         accepted, token = results[i]
         anchor = place + forced + max(accepted, 0)
-        block.append([token] + [mask_token] * last)
-        positions.append([*range(place, place + width), *range(anchor, anchor + last + 1)])
+        block.append([token] + [mask_token] * (size - 1))
+        positions.append([*range(place, place + width), *range(anchor, anchor + size)])
         mask[i, :, :, :anchor] = True
         # the block's keys stand behind the features'; a row near its end sees fewer masks than the
         # batch has, as if it were alone
-        mask[i, :, :, place + width : place + width + masks[i] + 1] = True
+        mask[i, :, :, place + width : place + width + first + depths[i]] = True
     step.inputs["block"][:] = block
     step.inputs["positions"][:] = positions
     step.inputs["write_index"][:] = x.rows[:, 2]
     step.inputs["features"][:] = x.features
-    step.inputs["head_rows"][:] = _mask_rows(n, last, depth)
+    step.inputs["head_rows"][:] = _draft_rows(n, size, first, depth)
     step.run()
     outputs = step.outputs
     ids = outputs["top_ids"].reshape(n, depth, -1)
@@ -184,9 +186,9 @@ def _scored_rows(forced: tuple[int, ...], lengths: tuple[int, ...], width: int) 
 
 
 @lru_cache(maxsize=256)
-def _mask_rows(n: int, last: int, depth: int) -> Int64:
-    """Which of the n * (last + 1) block positions need logits: the first masks, no anchor."""
-    return np.arange(n * (last + 1)).reshape(n, -1)[:, 1 : depth + 1].ravel()
+def _draft_rows(n: int, size: int, first: int, depth: int) -> Int64:
+    """Which of the n * size block positions need logits: `depth` of each block, from `first` on."""
+    return np.arange(n * size).reshape(n, -1)[:, first : first + depth].ravel()
 
 
 def _visible(engine: Engine, length: int) -> int:

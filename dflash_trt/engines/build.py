@@ -47,7 +47,7 @@ def build_drafter(
     threads: int,
     progress: Progress,
 ) -> None:
-    """Write the drafter's engine, with a copy of the target's embedding and head."""
+    """Write the drafter's engine, with copies of what it shares with the target."""
     # features of one more block, and the block itself, stand behind the last position
     cache_len = max_seq_len + 2 * drafter.spec.block_size
     drafter_graph(drafter, target, cache_len).save(directory, progress)
@@ -71,10 +71,11 @@ def _info(
         max_seq_len=max_seq_len,
         cache_len=cache_len,
         threads=threads,
-        vocab_size=model.spec.vocab_size,
+        vocab_size=model.spec.head_size,
         best=1 if role == "target" else candidates(drafter),
         pair_scores=role == "drafter" and drafter.selector is not None,
         block_size=drafter.block_size,
+        sample_from_anchor=drafter.sample_from_anchor,
         mask_token_id=drafter.mask_token_id,
         caches=tuple((x.num_key_value_heads, x.head_dim) for x in model.spec.layers),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,

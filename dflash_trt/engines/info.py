@@ -19,10 +19,11 @@ class EngineInfo:
     max_seq_len: int
     cache_len: int  # max_seq_len plus room for rows that are written but never seen
     threads: int
-    vocab_size: int
+    vocab_size: int  # of the logits
     best: int  # how many of each row's largest logits the graph picks out
     pair_scores: bool  # whether it scores each of those by the one taken a place before
-    block_size: int
+    block_size: int  # the most tokens that a round verifies: the anchor and its drafts
+    sample_from_anchor: bool  # the first draft comes from the anchor's row, not the first mask's
     mask_token_id: int
     caches: tuple[tuple[int, int], ...]  # kv heads and head_dim of each layer
     feature_size: int  # taps * hidden_size

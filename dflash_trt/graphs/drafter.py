@@ -4,6 +4,7 @@ import onnx_ir as ir
 
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
+from dflash_trt.checkpoints.speculators import draft_token_ids
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import GraphBuilder
@@ -17,11 +18,12 @@ CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, se
 
 def candidates(spec: DrafterSpec) -> int:
     """How many candidates each draft has; a tiny vocabulary has fewer."""
-    return min(CANDIDATES, spec.vocab_size) if spec.selector is None else spec.selector.top_k
+    return min(CANDIDATES, spec.head_size) if spec.selector is None else spec.selector.top_k
 
 
 def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuilder:
-    """Build the drafter's graph with the target's embedding and head (paper section 4.1).
+    """Build the drafter's graph with the target's embedding and head (paper section 4.1), or
+    its own where it has them.
 
     Inputs: features float32 `[n, C, taps * hidden_size]` of newly verified tokens; block int64
     `[n, W]`, the anchor and W-1 mask tokens; positions int64 `[n, C + W]`, first the features',
@@ -51,15 +53,28 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
     context = linear(g, weights, features, "fc", bias=False)
     context = rms_norm(g, context, weights, "hidden_norm", spec)
-    embedding = g.vector(target.weights, f"{target.spec.prefix}embed_tokens.weight")
+    embedding, table = _tables(g, drafter, target)
     hidden = embed(g, spec, embedding, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, context, at)
         hidden = mlp_block(g, spec, weights, layer, hidden)
-    tied = target.spec.tie_word_embeddings
-    table = embedding if tied else g.vector(target.weights, "lm_head.weight")
-    best = head(g, spec, weights, hidden, table, head_rows, candidates(spec))
+    token_ids = None
+    if spec.draft_vocab_size is not None:
+        token_ids = g.constant("token_ids", draft_token_ids(weights, spec))
+    best = head(g, spec, weights, hidden, table, head_rows, candidates(spec), token_ids)
     if spec.selector is not None:
         pair_scores(g, spec.selector, weights, block, *best)
     return g
+
+
+def _tables(g: GraphBuilder, drafter: Drafter, target: Target) -> tuple[ir.Value, ir.Value]:
+    """Embedding and head `[vocab, hidden_size]`: the drafter's own or else the target's."""
+    embedding = (target.weights, f"{target.spec.prefix}embed_tokens.weight")
+    table = embedding if target.spec.tie_word_embeddings else (target.weights, "lm_head.weight")
+    if "embed_tokens" in drafter.spec.own_tables:
+        embedding = (drafter.weights, "embed_tokens.weight")
+    if "lm_head" in drafter.spec.own_tables:
+        table = (drafter.weights, "lm_head.weight")
+    first = g.vector(*embedding)
+    return first, first if table == embedding else g.vector(*table)

@@ -56,26 +56,32 @@ def head(
     spec: DecoderSpec,
     weights: Weights,
     hidden: ir.Value,
-    embedding: ir.Value,
+    table: ir.Value,
     rows: ir.Value,
     best: int,
+    token_ids: ir.Value | None = None,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Final norm and output head, for `r` of the hidden states; declares the outputs.
 
-    hidden `[n, S, hidden_size]`; embedding `[vocab, hidden_size]`; rows int64 `[r]`, which of the
-    `n * S` hidden states get logits. Outputs: logits float32 `[r, vocab]`, and the `best` largest
-    of each row in descending order as top_ids int64 and top_logits float32 `[r, best]`. Returns
-    the normed hidden states of the rows `[r, hidden_size]`, top_ids and top_logits.
+    hidden `[n, S, hidden_size]`; table `[vocab, hidden_size]`; rows int64 `[r]`, which of the
+    `n * S` hidden states get logits; token_ids int64 `[vocab]`, where the rows of the table are not
+    the tokens in order. Outputs: logits float32 `[r, vocab]`, and the `best` largest of each row in
+    descending order as top_ids int64 (tokens) and top_logits float32 `[r, best]`. Returns the
+    normed hidden states of the rows `[r, hidden_size]`, top_ids and top_logits.
     """
     x = g.op("Reshape", hidden, g.ints(-1, spec.hidden_size))
     x = rms_norm(g, g.op("Gather", x, rows, axis=0), weights, f"{spec.prefix}norm", spec)
     # as stored: an embedding that is also the head is kept once on disk
-    logits = g.op("MatMul", x, g.op("Transpose", embedding, perm=(1, 0)))
+    logits = g.op("MatMul", x, g.op("Transpose", table, perm=(1, 0)))
+    if spec.output_multiplier != 1:
+        logits = g.op("Mul", logits, g.number(spec.output_multiplier))
     if spec.final_logit_softcapping is not None:
         logits = softcap(g, logits, spec.final_logit_softcapping)
     # not ArgMax for the one best either: ONNX Runtime's is slower than its TopK
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
-    g.output(logits, "logits", ir.DataType.FLOAT, ("r", spec.vocab_size))
+    if token_ids is not None:
+        ids = g.op("Gather", token_ids, ids, axis=0)
+    g.output(logits, "logits", ir.DataType.FLOAT, ("r", spec.head_size))
     g.output(ids, "top_ids", ir.DataType.INT64, ("r", best))
     g.output(values, "top_logits", ir.DataType.FLOAT, ("r", best))
     return x, ids, values

@@ -42,23 +42,32 @@ class Positions:
         """The mask of one layer, bool `[n, 1, Q, N]`: layers of one kind share it.
 
         A window hides what is `window` positions or more behind a query and, unless the layer is
-        causal, as far ahead (z-lab `_attention_mask`).
+        causal, as far ahead (z-lab `_attention_mask`). A window from the anchor is measured from
+        there for the whole block (speculators `create_anchor_block_mask_mod`).
         """
         if layer.window is None and not layer.causal:
             return self.mask
-        key = ("mask", layer.window, layer.causal)
+        key = ("mask", layer.window, layer.window_from_anchor, layer.causal)
         if key not in self._shared:
-            queries = g.op("Unsqueeze", self.queries, g.ints(1, 3))
-            behind = g.op("Sub", queries, self._key_positions(g))  # [n, 1, Q, N]
+            behind = self._behind(g, self.queries)
             mask = self.mask
             if layer.window is not None:
-                mask = g.op("And", mask, g.op("Less", behind, g.ints(layer.window)))
+                start = self._behind(g, self._anchor(g)) if layer.window_from_anchor else behind
+                mask = g.op("And", mask, g.op("Less", start, g.ints(layer.window)))
             if layer.causal:
                 mask = g.op("And", mask, g.op("Less", g.ints(-1), behind))
-            elif layer.window is not None and self.context_len is not None:
+            elif not (layer.window_from_anchor or layer.window is None or self.context_len is None):
                 mask = g.op("And", mask, g.op("Less", g.ints(-layer.window), behind))
             self._shared[key] = mask
         return self._shared[key]
+
+    def _behind(self, g: GraphBuilder, positions: ir.Value) -> ir.Value:
+        """How far each cache row lies behind `positions` `[n, S]`: int64 `[n, 1, S, N]`."""
+        return g.op("Sub", g.op("Unsqueeze", positions, g.ints(1, 3)), self._key_positions(g))
+
+    def _anchor(self, g: GraphBuilder) -> ir.Value:
+        """The position of a drafter's anchor, int64 `[n, 1]`."""
+        return g.op("Slice", self.queries, g.ints(0), g.ints(1), g.ints(1))
 
     def _key_positions(self, g: GraphBuilder) -> ir.Value:
         """Positions of the cache rows, int64 `[n or 1, 1, 1, N]`."""
@@ -71,8 +80,7 @@ class Positions:
             # features of a shorter neighbour are padded, and the block is written behind the pad
             block_row = g.op("Add", self.write_index, self.context_len)
             block_row = g.op("Unsqueeze", block_row, g.ints(1))
-            anchor = g.op("Slice", self.queries, g.ints(0), g.ints(1), g.ints(1))
-            pad = g.op("Sub", block_row, anchor)
+            pad = g.op("Sub", block_row, self._anchor(g))
             context = g.op("Less", rows, block_row)
             rows = g.op("Sub", rows, g.op("Where", context, zero, pad))
         self._shared["rows"] = g.op("Unsqueeze", rows, g.ints(1, 2))

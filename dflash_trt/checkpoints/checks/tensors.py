@@ -4,6 +4,7 @@ from dflash_trt.checkpoints.checks import Found
 from dflash_trt.checkpoints.drafter import drafter_shapes
 from dflash_trt.checkpoints.outline import Pair
 from dflash_trt.checkpoints.spec import Shapes
+from dflash_trt.checkpoints.speculators import TRAINING_ONLY, draft_token_ids
 from dflash_trt.checkpoints.target import target_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
@@ -27,11 +28,12 @@ def no_own_vocabulary(pair: Pair) -> Found:
     """An embedding or head that the drafter was trained with would be left out."""
     drafter = pair.drafter.loaded
     own = sorted(set(drafter.weights.names) - drafter_shapes(drafter.spec).keys())
+    own = [name for name in own if name not in TRAINING_ONLY]
     own = [name for name in own if name.endswith((HEAD, "embed_tokens.weight"))]
     return Found(
         not own,
-        f"the drafter has {', '.join(own) or 'no embedding and no head'} of its own beside the "
-        "target's",
+        f"the drafter has {', '.join(own) or 'no embedding and no head'} of its own that would be "
+        "left out",
         "Remove them if they are copies of the target's, else use a drafter that shares them",
     )
 
@@ -47,7 +49,18 @@ def target_tensors(pair: Pair) -> Found:
 def drafter_tensors(pair: Pair) -> Found:
     """A tensor that is not read is a part of the model that is left out."""
     drafter = pair.drafter.loaded
-    return _tensors(drafter.weights, drafter_shapes(drafter.spec))
+    return _tensors(drafter.weights, drafter_shapes(drafter.spec), ignored=TRAINING_ONLY)
+
+
+def vocabulary_map(pair: Pair) -> Found:
+    """Drafts of a reduced vocabulary are read as other tokens where its map is wrong."""
+    drafter = pair.drafter.loaded
+    if drafter.spec.draft_vocab_size is None:
+        return Found(True, "the drafter drafts every token of the target's vocabulary")
+    count = len(draft_token_ids(drafter.weights, drafter.spec))
+    return Found(
+        True, f"the drafter drafts {count} of the target's {drafter.spec.vocab_size} tokens"
+    )
 
 
 def dtype(pair: Pair) -> Found:

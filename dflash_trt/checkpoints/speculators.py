@@ -1,0 +1,81 @@
+"""Drafters in the `speculators` format (0.9.0): a nested transformer config, a vocabulary map."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.checkpoints.fields import decoder_fields, flag, number, refuse
+from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.checkpoints.zlab import check_windows, layer_numbers
+from dflash_trt.errors import CheckpointError
+
+TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
+
+
+def speculators(file: Path, config: dict[str, Any], names: Sequence[str]) -> DrafterSpec:
+    """The spec of a drafter from its config.json (`DFlashSpeculatorConfig`) and its tensor names.
+
+    The tensors of the layers are named as z-lab's. Tap ids count the embedding as 0, so they are
+    one more than z-lab's.
+    """
+    inner = config.get("transformer_layer_config")
+    if not isinstance(inner, dict):
+        raise CheckpointError(f"{file} has no transformer_layer_config", "Export the drafter again")
+    ropes = inner.get("rope_parameters")
+    if isinstance(ropes, dict) and "sliding_attention" in ropes:  # then it is every layer's
+        inner = inner | {"rope_parameters": ropes["sliding_attention"]}
+    fields = decoder_fields(file, inner)
+    check_windows(file, inner, fields["layers"])
+    hidden, vocab = fields["hidden_size"], fields["vocab_size"]
+    if number(file, config, "target_hidden_size", hidden) != hidden:
+        raise refuse(file, "the drafter's hidden_size and the target's differ")
+    draft_vocab = number(file, config, "draft_vocab_size", 32000)
+    causal = not flag(file, config, "sliding_window_non_causal")
+    fields["layers"] = tuple(_layer(layer, causal) for layer in fields["layers"])
+    from_anchor = bool(flag(file, config, "sample_from_anchor"))
+    if config.get("mask_token_id") is None:
+        raise CheckpointError(
+            f"{file} has no mask_token_id",
+            "Add it: the token id that the drafter was trained with as mask",
+        )
+    return DrafterSpec(
+        **fields,
+        qk_norm=True,
+        block_size=number(file, config, "block_size", 8) + from_anchor,
+        mask_token_id=number(file, config, "mask_token_id", least=0),
+        target_layer_ids=tuple(
+            tap - 1 for tap in layer_numbers(file, config, "aux_hidden_state_layer_ids")
+        ),
+        sample_from_anchor=from_anchor,
+        own_tables=tuple(t for t in ("embed_tokens", "lm_head") if f"{t}.weight" in names),
+        draft_vocab_size=None if draft_vocab == vocab else draft_vocab,
+    )
+
+
+def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64]:
+    """Which of the target's tokens the rows of a reduced head are: int64 `[draft_vocab_size]`.
+
+    Stored as d2t, the difference of the two ids. CheckpointError when they cannot be right.
+    """
+    stored = weights.read("d2t")
+    ids: npt.NDArray[np.int64] = stored.astype(np.int64) + np.arange(len(stored))
+    distinct = stored.dtype == np.int64 and len(np.unique(ids)) == len(ids)
+    if not distinct or ids.min() < 0 or ids.max() >= spec.vocab_size:
+        raise CheckpointError(
+            f"d2t of {weights.directory} does not map its {len(ids)} tokens to as many of the "
+            f"target's {spec.vocab_size}",
+            "Export the drafter again",
+        )
+    return ids
+
+
+def _layer(layer: LayerSpec, causal: bool) -> LayerSpec:
+    """A window holds `sliding_window` tokens before the anchor, and never cuts the block."""
+    if layer.window is None:
+        return layer
+    return replace(layer, window=layer.window + 1, window_from_anchor=True, causal=causal)
