@@ -11,6 +11,7 @@ import select
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -47,8 +48,11 @@ class SideDoor:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # closed
-                return
+            except OSError:
+                if self._socket.fileno() < 0:  # closed
+                    return
+                time.sleep(0.05)  # too many open files
+                continue
             threading.Thread(target=self._serve, args=[connection], daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -76,7 +80,7 @@ class _Reply:
 
     def cancelled(self) -> bool:
         """Nothing is ever sent after the request: what can be read is the end."""
-        return bool(select.select([self._connection], [], [], 0)[0])
+        return _readable(self._connection, 0.0)
 
     def _answer(self, value: Mapping[str, Any]) -> None:
         with suppress(OSError), closing(self._connection):  # the client may have gone
@@ -95,7 +99,7 @@ class Knock:
 
     def wait(self, seconds: float) -> bool:
         """Whether the answer has begun to come."""
-        return bool(select.select([self._connection], [], [], seconds)[0])
+        return _readable(self._connection, seconds)
 
     def answer(self) -> Part | tuple[str, str]:
         """The whole answer, or an error's code and message; OSError when the front has died."""
@@ -113,6 +117,12 @@ class Knock:
 def _path() -> Path:
     # both processes are children of one tritonserver
     return Path(tempfile.gettempdir()) / f"dflash-trt-{os.getuid()}-{os.getppid()}.sock"
+
+
+def _readable(connection: socket.socket, seconds: float) -> bool:
+    poll = select.poll()  # unlike `select`, it takes more than the first 1,024 files
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _line(connection: socket.socket) -> bytes:
