@@ -27,8 +27,8 @@ from exact import (
     run_all,
     scheduler_of,
 )
+from op_profile import PROFILE
 from pairs import write_pair
-from test_graphs import PROFILE
 from test_sampling import CRITICAL_Z, chi_square
 from transformers import LlamaConfig
 
