@@ -51,14 +51,14 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
     context = linear(g, weights, features, "fc", bias=False)
     context = rms_norm(g, context, weights, "hidden_norm", spec)
-    embedding = g.vector(target.weights, f"{target.spec.prefix}embed_tokens.weight")
+    embedding = g.matrix(target.weights, f"{target.spec.prefix}embed_tokens.weight")
     hidden = embed(g, spec, embedding, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, context, at)
         hidden = mlp_block(g, spec, weights, layer, hidden)
     tied = target.spec.tie_word_embeddings
-    table = embedding if tied else g.vector(target.weights, "lm_head.weight")
+    table = embedding if tied else g.matrix(target.weights, "lm_head.weight")
     best = head(g, spec, weights, hidden, table, head_rows, candidates(spec))
     if spec.selector is not None:
         pair_scores(g, spec.selector, weights, block, *best)

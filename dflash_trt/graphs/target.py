@@ -33,7 +33,7 @@ def target_graph(
     head_rows = g.input("head_rows", ir.DataType.INT64, ("r",))
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(positions, positions, write_index, mask, visible, cache_len)
-    embedding = g.vector(weights, f"{spec.prefix}embed_tokens.weight")
+    embedding = g.matrix(weights, f"{spec.prefix}embed_tokens.weight")
     hidden = embed(g, spec, embedding, tokens)
     after: dict[int, ir.Value] = {}
     for index in range(spec.num_hidden_layers):
@@ -43,7 +43,7 @@ def target_graph(
         if spec.layer_scalar:
             hidden = g.op("Mul", hidden, g.vector(weights, f"{layer.prefix}layer_scalar"))
         after[index] = hidden
-    table = embedding if spec.tie_word_embeddings else g.vector(weights, "lm_head.weight")
+    table = embedding if spec.tie_word_embeddings else g.matrix(weights, "lm_head.weight")
     head(g, spec, weights, hidden, table, head_rows, best=1)
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
     g.output(features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size))
