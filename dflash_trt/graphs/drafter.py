@@ -20,7 +20,9 @@ def candidates(spec: DrafterSpec) -> int:
     return min(CANDIDATES, spec.vocab_size) if spec.selector is None else spec.selector.top_k
 
 
-def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuilder:
+def drafter_graph(
+    drafter: Drafter, target: Target, cache_len: int, *, link: bool = False
+) -> GraphBuilder:
     """Build the drafter's graph with the target's embedding and head (paper section 4.1).
 
     Inputs: features float32 `[n, C, taps * hidden_size]` of newly verified tokens; block int64
@@ -35,7 +37,7 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
     The block's are garbage after the call: the next one writes its features over them.
     """
     spec, weights = drafter.spec, drafter.weights
-    g = GraphBuilder("drafter")
+    g = GraphBuilder("drafter", link=link)
     width = len(spec.target_layer_ids) * spec.hidden_size
     features = g.input("features", ir.DataType.FLOAT, ("n", "C", width))
     block = g.input("block", ir.DataType.INT64, ("n", "W"))

@@ -13,7 +13,12 @@ from dflash_trt.graphs.positions import Positions
 
 
 def target_graph(
-    target: Target, taps: Sequence[int], cache_len: int, kind: Kind = "onnxruntime"
+    target: Target,
+    taps: Sequence[int],
+    cache_len: int,
+    kind: Kind = "onnxruntime",
+    *,
+    link: bool = False,
 ) -> GraphBuilder:
     """Build a target's graph.
 
@@ -25,7 +30,7 @@ def target_graph(
     residual stream after decoder block l (z-lab `extract_context_feature`).
     """
     spec, weights = target.spec, target.weights
-    g = GraphBuilder("target", kind)
+    g = GraphBuilder("target", kind, link=link)
     tokens = g.input("tokens", ir.DataType.INT64, ("n", "S"))
     positions = g.input("positions", ir.DataType.INT64, ("n", "S"))
     write_index = g.input("write_index", ir.DataType.INT64, ("n",))
