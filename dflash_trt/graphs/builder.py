@@ -32,9 +32,7 @@ class GraphBuilder:
     the original files it then needs, and their names beside the graph.
     """
 
-    def __init__(
-        self, name: str, kind: Kind = "onnxruntime", *, link: bool = False
-    ) -> None:
+    def __init__(self, name: str, kind: Kind = "onnxruntime", *, link: bool = False) -> None:
         self.kind = kind
         self.links: dict[Path, str] = {}
         self._link = link
