@@ -108,14 +108,15 @@ def _write(
     max_seq_len = config.serving.max_seq_len
     assert max_seq_len is not None
     sizes = {"slots": slots, "max_seq_len": max_seq_len, "threads": threads}
+    link = config.engine.weights == "link"
     engines = directory / "engines"
     for role in ("target", "drafter"):
         (engines / role).mkdir(parents=True)
     count = _Counter("building the target engine", len(target_shapes(target.spec)), report)
-    build_target(target, drafter.spec, engines / "target", **sizes, progress=count)
+    build_target(target, drafter.spec, engines / "target", **sizes, progress=count, link=link)
     tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
     count = _Counter("building the drafter engine", tensors, report)
-    build_drafter(drafter, target, engines / "drafter", **sizes, progress=count)
+    build_drafter(drafter, target, engines / "drafter", **sizes, progress=count, link=link)
     (directory / "tokenizer").mkdir()
     for file in tokenizer_files(target.directory):
         shutil.copyfile(file, directory / "tokenizer" / file.name)

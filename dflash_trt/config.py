@@ -57,6 +57,11 @@ class Engine(Section):
 
     kind: Literal["onnxruntime"] = Field(default="onnxruntime", description="onnxruntime: any CPU")
     threads: Count = Field(default=2, description="CPU threads of one engine call")
+    weights: Literal["copy", "link"] = Field(
+        default="copy",
+        description="copy: the build stands alone; link: it reads what it can from the original "
+        "checkpoint files, which must stay as they are; saves disk, loads more slowly",
+    )
 
     @field_validator("kind", mode="before")
     @classmethod

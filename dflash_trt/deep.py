@@ -67,9 +67,9 @@ def measure(target: Target, drafter: Drafter, prompts: Path | None, report: Repo
                 (engines / role).mkdir()
             report("building engines", 0, 2)
             quiet: Callable[[str], None] = lambda tensor: None  # noqa: E731
-            build_target(target, spec, engines / "target", **sizes, progress=quiet)
+            build_target(target, spec, engines / "target", **sizes, progress=quiet, link=True)
             report("building engines", 1, 2)
-            build_drafter(drafter, target, engines / "drafter", **sizes, progress=quiet)
+            build_drafter(drafter, target, engines / "drafter", **sizes, progress=quiet, link=True)
             report("building engines", 2, 2)
             found = check(
                 engines,

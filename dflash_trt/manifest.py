@@ -1,4 +1,8 @@
-"""`manifest.json`: what a build was made from and every file it holds, each with its SHA-256."""
+"""`manifest.json`: what a build was made from and every file it holds, each with its digest.
+
+SHA-256, and for files from `LARGE` bytes on BLAKE3 (as `b3sum` prints it), which takes all cores:
+on a CPU without SHA instructions SHA-256 would take several times as long as writing the file.
+"""
 
 import hashlib
 import json
@@ -8,16 +12,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 import dflash_trt
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.source import Report
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.checkpoints.tokenizer import tokenizer_files
 from dflash_trt.config import BuildConfig
+from dflash_trt.engines.info import stamp
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.repository import templates
 
 MANIFEST = "manifest.json"
+LARGE = 1 << 28
 
 Manifest = dict[str, Any]
 
@@ -56,8 +64,15 @@ def inputs_manifest(
 
 
 def write_manifest(directory: Path, inputs: Manifest, report: Report) -> Manifest:
-    """Write `manifest.json` over all files below `directory`; it must be the last file."""
-    manifest = {**inputs, "files": digests(directory, _files(directory), report, "hashing")}
+    """Write `manifest.json` over all files below `directory`; it must be the last file.
+
+    A link into an original checkpoint has no digest here: that file is one of the inputs.
+    """
+    found = _files(directory)
+    ours = [file for file in found if not file.is_symlink()]
+    files = digests(directory, ours, report, "hashing")
+    files |= {_name(directory, file): {**_stamp(file)} for file in found if file.is_symlink()}
+    manifest = {**inputs, "files": files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
 
@@ -77,28 +92,31 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def matching_manifest(output: Path, inputs: Manifest) -> Manifest | None:
-    """The manifest in `output`, if made from `inputs` and every file is there in its size."""
+    """The manifest in `output`, if made from `inputs` and every file is there as it was."""
     if not (output / MANIFEST).is_file():
         return None
     manifest = read_manifest(output)
-    listed = {name: entry["size"] for name, entry in manifest["files"].items()}
-    found = {_name(output, file): file.stat().st_size for file in _files(output)}
+    found = {_name(output, file): _stamp(file) for file in _files(output)}
+    del found[MANIFEST]
+    listed = {
+        name: {key: entry[key] for key in ("size", "mtime_ns") if key in entry}
+        for name, entry in manifest["files"].items()
+    }
     same = {**manifest, "files": None} == {**inputs, "files": None}
-    return (
-        manifest if same and listed == {n: s for n, s in found.items() if n != MANIFEST} else None
-    )
+    return manifest if same and listed == found else None
 
 
 def digests(
     directory: Path, files: Iterable[Path], report: Report, step: str
 ) -> dict[str, dict[str, str | int]]:
-    """SHA-256 and size in bytes of each file, by its path in `directory`."""
+    """Digest and size in bytes of each file, by its path in `directory`."""
     files = list(files)
     found: dict[str, dict[str, str | int]] = {}
     for done, file in enumerate(files):
         report(step, done, len(files))
-        entry: dict[str, str | int] = {"sha256": _sha256([file]), "size": file.stat().st_size}
-        found[_name(directory, file)] = entry
+        size = file.stat().st_size
+        digest = {"sha256": _sha256([file])} if size < LARGE else {"blake3": _blake3(file)}
+        found[_name(directory, file)] = {**digest, "size": size}
     report(step, len(files), len(files))
     return found
 
@@ -118,6 +136,23 @@ def _sha256(files: Iterable[Path]) -> str:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def _blake3(file: Path) -> str:
+    digest = blake3(max_threads=blake3.AUTO)
+    with file.open("rb", buffering=0) as stream:
+        # not its own memory map: the pages would count as memory of the build
+        chunk = memoryview(bytearray(1 << 25))
+        while size := stream.readinto(chunk):
+            digest.update(chunk[:size])
+    return digest.hexdigest()
+
+
+def _stamp(file: Path) -> dict[str, int]:
+    """What shows without reading it that a file is another: of one of ours, the size is enough."""
+    if not file.is_symlink():
+        return {"size": file.stat().st_size}
+    return stamp(file) if file.exists() else {}
 
 
 def _files(directory: Path) -> list[Path]:

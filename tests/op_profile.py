@@ -9,7 +9,7 @@ import onnx
 PROFILE = {
     *("Add", "Attention", "Concat", "Gather", "Gelu", "MatMul", "Mul", "RMSNormalization"),
     *("Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Slice", "Split", "TensorScatter"),
-    *("TopK", "Transpose"),
+    *("Cast", "TopK", "Transpose"),
     *("And", "Less", "Range", "Squeeze", "Sub", "Unsqueeze", "Where"),  # windows
     *("Div", "Softmax", "Tanh"),  # soft caps
     *("Equal", "Expand", "Max", "Min", "ReduceSum"),  # experts

@@ -1,7 +1,7 @@
 """The tensors of a safetensors checkpoint, read one at a time."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,22 @@ class Weights:
             return tensor.read().reshape(tensor.shape)
         size = math.prod(tensor.shape[1:])
         return tensor.read(part * size, size).reshape(tensor.shape[1:])
+
+    def pieces(self, name: str, rows: int) -> Iterator[np.ndarray[Any, Any]]:
+        """A tensor as `read` gives it, `rows` of its first axis at a time; a computed one whole."""
+        tensor = self._tensor(name)
+        if not isinstance(tensor, Stored):
+            yield self.read(name)
+            return
+        width = math.prod(tensor.shape[1:])
+        for start in range(0, tensor.size, rows * width):
+            values = tensor.read(start, min(rows * width, tensor.size - start))
+            yield values.reshape(-1, *tensor.shape[1:])
+
+    def place(self, name: str) -> tuple[Path, int] | None:
+        """File and offset in bytes of a tensor that lies there as `read` gives it; else None."""
+        tensor = self._tensor(name)
+        return (tensor.file, tensor.offset) if isinstance(tensor, Stored) else None
 
     def _tensor(self, name: str) -> Stored | Quantised:
         if name not in self._tensors:

@@ -9,7 +9,7 @@ from pathlib import Path
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
-from dflash_trt.engines.info import EngineInfo, write_info
+from dflash_trt.engines.info import EngineInfo, stamp, write_info
 from dflash_trt.graphs.drafter import candidates, drafter_graph
 from dflash_trt.graphs.target import target_graph
 
@@ -25,15 +25,17 @@ def build_target(
     max_seq_len: int,
     threads: int,
     progress: Progress,
+    link: bool = False,
 ) -> None:
     """Write the target's engine; the drafter says which layers are tapped.
 
-    `progress` is called with each tensor's name as it is written.
+    `progress` is called with each tensor's name as it is written; `link`: see `GraphBuilder`.
     """
     # a block that starts on the last position still writes all its rows
     cache_len = max_seq_len + drafter.block_size
-    target_graph(target, drafter.target_layer_ids, cache_len).save(directory, progress)
-    info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads)
+    graph = target_graph(target, drafter.target_layer_ids, cache_len, link=link)
+    graph.save(directory, progress)
+    info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph.links)
     write_info(directory, info)
 
 
@@ -46,12 +48,15 @@ def build_drafter(
     max_seq_len: int,
     threads: int,
     progress: Progress,
+    link: bool = False,
 ) -> None:
-    """Write the drafter's engine, with copies of what it shares with the target."""
+    """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     # features of one more block, and the block itself, stand behind the last position
     cache_len = max_seq_len + 2 * drafter.spec.block_size
-    drafter_graph(drafter, target, cache_len).save(directory, progress)
-    info = _info("drafter", drafter, drafter.spec, slots, max_seq_len, cache_len, threads)
+    graph = drafter_graph(drafter, target, cache_len, link=link)
+    graph.save(directory, progress)
+    spec = drafter.spec
+    info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph.links)
     write_info(directory, info)
 
 
@@ -63,6 +68,7 @@ def _info(
     max_seq_len: int,
     cache_len: int,
     threads: int,
+    links: dict[Path, str],
 ) -> EngineInfo:
     return EngineInfo(
         kind="onnxruntime",
@@ -79,4 +85,5 @@ def _info(
         mask_token_id=drafter.mask_token_id,
         caches=tuple((x.num_key_value_heads, x.head_dim) for x in model.spec.layers),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
+        originals={name: stamp(file) for file, name in links.items()},
     )

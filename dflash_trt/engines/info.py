@@ -1,7 +1,7 @@
 """`engine.json`: what whoever steps an engine must know of it."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dflash_trt.errors import EngineError
@@ -27,6 +27,14 @@ class EngineInfo:
     mask_token_id: int
     caches: tuple[tuple[int, int], ...]  # kv heads and head_dim of each layer
     feature_size: int  # taps * hidden_size
+    # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
+    originals: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def stamp(file: Path) -> dict[str, int]:
+    """Size in bytes and time of the last change of a file that lies elsewhere."""
+    status = file.stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def write_info(directory: Path, info: EngineInfo) -> None:
@@ -35,7 +43,10 @@ def write_info(directory: Path, info: EngineInfo) -> None:
 
 
 def read_info(directory: Path, kind: str) -> EngineInfo:
-    """Read `engine.json`; EngineError when it is missing, damaged or of another kind."""
+    """Read `engine.json`; EngineError when it is missing, damaged or of another kind.
+
+    And when a checkpoint that the engine points into is gone or has changed since.
+    """
     path = directory / ENGINE_FILE
     try:
         values = json.loads(path.read_text())
@@ -49,4 +60,14 @@ def read_info(directory: Path, kind: str) -> EngineInfo:
         raise EngineError(
             f"{path} describes a {info.kind!r} engine", f"This loader runs {kind!r} engines only."
         )
+    for name, was in info.originals.items():
+        link = directory / name
+        if not link.exists() or stamp(link) != was:
+            original = link.readlink() if link.is_symlink() else link
+            raise EngineError(
+                f"{original} {'has changed since' if link.exists() else 'is gone after'} the build "
+                f"of {directory}, which reads its weights from there (weights: link)",
+                "Put it back as it was, or run `dflash-trt build` again; with `weights: copy` a "
+                "build stands alone",
+            )
     return info

@@ -1,6 +1,7 @@
 """The `onnxruntime` engine: loads an opset-24 graph and steps it, on any CPU."""
 
 import math
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from dflash_trt.engines.info import read_info
+from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.errors import EngineError
 
 KIND = "onnxruntime"
-GRAPH_FILE = "model.onnx"
+GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
 MAX_BOUND_STEPS = 256
 
 Array = npt.NDArray[np.generic]
@@ -30,7 +31,7 @@ class Engine:
 
     def __init__(self, directory: Path) -> None:
         self.info = read_info(directory, KIND)
-        self._session = _load_session(directory / GRAPH_FILE, self.info.threads)
+        self._session = _load_session(directory, self.info)
         slots, rows = self.info.slots, self.info.cache_len
         self._caches = {
             f"{part}_{layer}": np.zeros((slots, heads, rows, head_dim), np.float32)
@@ -133,17 +134,29 @@ def _use_one_pool(threads: int) -> None:
         _pool_is_set = True
 
 
-def _load_session(path: Path, threads: int) -> ort.InferenceSession:
-    _use_one_pool(threads)
+def _load_session(directory: Path, info: EngineInfo) -> ort.InferenceSession:
+    _use_one_pool(info.threads)
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     # planning which buffers to share takes hours for a graph with many experts, and saves no time
     options.enable_mem_reuse = False
     options.log_severity_level = 3
+    path = directory / GRAPH_FILE
     try:
+        if info.originals:
+            # ONNX Runtime follows no link out of the directory, but takes files that are mapped
+            names = [WEIGHTS_FILE, *info.originals]
+            files = [_mapped(directory / name) for name in names]
+            sizes = [len(file) for file in files]
+            options.add_external_initializers_from_files_in_memory(names, files, sizes)
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises its own classes, all unlike each other
         raise EngineError(
             f"ONNX Runtime cannot load {path}: {error}",
             "The engine directory is damaged or from another version: run `dflash-trt build`.",
         ) from error
+
+
+def _mapped(file: Path) -> mmap.mmap:
+    with file.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

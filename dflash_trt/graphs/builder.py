@@ -1,5 +1,7 @@
 """A thin builder over onnx-ir: nodes in memory, weights on disk until the graph is saved."""
 
+import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,17 +16,26 @@ from dflash_trt.checkpoints.weights import Weights
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
+DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
+ROWS = 128  # transposed at a time: what stays in a core's cache
+WORKERS = min(4, os.cpu_count() or 1)
+IN_FLIGHT = 1 << 28  # bytes of tensors in memory at a time, beside one that is larger
+INSIDE = 256  # bytes of a tensor that stays in model.onnx
 Kind = Literal["onnxruntime", "tensorrt"]
 
 
 class GraphBuilder:
-    """Collects one ONNX graph; every weight is float32 and read when the graph is saved.
+    """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
     kind: of the engine it is for, where one form does not serve both well (see `moe.py`).
+    link: what the graph can take from the checkpoint as it lies there is not copied; `links` are
+    the original files it then needs, and their names beside the graph.
     """
 
-    def __init__(self, name: str, kind: Kind = "onnxruntime") -> None:
+    def __init__(self, name: str, kind: Kind = "onnxruntime", *, link: bool = False) -> None:
         self.kind = kind
+        self.links: dict[Path, str] = {}
+        self._link = link
         self._graph = ir.Graph((), (), nodes=(), opset_imports={"": OPSET}, name=name)
         self._tape = Tape(self._graph)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
@@ -77,21 +88,54 @@ class GraphBuilder:
         return self._tape.initializer(ir.tensor(array, name=name))
 
     def vector(self, weights: Weights, name: str, plus: float = 0.0) -> ir.Value:
-        """A checkpoint tensor as it is (norm weights, embeddings), or with a number added."""
+        """A checkpoint tensor in float32 (norm weights), or with a number added."""
         return self.lazy(name, weights.shape(name), lambda: _float32(weights, name) + plus)
 
-    def linear(self, weights: Weights, *names: str) -> ir.Value:
-        """Linear layers `[out, in]` side by side, as one MatMul operand `[in, sum of outs]`."""
-        rows = [weights.shape(name)[0] for name in names]
-        shape = (weights.shape(names[0])[1], sum(rows))
+    def matrix(self, weights: Weights, name: str) -> ir.Value:
+        """A checkpoint tensor in its own dtype: rows are gathered from it, or see `float32`."""
+        dtype, shape = DTYPES[weights.dtype(name)], weights.shape(name)
+        if name in self._graph.initializers:  # one table may be embedding and head
+            return self._graph.initializers[name]
+        place = weights.place(name)
+        if not self._link or place is None:
+            return self.lazy(name, shape, lambda: weights.read(name), dtype)
+        file, offset = place
+        location = self.links.setdefault(file, f"original-{len(self.links)}{file.suffix}")
+        length = math.prod(shape) * dtype.itemsize
+        tensor = ir.ExternalTensor(
+            location, offset, int(length), dtype, shape=ir.Shape(shape), name=name
+        )
+        return self._tape.initializer(tensor)
 
-        def read() -> npt.NDArray[np.float32]:
-            fused = np.empty(shape, np.float32)
-            for name, start, count in zip(names, np.cumsum([0, *rows]), rows, strict=False):
-                fused[:, start : start + count] = weights.read(name).T
+    def float32(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        """`value`, which is of `dtype`, in float32; of a weight it is folded as the graph loads."""
+        if dtype == ir.DataType.FLOAT:
+            return value
+        return self.op("Cast", value, to=ir.DataType.FLOAT)
+
+    def linear(self, weights: Weights, *names: str) -> ir.Value:
+        """Linear layers `[out, in]` side by side, as one MatMul operand `[in, sum of outs]`.
+
+        They are written transposed, in the checkpoint's dtype: a session then loads in the time
+        and memory of float32. Linked ones are put together by the session.
+        """
+        dtypes = {weights.dtype(name) for name in names}
+        dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else ir.DataType.FLOAT
+        if self._link and not dtypes and all(weights.place(name) for name in names):
+            parts = [self.matrix(weights, name) for name in names]
+            stored = parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
+            return self.op("Transpose", self.float32(stored, dtype), perm=(1, 0))
+        shape = (weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names))
+
+        def read() -> npt.NDArray[np.generic]:
+            fused, column = np.empty(shape, dtype.numpy()), 0
+            for name in names:
+                for rows in weights.pieces(name, ROWS):
+                    _transpose(rows, fused[:, column : column + len(rows)])
+                    column += len(rows)
             return fused
 
-        return self.lazy("|".join(names), shape, read)
+        return self.float32(self.lazy("|".join(names), shape, read, dtype), dtype)
 
     def bias(self, weights: Weights, *names: str) -> ir.Value:
         """Biases side by side, in the order of `linear`."""
@@ -103,23 +147,53 @@ class GraphBuilder:
         )
 
     def save(self, directory: Path, progress: Callable[[str], None]) -> None:
-        """Write `model.onnx` and its external data, one tensor in memory at a time."""
+        """Write `model.onnx`, its external data and links to the originals it points into.
+
+        A few tensors are in memory at a time (`IN_FLIGHT`). `progress` is called with each name.
+        """
         model = ir.Model(self._graph, ir_version=IR_VERSION, producer_name="dflash-trt")
-        ir.save(
-            model,
-            directory / "model.onnx",
-            external_data=WEIGHTS_FILE,
+        values = [v for graph in model.graphs() for v in graph.initializers.values()]
+        ours = []
+        for value in values:
+            tensor = value.const_value
+            assert tensor is not None
+            if isinstance(tensor, ir.ExternalTensor):
+                progress(tensor.name or "")
+            elif tensor.nbytes > INSIDE:
+                ours.append((value, tensor))
+        # aligned, because dtypes of several sizes lie behind each other
+        written = ir.external_data.convert_tensors_to_external(
+            [tensor for _, tensor in ours],
+            directory,
+            WEIGHTS_FILE,
             callback=lambda tensor, _: progress(tensor.name or ""),
+            max_workers=WORKERS,
+            max_in_flight_bytes=IN_FLIGHT,
+            alignment=4096,
+            align_threshold=0,
         )
+        for (value, _), external in zip(ours, written, strict=True):
+            value.const_value = external
+        for file, name in self.links.items():
+            (directory / name).symlink_to(file.resolve())
+        ir.save(model, directory / "model.onnx")
 
     def lazy(
-        self, name: str, shape: tuple[int, ...], read: Callable[[], npt.NDArray[np.float32]]
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        read: Callable[[], npt.NDArray[np.generic]],
+        dtype: ir.DataType = ir.DataType.FLOAT,
     ) -> ir.Value:
         """A weight that is read when the graph is saved."""
-        tensor = ir.LazyTensor(
-            lambda: ir.tensor(read()), ir.DataType.FLOAT, ir.Shape(shape), name=name
-        )
+        tensor = ir.LazyTensor(lambda: ir.tensor(read()), dtype, ir.Shape(shape), name=name)
         return self._tape.initializer(tensor)
+
+
+def _transpose(rows: npt.NDArray[np.generic], into: npt.NDArray[np.generic]) -> None:
+    if rows.dtype.itemsize == into.dtype.itemsize == 2:
+        rows, into = rows.view(np.uint16), into.view(np.uint16)  # numpy is slow on a foreign dtype
+    into[:] = rows.T
 
 
 def _float32(weights: Weights, name: str) -> npt.NDArray[np.float32]:

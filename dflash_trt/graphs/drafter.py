@@ -21,7 +21,9 @@ def candidates(spec: DrafterSpec) -> int:
     return min(CANDIDATES, spec.head_size) if spec.selector is None else spec.selector.top_k
 
 
-def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuilder:
+def drafter_graph(
+    drafter: Drafter, target: Target, cache_len: int, *, link: bool = False
+) -> GraphBuilder:
     """Build the drafter's graph with the target's embedding and head (paper section 4.1), or
     its own where it has them.
 
@@ -37,7 +39,7 @@ def drafter_graph(drafter: Drafter, target: Target, cache_len: int) -> GraphBuil
     The block's are garbage after the call: the next one writes its features over them.
     """
     spec, weights = drafter.spec, drafter.weights
-    g = GraphBuilder("drafter")
+    g = GraphBuilder("drafter", link=link)
     width = len(spec.target_layer_ids) * spec.hidden_size
     features = g.input("features", ir.DataType.FLOAT, ("n", "C", width))
     block = g.input("block", ir.DataType.INT64, ("n", "W"))
@@ -76,5 +78,4 @@ def _tables(g: GraphBuilder, drafter: Drafter, target: Target) -> tuple[ir.Value
         embedding = (drafter.weights, "embed_tokens.weight")
     if "lm_head" in drafter.spec.own_tables:
         table = (drafter.weights, "lm_head.weight")
-    first = g.vector(*embedding)
-    return first, first if table == embedding else g.vector(*table)
+    return g.matrix(*embedding), g.matrix(*table)

@@ -37,7 +37,7 @@ def open_layer(g: GraphBuilder, spec: DecoderSpec, index: int, cache_len: int) -
 
 def embed(g: GraphBuilder, spec: DecoderSpec, table: ir.Value, tokens: ir.Value) -> ir.Value:
     """Rows of the table `[vocab, hidden_size]` for tokens int64 `[n, S]`, scaled."""
-    hidden = g.op("Gather", table, tokens, axis=0)
+    hidden = g.float32(g.op("Gather", table, tokens, axis=0), table.dtype)
     if spec.embedding_scale == 1:
         return hidden
     return g.op("Mul", hidden, g.number(spec.embedding_scale))
@@ -72,7 +72,8 @@ def head(
     x = g.op("Reshape", hidden, g.ints(-1, spec.hidden_size))
     x = rms_norm(g, g.op("Gather", x, rows, axis=0), weights, f"{spec.prefix}norm", spec)
     # as stored: an embedding that is also the head is kept once on disk
-    logits = g.op("MatMul", x, g.op("Transpose", table, perm=(1, 0)))
+    table = g.op("Transpose", g.float32(table, table.dtype), perm=(1, 0))
+    logits = g.op("MatMul", x, table)
     if spec.output_multiplier != 1:
         logits = g.op("Mul", logits, g.number(spec.output_multiplier))
     if spec.final_logit_softcapping is not None:

@@ -45,4 +45,5 @@ def pair_scores(
 
 def _codes(g: GraphBuilder, weights: Weights, which: str, ids: ir.Value) -> ir.Value:
     """Rows of a codebook: `[r, k]` to `[r, k, rank]`."""
-    return g.op("Gather", g.vector(weights, f"{PREFIX}{which}_codebook"), ids, axis=0)
+    book = g.matrix(weights, f"{PREFIX}{which}_codebook")
+    return g.float32(g.op("Gather", book, ids, axis=0), book.dtype)

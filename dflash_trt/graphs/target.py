@@ -13,7 +13,12 @@ from dflash_trt.graphs.positions import Positions
 
 
 def target_graph(
-    target: Target, taps: Sequence[int], cache_len: int, kind: Kind = "onnxruntime"
+    target: Target,
+    taps: Sequence[int],
+    cache_len: int,
+    kind: Kind = "onnxruntime",
+    *,
+    link: bool = False,
 ) -> GraphBuilder:
     """Build a target's graph.
 
@@ -25,7 +30,7 @@ def target_graph(
     residual stream after decoder block l (z-lab `extract_context_feature`).
     """
     spec, weights = target.spec, target.weights
-    g = GraphBuilder("target", kind)
+    g = GraphBuilder("target", kind, link=link)
     tokens = g.input("tokens", ir.DataType.INT64, ("n", "S"))
     positions = g.input("positions", ir.DataType.INT64, ("n", "S"))
     write_index = g.input("write_index", ir.DataType.INT64, ("n",))
@@ -33,7 +38,7 @@ def target_graph(
     head_rows = g.input("head_rows", ir.DataType.INT64, ("r",))
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(positions, positions, write_index, mask, visible, cache_len)
-    embedding = g.vector(weights, f"{spec.prefix}embed_tokens.weight")
+    embedding = g.matrix(weights, f"{spec.prefix}embed_tokens.weight")
     hidden = embed(g, spec, embedding, tokens)
     after: dict[int, ir.Value] = {}
     for index in range(spec.num_hidden_layers):
@@ -43,7 +48,7 @@ def target_graph(
         if spec.layer_scalar:
             hidden = g.op("Mul", hidden, g.vector(weights, f"{layer.prefix}layer_scalar"))
         after[index] = hidden
-    table = embedding if spec.tie_word_embeddings else g.vector(weights, "lm_head.weight")
+    table = embedding if spec.tie_word_embeddings else g.matrix(weights, "lm_head.weight")
     head(g, spec, weights, hidden, table, head_rows, best=1)
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
     g.output(features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size))

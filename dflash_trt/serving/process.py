@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from dflash_trt.engines.info import read_info
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import reaper
 from dflash_trt.serving.health import health_of
@@ -169,7 +170,10 @@ class Server:
 def _repository(directory: Path) -> Path:
     for repository in (directory / "model_repository", directory):
         if (repository / "dflash" / "config.pbtxt").is_file():
-            return repository.resolve()
+            repository = repository.resolve()
+            for engine in sorted((repository.parent / "engines").glob("*")):
+                read_info(engine, "onnxruntime")  # what is wrong with it is said before Triton runs
+            return repository
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
