@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float32]
 
 ACTIVATIONS = ("input_scale", "input_global_scale", "activation_scale")
 CACHE = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
-CHUNK = 1 << 20  # codes converted at a time
+CHUNK = 1 << 18  # numbers converted at a time, few enough for the cache
 
 _BYTES = np.arange(256, dtype=np.uint8)
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
