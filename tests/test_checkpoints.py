@@ -161,10 +161,10 @@ def test_a_broken_config_is_named(pair: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("role", "change", "says"),
     [
-        ("target", {"architectures": ["GptOssForCausalLM"]}, "GptOssForCausalLM"),
+        ("target", {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ("target", {"mlp_bias": True}, "mlp_bias"),
         ("target", {"hidden_act": "gelu"}, "gelu"),
-        ("target", {"quantization_config": {"bits": 4}}, "quantised"),
+        ("target", {"quantization_config": {"quant_method": "gptq"}}, "quantised by gptq"),
         ("target", {"layer_types": ["linear_attention"] * 4}, "linear_attention"),
         ("target", {"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}}, "axial"),
         ("target", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "factor is None"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 from conftest import build_engines
-from test_exact import drafter_step, target_step
+from exact import drafter_step, target_step
 from tokenizers import Tokenizer
 
 from dflash_trt.build import build

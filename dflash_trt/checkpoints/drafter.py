@@ -48,7 +48,7 @@ def load_drafter(directory: Path) -> Drafter:
     file = directory / "config.json"
     config = read_json(file)
     _check_method(file, config)
-    weights = Weights(directory)
+    weights = Weights(directory, config)
     for part, what in FORMS.items():
         if any(part in name for name in weights.names):
             raise CheckpointError(

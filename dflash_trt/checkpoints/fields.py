@@ -81,8 +81,6 @@ def flag(
 
 def decoder_fields(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The fields of DecoderSpec that every family has; a family's description adds its own."""
-    if config.get("quantization_config"):
-        raise refuse(file, "the weights are quantised (quantization_config)")
     if config.get("mlp_bias"):
         raise refuse(file, "the MLP has biases (mlp_bias)")
     activation = config.get("hidden_act") or "silu"

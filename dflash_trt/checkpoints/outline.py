@@ -71,7 +71,7 @@ class Outline(Generic[Loaded]):
     def weights(self) -> Weights | None:
         """Of a refused model too, where they can be read."""
         try:
-            return self.model.weights if self.model else Weights(self.directory)
+            return self.model.weights if self.model else Weights(self.directory, self.values)
         except CheckpointError:
             return None
 

@@ -34,7 +34,7 @@ def load_target(directory: Path) -> Target:
     if not known:
         raise refuse(file, f"the architecture is {config.get('architectures')}")
     fields = FAMILIES[known[0]](file, config)
-    weights = Weights(directory)
+    weights = Weights(directory, config)
     common: dict[str, Any] = {
         "model_type": str(config.get("model_type", "")),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
