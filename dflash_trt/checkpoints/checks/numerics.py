@@ -37,7 +37,7 @@ def embedding_scale(pair: Pair) -> Found:
     if pair.target.model is not None:
         expected = pair.target.model.spec.embedding_scale
     elif str(pair.target.values.get("model_type")).startswith("gemma"):
-        expected = pair.target.number("hidden_size") ** 0.5
+        expected = max(pair.target.number("hidden_size"), 1) ** 0.5
     return Found(
         abs((own or 1.0) - expected) <= 0.01 * expected,
         f"the drafter's input_embedding_scale is {own or 1.0:g}, the target's embeddings are "
