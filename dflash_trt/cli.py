@@ -63,8 +63,8 @@ def build(
 
 @app.command()
 def inspect(
-    target: Annotated[Path, typer.Argument(help="The target's Hugging Face directory.")],
-    drafter: Annotated[Path | None, typer.Argument(help="Its drafter's.")] = None,
+    target: Annotated[str, typer.Argument(help="Its directory, or ORG/NAME@REVISION.")],
+    drafter: Annotated[str | None, typer.Argument(help="The same of its drafter.")] = None,
     deep: Annotated[
         bool,
         typer.Option("--deep", help="Build engines in TMPDIR, decode, and say what is accepted."),
@@ -76,30 +76,29 @@ def inspect(
 ) -> None:
     """Describe a target and a drafter and check the pair; exit 1 if it cannot be built."""
     from dflash_trt.checkpoints.inspect import inspect as run
+    from dflash_trt.checkpoints.source import locate_argument
+    from dflash_trt.progress import reporting
     from dflash_trt.report import show
 
-    if (deep or prompts) and drafter is None:
-        raise RequestError("--deep measures a pair", "Give the drafter's directory too")
-    report = run(target, drafter)
-    fits = report["engine_kinds"][0]["fits"]
-    if (deep or prompts) and drafter is not None and fits:
-        report["measured"] = _measure(target, drafter, prompts)
-        report["checks"].append(report["measured"].pop("finding"))
-    if json_:
-        _print_json(**report)
-    else:
-        show(report)
-    raise typer.Exit(0 if fits else 1)
-
-
-def _measure(target: Path, drafter: Path, prompts: Path | None) -> dict[str, Any]:
-    from dflash_trt.checkpoints.drafter import load_drafter
-    from dflash_trt.checkpoints.target import load_target
-    from dflash_trt.deep import measure
-    from dflash_trt.progress import reporting
-
+    deep = deep or prompts is not None
+    if deep and drafter is None:
+        raise RequestError("--deep measures a pair", "Give the drafter too")
     with reporting() as report:
-        return asdict(measure(load_target(target), load_drafter(drafter), prompts, report))
+        at = [locate_argument(target, "target", report)]
+        if drafter is not None:
+            at.append(locate_argument(drafter, "drafter", report))
+        found = run(*at)
+        fits = found["engine_kinds"][0]["fits"]
+        if deep and fits:
+            from dflash_trt.deep import measure
+
+            found["measured"] = asdict(measure(at[0], at[1], prompts, report))
+            found["checks"].append(found["measured"].pop("finding"))
+    if json_:
+        _print_json(**found)
+    else:
+        show(found)
+    raise typer.Exit(0 if fits else 1)
 
 
 @app.command()

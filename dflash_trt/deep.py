@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.checkpoints.source import Report
-from dflash_trt.checkpoints.target import Target
+from dflash_trt.checkpoints.target import Target, load_target
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.prompts import read_prompts
@@ -45,16 +45,20 @@ class Measured:
     finding: Finding
 
 
-def measure(target: Target, drafter: Drafter, prompts: Path | None, report: Report) -> Measured:
+def measure(
+    target_directory: Path, drafter_directory: Path, prompts: Path | None, report: Report
+) -> Measured:
     """Decode the prompts of a file as `verify` takes it, or `PROMPTS`.
 
     With a chat template `PROMPTS` are messages: drafters learn from answers.
-    Raises RequestError for the file, BuildError when the engines cannot be written.
+    The pair must have passed its checks. Raises RequestError for the file, BuildError when the
+    engines cannot be written.
     """
     # here, because they load the graph builder and the runtime
     from dflash_trt.decoding.check import check  # noqa: PLC0415
     from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
 
+    target, drafter = load_target(target_directory), load_drafter(drafter_directory)
     spec = drafter.spec
     known = min(target.spec.max_position_embeddings, spec.max_position_embeddings)
     sizes = {"slots": 1, "max_seq_len": min(known, MAX_SEQ_LEN), "threads": 2}

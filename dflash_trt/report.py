@@ -30,9 +30,8 @@ def _lines(report: dict[str, Any]) -> Iterator[Line]:
     for role in ("target", "drafter"):
         if role in report:
             yield from _model(role, report[role])
-    if "checks" in report:
-        yield [("checks", "bold")]
-    for check in report.get("checks", ()):
+    yield [("checks", "bold")]
+    for check in report["checks"]:
         yield _row(check["result"], f"{check['name']:<22} {check['found']}")
         if check["fix"]:
             yield [(f"{'':<38}-> {check['fix']}", "bold")]

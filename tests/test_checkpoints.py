@@ -172,6 +172,7 @@ def test_a_broken_config_is_named(pair: Path, text: str) -> None:
         ("target", {"rope_parameters": {"other": {"rope_theta": 1e4}}}, "full_attention layers"),
         ("target", {"rms_norm_eps": "small"}, "rms_norm_eps"),
         ("target", {"hidden_size": None}, "hidden_size is missing"),
+        ("target", {"num_hidden_layers": 10**9, "layer_types": None}, "from 1 to 1024"),
         ("target", {"num_key_value_heads": 3}, "kv heads"),
         ("drafter", {"architectures": ["DFlash2DraftModel"]}, "conv_group_size is missing"),
         ("drafter", {"architectures": 5}, "not known"),

@@ -33,11 +33,14 @@ def refuse(file: Path, what: str) -> CheckpointError:
 def number(
     file: Path, config: dict[str, Any], name: str, default: int | None = None, least: int = 1
 ) -> int:
-    """An integer field of config.json; null counts as absent."""
+    """An integer field of config.json; null counts as absent. Counts end at 1024 (num_..)."""
     value = config.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        found = "is missing" if value is None else f"is {value!r}, not an integer from {least}"
+    # a tuple of 10**9 layers would take all memory before a missing tensor is seen
+    most = 1024 if name.startswith("num_") else 1 << 40
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        found = f"is {value!r}, not an integer from {least} to {most}"
+        found = "is missing" if value is None else found
         raise CheckpointError(f"{file}: {name} {found}", "Correct it or export the model again")
     return value
 

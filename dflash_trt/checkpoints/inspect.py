@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.kinds import engine_kinds
 from dflash_trt.checkpoints.outline import (
+    NO_DRAFTER,
     NotKnown,
     Outline,
     Pair,
@@ -17,7 +18,9 @@ from dflash_trt.checkpoints.outline import (
 )
 from dflash_trt.checkpoints.pair import findings
 from dflash_trt.checkpoints.spec import DecoderSpec
+from dflash_trt.checkpoints.stored import read_header
 from dflash_trt.checkpoints.target import Target
+from dflash_trt.errors import CheckpointError
 
 # bytes a parameter; the quantised ones with a float32 scale for each 32
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
@@ -34,19 +37,17 @@ Model = TypeVar("Model", Target, Drafter)
 
 
 def inspect(target: Path, drafter: Path | None = None) -> dict[str, Any]:
-    """The report, ready for JSON: `target`, `drafter` (with `checks` of the pair), `engine_kinds`.
+    """The report, ready for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
 
     What cannot be read is None. CheckpointError only when there is no config.json to read.
     """
-    pair = Pair(outline_target(target), outline_drafter(drafter)) if drafter else None
-    one = pair.target if pair else outline_target(target)
-    report: dict[str, Any] = {"target": {**_describe(one), **_target(one)}}
-    checks = []
-    if pair is not None:
+    pair = Pair(outline_target(target), outline_drafter(drafter) if drafter else NO_DRAFTER)
+    report: dict[str, Any] = {"target": {**_describe(pair.target), **_target(pair.target)}}
+    if drafter is not None:
         report["drafter"] = {**_describe(pair.drafter), **_drafter(pair.drafter)}
-        checks = list(findings(pair))
-        report["checks"] = [asdict(check) for check in checks]
-    report["engine_kinds"] = engine_kinds(one, pair.drafter if pair else None, checks)
+    checks = list(findings(pair))
+    report["checks"] = [asdict(check) for check in checks]
+    report["engine_kinds"] = engine_kinds(pair, checks)
     return report
 
 
@@ -116,13 +117,17 @@ def _layer_types(outline: Outline[Model]) -> list[str] | None:
 
 
 def _weights(outline: Outline[Model]) -> dict[str, Any] | None:
-    """How many files of which size, and how many tensors of each dtype they hold."""
-    if (weights := outline.weights) is None:
+    """How many files of which size, and how many tensors of each dtype are stored in them."""
+    found = outline.weights.files if outline.weights else outline.directory.glob("model*")
+    files = sorted(file for file in found if file.suffix == ".safetensors")
+    try:
+        tensors = Counter(tensor.dtype for file in files for tensor in read_header(file).values())
+    except CheckpointError:
         return None
     return {
-        "files": len(weights.files),
-        "bytes": sum(file.stat().st_size for file in weights.files),
-        "tensors": dict(Counter(weights.dtype(name) for name in weights.names)),
+        "files": len(files),
+        "bytes": sum(file.stat().st_size for file in files),
+        "tensors": dict(tensors),
     }
 
 

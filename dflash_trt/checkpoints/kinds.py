@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.outline import Outline
+from dflash_trt.checkpoints.outline import Outline, Pair
 from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.checkpoints.target import Target
 
@@ -14,14 +14,12 @@ TAPPED = ("GptOss", "Llama", "Qwen3For", "Qwen3_5", "Kimi", "Laguna", "MiniMaxM2
 LISTED = "GptOssForCausalLM"
 
 
-def engine_kinds(
-    target: Outline[Target], drafter: Outline[Drafter] | None, checks: Sequence[Finding]
-) -> list[dict[str, Any]]:
+def engine_kinds(pair: Pair, checks: Sequence[Finding]) -> list[dict[str, Any]]:
     """Of each kind: `kind`, `state` ("built" or "planned"), `fits`, `reasons` and `notes`.
 
     `fits` of a planned kind says that nothing known stands against it; it has not been run.
     """
-    models = [model for model in (target, drafter) if model is not None]
+    models = (pair.target, pair.drafter)
     refused = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
     wrong = [f"{check.name}: {check.found}" for check in checks if check.result == "error"]
     graphs = refused + wrong
@@ -32,7 +30,7 @@ def engine_kinds(
         for layer in m.model.spec.layers[:1]
         if layer.head_dim < LEAST_HEAD_DIM
     ]
-    reasons, notes = _tensorrt_llm(target, drafter)
+    reasons, notes = _tensorrt_llm(pair.target, pair.drafter)
     # it reads tensors itself: what only our reader refuses does not count
     wrong = [each for each in wrong if not each.startswith(("target-tensors", "drafter-tensors"))]
     return [
@@ -47,7 +45,7 @@ def _kind(kind: str, state: str, reasons: list[str], notes: list[str]) -> dict[s
 
 
 def _tensorrt_llm(
-    target: Outline[Target], drafter: Outline[Drafter] | None
+    target: Outline[Target], drafter: Outline[Drafter]
 ) -> tuple[list[str], list[str]]:
     """What its DFlash worker does not take, as of 1.4.0rc1."""
     reasons, notes = [], []
@@ -57,8 +55,6 @@ def _tensorrt_llm(
         reasons.append(f"target: TensorRT-LLM hands out no hidden states of {architecture}")
     elif architecture != LISTED:
         notes.append(f"TensorRT-LLM's table lists DFlash for {LISTED} only")
-    if drafter is None:
-        return reasons, notes
     values = drafter.values
     if "speculators_model_type" in values:
         reasons.append("drafter: TensorRT-LLM reads z-lab's layout, not the speculators format")

@@ -39,6 +39,10 @@ class Outline(Generic[Loaded]):
     model: Loaded | None = None  # None: refused
 
     @property
+    def absent(self) -> bool:
+        return self.model is None and self.refusal is None
+
+    @property
     def loaded(self) -> Loaded:
         if self.model is None:
             raise NotKnown(f"the {self.role} is refused")
@@ -90,6 +94,9 @@ class Outline(Generic[Loaded]):
     def texts(self) -> dict[int, str]:
         """Its tokens by id."""
         return {token: text for text, token in self.tokens.items()}
+
+
+NO_DRAFTER: Outline[Drafter] = Outline("drafter", Path(), {})
 
 
 @dataclass(frozen=True)

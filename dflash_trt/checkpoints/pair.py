@@ -13,7 +13,13 @@ from dflash_trt.errors import CheckpointError, PairError
 Look = Callable[[Pair], Found]
 Severity = Literal["error", "warning"]
 # error: cannot run, or never drafts well; warning: suspicious, or worse than it could be
+OF_TARGET: tuple[tuple[Look, Severity], ...] = (
+    (tensors.target_head, "error"),
+    (tensors.target_tensors, "error"),
+    (tokens.tokenizer_fits, "error"),
+)
 CHECKS: tuple[tuple[Look, Severity], ...] = (
+    *OF_TARGET,
     (sizes.hidden_size, "error"),
     (sizes.vocabulary, "error"),
     (sizes.target_layers, "error"),
@@ -28,16 +34,13 @@ CHECKS: tuple[tuple[Look, Severity], ...] = (
     (tokens.mask_in_tokenizer, "warning"),
     (tokens.mask_is_special, "warning"),
     (tokens.mask_is_no_end, "warning"),
-    (tokens.tokenizer_fits, "error"),
     (tokens.same_tokenizer, "error"),
     (sizes.block_size, "error"),
     (sizes.block_size_stated, "warning"),
     (sizes.draft_tokens, "error"),
     (sizes.context_length, "warning"),
     (sizes.sliding_window, "warning"),
-    (tensors.target_head, "error"),
     (tensors.no_own_vocabulary, "error"),
-    (tensors.target_tensors, "error"),
     (tensors.drafter_tensors, "error"),
     (tensors.vocabulary_map, "error"),
     (tensors.dtype, "warning"),
@@ -91,8 +94,8 @@ def check_pair(
 
 
 def findings(pair: Pair) -> Iterator[Finding]:
-    """Every check's, in order."""
-    for look, severity in CHECKS:
+    """Every check's, in order; without a drafter those of the target."""
+    for look, severity in OF_TARGET if pair.drafter.absent else CHECKS:
         try:
             yield _look(pair, look, severity)
         except CheckpointError as error:

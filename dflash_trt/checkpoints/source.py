@@ -6,6 +6,7 @@ download is killed.
 """
 
 import errno
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,19 @@ def locate(source: Source, role: str, report: Report) -> Located:
             "Pickles are never loaded: choose a revision or a copy that has them",
         )
     return Located(directory, directory.name)
+
+
+def locate_argument(argument: str, role: str, report: Report) -> Path:
+    """The directory that a command was given: a path, or ORG/NAME@REVISION on the Hub."""
+    path, hub = Path(argument), re.fullmatch(r"([\w.-]+/[\w.-]+)@(.+)", argument)
+    if hub and not path.exists():
+        return locate(Source(hub=hub[1], revision=hub[2]), role, report).directory
+    if not path.is_dir():
+        raise CheckpointError(
+            f"the {role} {argument} is not a directory",
+            "Give a Hugging Face model directory, or ORG/NAME@REVISION for one on the Hub",
+        )
+    return path
 
 
 def _bars(step: str, report: Report) -> Any:

@@ -30,7 +30,9 @@ def load_target(directory: Path) -> Target:
     config = read_json(file)
     text = section(file, config, "text_config")  # of a model that also takes images
     config |= {name: value for name, value in text.items() if value is not None}
-    known = [name for name in config.get("architectures") or () if name in FAMILIES]
+    named = config.get("architectures")
+    named = named if isinstance(named, list) else []
+    known = [name for name in named if isinstance(name, str) and name in FAMILIES]
     if not known:
         raise refuse(file, f"the architecture is {config.get('architectures')}")
     fields = FAMILIES[known[0]](file, config)

@@ -33,11 +33,11 @@ def rope_scaling(pair: Pair) -> Found:
 
 def embedding_scale(pair: Pair) -> Found:
     """Gemma multiplies embeddings by sqrt(hidden_size); its drafters must do so too."""
-    size = pair.target.number("hidden_size")
-    gemma = str(pair.target.values.get("model_type", "")).startswith("gemma")
     own, expected = finite(pair.drafter.values.get("input_embedding_scale")), 1.0
-    if gemma:
-        expected = size**0.5
+    if pair.target.model is not None:
+        expected = pair.target.model.spec.embedding_scale
+    elif str(pair.target.values.get("model_type")).startswith("gemma"):
+        expected = max(pair.target.number("hidden_size"), 1) ** 0.5
     return Found(
         abs((own or 1.0) - expected) <= 0.01 * expected,
         f"the drafter's input_embedding_scale is {own or 1.0:g}, the target's embeddings are "
