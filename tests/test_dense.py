@@ -18,6 +18,9 @@ from exact import (
     assert_same_text_and_same_rounds,
     assert_target_logits_and_taps,
     case_for,
+    rounds_of,
+    run_all,
+    scheduler_of,
 )
 from op_profile import assert_in_profile
 from pairs import write_pair
@@ -38,10 +41,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_trt.build import build
 from dflash_trt.checkpoints.families.gemma4 import gemma4
-from dflash_trt.checkpoints.fields import rope
+from dflash_trt.checkpoints.fields import decoder_fields, rope
 from dflash_trt.checkpoints.target import load_target
 from dflash_trt.config import BuildConfig
 from dflash_trt.decoding.check import check
+from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.sequence import Request
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.rope import inverse_frequencies
 
@@ -97,6 +102,13 @@ def test_rope_is_that_of_transformers(name: str, theta: float) -> None:
         read = rope(Path("config.json"), config, "full_attention", 32)
         assert read.attention_factor == factor
         np.testing.assert_allclose(inverse_frequencies(read), expected, rtol=3e-7, atol=0)
+
+
+def test_longrope_ends_where_its_frequencies_change() -> None:
+    shape = SHAPE | {"head_dim": 32}
+    config = LlamaConfig(**shape, rope_parameters=ROPES["longrope"] | {"rope_theta": 1e4})
+    fields = decoder_fields(Path("config.json"), config.to_dict())
+    assert fields["max_position_embeddings"] == ROPES["longrope"][ORIGINAL]
 
 
 SHAPE = {
@@ -162,12 +174,28 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     ),
 }
 
+# as the drafters published for Gemma 4, which scale the embedding as the target does
+GEMMA4_DRAFTER = DRAFTER | {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "use_sliding_window": True,
+    "sliding_window": 20,
+    "max_window_layers": 0,
+    "dflash_config": {
+        "mask_token_id": 4,
+        "target_layer_ids": [0, 1, 2],
+        "input_embedding_scale": 96**0.5,
+        "final_logit_softcapping": 20.0,
+    },
+}
+
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     directory = tmp_path_factory.mktemp(request.param)
     dtype = "bfloat16" if request.param == "gemma3-with-vision" else "float32"
-    pair = write_pair(directory, FAMILIES[request.param](), DRAFTER, dtype=dtype)
+    drafter = GEMMA4_DRAFTER if request.param == "gemma4-31b" else DRAFTER
+    pair = write_pair(directory, FAMILIES[request.param](), drafter, dtype=dtype)
     return case_for(built_from(pair, directory), new_tokens=64)
 
 
@@ -182,6 +210,13 @@ def test_drafter_logits(case: Case) -> None:
 
 def test_same_text_and_same_rounds(case: Case) -> None:
     assert_same_text_and_same_rounds(case)
+
+
+def test_same_texts_side_by_side(case: Case) -> None:
+    """In one batch, at different positions, with prompts that go in by chunks."""
+    scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7), prefill_chunk=7)
+    sequences = run_all(scheduler, [Request(prompt, 64) for prompt in case.prompts])
+    assert [sequence.tokens for sequence in sequences] == case.greedy
 
 
 @pytest.mark.parametrize("role", ["target", "drafter"])
