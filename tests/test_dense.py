@@ -237,8 +237,7 @@ def test_build_and_verify(case: Case, tmp_path: Path) -> None:
         }
     )
     build(config, tmp_path / "built", lambda *_: None)
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(318, size=length).tolist() for length in (1, 9, 30)]
+    prompts = np.random.default_rng(1).integers(318, size=(3, 9)).tolist()
     report = check(tmp_path / "built" / "engines", prompts, 64, 7, lambda done: None)
     assert report.identical == report.total == 3
     assert report.outputs == reference.greedy(pair.target_dir, prompts, 64)
