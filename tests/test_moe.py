@@ -50,7 +50,7 @@ CONFIGS = {
     "qwen3-moe-not-normalised": Qwen3MoeConfig(**QWEN, norm_topk_prob=False, decoder_sparse_step=2),
     "gpt-oss": GptOssConfig(
         **COMMON,
-        intermediate_size=48,
+        intermediate_size=64,
         num_local_experts=8,
         sliding_window=10,
         swiglu_limit=2.5,
@@ -80,7 +80,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     @cache
     def make(name: str) -> Case:
         directory = tmp_path_factory.mktemp(name)
-        return case_for(built_from(write_pair(directory, CONFIGS[name], DRAFTER), directory))
+        return case_for(built_from(write_pair(directory, CONFIGS[name], DRAFTER), directory), 64)
 
     return make
 
@@ -156,6 +156,34 @@ def test_what_is_particular_matters(case: Case, name: str, value: float, tmp_pat
 
 
 @pytest.mark.parametrize("case", ["gpt-oss"], indirect=True)
+def test_mxfp4_experts(case: Case, tmp_path: Path) -> None:
+    """The layout gpt-oss is published in gives what its plain tensors give."""
+    rng = np.random.default_rng(0)
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    for directory in (plain, packed):
+        shutil.copytree(case.built.pair.target_dir, directory)
+    file = "model.safetensors"
+    tensors = load_file(plain / file)
+    stacks = [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    codes = {}
+    for name in stacks:
+        count, wide, rows = tensors[name].shape  # [experts, in, out]
+        shape = (count, rows, wide // 32)
+        codes[f"{name}_blocks"] = rng.integers(256, size=(*shape, 16), dtype=np.uint8)
+        codes[f"{name}_scales"] = rng.integers(122, 126, size=shape, dtype=np.uint8)
+    save_file({n: t for n, t in tensors.items() if n not in stacks} | codes, packed / file)
+    _change_config(packed, quantization_config={"quant_method": "mxfp4"})
+    weights = load_target(packed).weights  # compared with transformers' in test_quantised.py
+    save_file(tensors | {name: weights.read(name) for name in stacks}, plain / file)
+    logits = []
+    for directory in (plain, packed):
+        _build(case, directory, directory / "engine")
+        outputs = target_step(Engine(directory / "engine"), case.built.texts[0][:40], 0)
+        logits.append(outputs["logits"].copy())
+    np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize("case", ["gpt-oss"], indirect=True)
 def test_a_build_reads_one_expert_at_a_time(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +222,6 @@ def test_configs_as_published(tmp_path: Path) -> None:
         tmp_path / "oss",
         architectures=["GptOssForCausalLM"],
         layer_types=None,
-        attention_bias=None,
         swiglu_alpha=None,
         swiglu_limit=None,
     )

@@ -1,6 +1,6 @@
 """A mixture of experts: a router chooses a few MLPs for each token and weighs what they answer."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -8,10 +8,10 @@ import onnx_ir as ir
 
 from dflash_trt.checkpoints.spec import DecoderSpec, Experts
 from dflash_trt.checkpoints.weights import Weights
-from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.builder import DTYPES, GraphBuilder
 from dflash_trt.graphs.layers import Layer, activation, linear
 
-Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 Half = Literal["gate_up", "down"]  # of an expert
 
 
@@ -151,11 +151,13 @@ def _expert(
     x: ir.Value,
 ) -> ir.Value:
     """One expert's product with its tokens."""
+    names = _names(layer, experts, half, index)
     if experts.clamped is None:
-        return linear(g, weights, x, *_names(layer, half, index), bias=False)
-    name = f"{layer.prefix}mlp.experts.{half}_proj"
-    shape = weights.shape(name)[1:]
-    return g.op("MatMul", x, g.lazy(f"{name}.{index}", shape, lambda: _part(weights, name, index)))
+        return linear(g, weights, x, *names, bias=False)
+    (name,) = names
+    shape, dtype = weights.shape(name)[1:], DTYPES[weights.dtype(name)]
+    matrix = g.lazy(f"{name}.{index}", shape, lambda: _turns_apart(weights, name, index), dtype)
+    return g.op("MatMul", x, g.float32(matrix, dtype))
 
 
 def _stack(
@@ -166,39 +168,46 @@ def _stack(
     experts: Experts,
     half: Half,
 ) -> ir.Value:
-    """All experts' matrices, `[E, in, out]`."""
-    name = f"{layer.prefix}mlp.experts.{half}_proj"
+    """All experts' matrices, float32 `[E, in, out]`."""
     hidden, wide = spec.hidden_size, layer.spec.intermediate_size
     shape = (experts.count, *((hidden, 2 * wide) if half == "gate_up" else (wide, hidden)))
 
-    def read() -> Floats:
+    def read() -> Array:
         stack = np.empty(shape, np.float32)
         for index, matrix in enumerate(stack):
-            if experts.clamped is not None:
-                matrix[:] = _part(weights, name, index)
+            names = _names(layer, experts, half, index)
+            if experts.clamped is None:
+                matrix[:] = np.concatenate([weights.read(f"{name}.weight") for name in names]).T
             else:
-                parts = [weights.read(f"{n}.weight") for n in _names(layer, half, index)]
-                matrix[:] = np.concatenate(parts).T
+                matrix[:] = _turns_apart(weights, names[0], index)
         return stack
 
-    return g.lazy(name, shape, read)
+    return g.lazy(f"{layer.prefix}mlp.experts.{half}", shape, read)
 
 
-def _names(layer: Layer, half: Half, index: int) -> list[str]:
-    """The linear layers of one of Qwen's experts."""
-    expert = f"{layer.prefix}mlp.experts.{index}"
-    return [f"{expert}.{part}_proj" for part in half.split("_")]
+def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
+    """Qwen's linear layers of one expert, or gpt-oss' tensor of all, `[E, in, out]`."""
+    prefix = f"{layer.prefix}mlp.experts"
+    if experts.clamped is not None:
+        return [f"{prefix}.{half}_proj"]
+    return [f"{prefix}.{index}.{part}_proj" for part in half.split("_")]
 
 
 def _biases(g: GraphBuilder, weights: Weights, layer: Layer, half: Half) -> ir.Value:
-    """All experts' biases, `[E, out]`."""
+    """gpt-oss' biases of all experts, `[E, out]`."""
     name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
-    return g.lazy(name, weights.shape(name), lambda: _part(weights, name, None))
+
+    def read() -> Array:
+        return _turns_apart(weights, name, None).astype(np.float32)
+
+    return g.lazy(name, weights.shape(name), read)
 
 
-def _part(weights: Weights, name: str, index: int | None) -> Floats:
-    """gpt-oss' tensor of one expert, or all; its gate and up columns, which take turns, apart."""
-    found: Floats = weights.read(name, index).astype(np.float32)
+def _turns_apart(weights: Weights, name: str, index: int | None) -> Array:
+    """gpt-oss' tensor of one expert, or all; gate and up columns, which take turns, put apart."""
+    found = weights.read(name, index)
     if "gate_up" not in name:
         return found
-    return np.concatenate([found[..., ::2], found[..., 1::2]], axis=-1)
+    bits = found.view(f"u{found.itemsize}")  # numpy is slow on a foreign dtype
+    bits = np.concatenate([bits[..., ::2], bits[..., 1::2]], axis=-1)
+    return bits.view(found.dtype)
