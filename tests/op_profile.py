@@ -13,6 +13,7 @@ PROFILE = {
     *("And", "Less", "Range", "Squeeze", "Sub", "Unsqueeze", "Where"),  # windows
     *("Div", "Softmax", "Tanh"),  # soft caps
     *("Equal", "Expand", "Max", "Min", "ReduceSum"),  # experts
+    "Pad",  # convolutions
 }
 
 

@@ -207,7 +207,8 @@ def teach(pair: Pair, *, steps: int = 120, seed: int = 0, first: int = 1) -> lis
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    drafter.save_pretrained(pair.drafter_dir)
+    stored = json.loads((pair.drafter_dir / "config.json").read_text())["dtype"]
+    drafter.to(getattr(torch, stored)).save_pretrained(pair.drafter_dir)
     return texts.tolist()
 
 
