@@ -17,6 +17,7 @@ import reference
 import torch
 from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair, build_engines
 from exact import NEW_TOKENS, drafter_step, one_by_one, rounds_of, run_all, scheduler_of
+from op_profile import assert_in_profile
 from pairs import Pair, teach, write_pair
 from safetensors.torch import load_file, save_file
 from test_drafters import DRAFTER, TARGET
@@ -63,6 +64,7 @@ def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_p
     _, drafter = build_engines(
         target, SAMPLES / name, tmp_path / "engines", slots=1, max_seq_len=MAX_SEQ_LEN
     )
+    assert_in_profile(tmp_path / "engines" / "drafter" / "model.onnx")
     engine, seen = Engine(tmp_path / "engines" / "drafter"), 0
     reduced = name == "speculators-reduced"
     assert drafter.spec.sample_from_anchor is reduced
