@@ -64,7 +64,8 @@ def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_p
     _, drafter = build_engines(
         target, SAMPLES / name, tmp_path / "engines", slots=1, max_seq_len=MAX_SEQ_LEN
     )
-    assert_in_profile(tmp_path / "engines" / "drafter" / "model.onnx")
+    if drafter.spec.selector is None:  # else in test_dflash2.py
+        assert_in_profile(tmp_path / "engines" / "drafter" / "model.onnx")
     engine, seen = Engine(tmp_path / "engines" / "drafter"), 0
     reduced = name == "speculators-reduced"
     assert drafter.spec.sample_from_anchor is reduced
