@@ -45,8 +45,18 @@ FORMS: dict[str, dict[str, Any]] = {
     # smaller than the block, so that it cuts both ways
     "sliding-not-causal": SLIDING | {"sliding_window": 4, "is_causal": False},
     "all-causal": SLIDING | {"is_causal": True},
-    "biases, all in dflash_config": {
+    # as gpt-oss's drafters
+    "biases and YaRN, all in dflash_config": {
         "attention_bias": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        },
         "block_size": None,
         "dflash_config": DRAFTER["dflash_config"] | {"block_size": 6},
     },

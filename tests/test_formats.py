@@ -17,6 +17,7 @@ import reference
 import torch
 from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair, build_engines
 from exact import NEW_TOKENS, drafter_step, one_by_one, rounds_of, run_all, scheduler_of
+from op_profile import assert_in_profile
 from pairs import Pair, teach, write_pair
 from safetensors.torch import load_file, save_file
 from test_drafters import DRAFTER, TARGET
@@ -48,7 +49,14 @@ def target_of(expected: Any, directory: Path) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["speculators-reduced", "speculators-full", "modelopt-bidirectional", "modelopt-causal"],
+    [
+        "speculators-reduced",
+        "speculators-full",
+        "speculators-dflash2",
+        "modelopt-bidirectional",
+        "modelopt-causal",
+        "modelopt-sinks",
+    ],
 )
 def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_path: Path) -> None:
     expected = np.load(SAMPLES / name / "expected.npz")
@@ -56,10 +64,12 @@ def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_p
     _, drafter = build_engines(
         target, SAMPLES / name, tmp_path / "engines", slots=1, max_seq_len=MAX_SEQ_LEN
     )
+    if drafter.spec.selector is None:  # else in test_dflash2.py
+        assert_in_profile(tmp_path / "engines" / "drafter" / "model.onnx")
     engine, seen = Engine(tmp_path / "engines" / "drafter"), 0
     reduced = name == "speculators-reduced"
     assert drafter.spec.sample_from_anchor is reduced
-    for start, logits in zip(expected["starts"], expected["logits"], strict=True):
+    for i, (start, logits) in enumerate(zip(expected["starts"], expected["logits"], strict=True)):
         output = drafter_step(
             engine, expected["features"][seen:start], expected["text"][start], seen
         )
@@ -68,6 +78,10 @@ def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_p
         best = np.argsort(-output["logits"], axis=-1, kind="stable")[:, : engine.info.best]
         ids = draft_token_ids(drafter.weights, drafter.spec) if reduced else np.arange(64)
         assert (output["top_ids"] == ids[best]).all()
+        assert engine.info.pair_scores is ("pair_scores" in expected)
+        if engine.info.pair_scores:
+            scores = expected["pair_scores"][i]
+            np.testing.assert_allclose(output["pair_scores"], scores, atol=1e-4, rtol=0)
         seen = start
 
 
@@ -223,7 +237,6 @@ def test_a_speculators_config_that_cannot_run_is_refused(
         ({"layers.0.self_attn.g_proj.weight": torch.zeros(4)}, "gated attention"),
         ({"aux_hidden_norms.0.weight": torch.zeros(4)}, "a norm for each tap"),
         ({"mask_embedding": torch.zeros(4)}, "embedding of its own for masks"),
-        ({"layers.0.self_attn.attention_sink_bias": torch.zeros(4)}, "attention sinks"),
     ],
 )
 def test_tensors_that_cannot_be_used_are_refused(

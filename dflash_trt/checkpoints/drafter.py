@@ -25,7 +25,6 @@ OTHERS = {
 # tensors of vendors' own forms
 FORMS = {
     "mask_embedding": "an embedding of its own for masks (MiMo)",
-    "attention_sink_bias": "attention sinks (MiMo, Nemotron)",
     "qkv_proj": "fused q, k and v projections (Laguna)",
     ".g_proj": "gated attention (Laguna)",
     "aux_hidden_norms": "a norm for each tap (Laguna)",
@@ -73,7 +72,8 @@ def _check_method(file: Path, config: dict[str, Any]) -> None:
                 "Use a DFlash drafter of the same target",
             )
     zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
-    if not (zlabs if kind is None else kind == "dflash") or projector not in (None, "dflash"):
+    known = zlabs if kind is None else kind in ("dflash", "dflash2")
+    if not known or projector not in (None, "dflash"):
         raise CheckpointError(
             f"{file}: the drafter's kind is not known to dflash-trt (architectures "
             f"{architectures}, speculators_model_type {kind}, projector_type {projector})",

@@ -85,9 +85,8 @@ class DecoderSpec:
     attn_logit_softcapping: float | None = None
     output_multiplier: float = 1.0  # on the logits
     final_logit_softcapping: float | None = None
-    sinks: bool = (
-        False  # a score of each head that takes a share of the attention and gives nothing
-    )
+    # the tensor with a score of each head that takes a share of the attention and gives nothing
+    sinks: str | None = None
 
     @property
     def num_hidden_layers(self) -> int:
@@ -152,8 +151,8 @@ def layer_shapes(spec: DecoderSpec, index: int) -> Shapes:
         for name in ("attention_conv", "mlp_conv"):
             shapes[f"{name}.base_kernel"] = (2, size, hidden)
             shapes[f"{name}.kernel_projection.weight"] = (2 * size * groups, hidden)
-    if spec.sinks:
-        shapes["self_attn.sinks"] = (spec.num_attention_heads,)
+    if spec.sinks is not None:
+        shapes[f"self_attn.{spec.sinks}"] = (spec.num_attention_heads,)
     return {f"{spec.prefix}layers.{index}.{name}": shape for name, shape in shapes.items()}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.checkpoints import dflash2
 from dflash_trt.checkpoints.fields import decoder_fields, flag, number, refuse
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec
 from dflash_trt.checkpoints.weights import Weights
@@ -18,7 +19,8 @@ TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight"
 
 
 def speculators(file: Path, config: dict[str, Any], names: Sequence[str]) -> DrafterSpec:
-    """The spec of a drafter from its config.json (`DFlashSpeculatorConfig`) and its tensor names.
+    """The spec of a drafter from its config.json (`DFlashSpeculatorConfig`, `DFlash2...`) and its
+    tensor names.
 
     The tensors of the layers are named as z-lab's. Tap ids count the embedding as 0, so they are
     one more than z-lab's.
@@ -35,8 +37,15 @@ def speculators(file: Path, config: dict[str, Any], names: Sequence[str]) -> Dra
     if number(file, config, "target_hidden_size", hidden) != hidden:
         raise refuse(file, "the drafter's hidden_size and the target's differ")
     draft_vocab = number(file, config, "draft_vocab_size", 32000)
-    causal = not flag(file, config, "sliding_window_non_causal")
+    second, selector = config["speculators_model_type"] == "dflash2", None
+    causal = not flag(file, config, "sliding_window_non_causal", second)
     fields["layers"] = tuple(_layer(layer, causal) for layer in fields["layers"])
+    if second:
+        if draft_vocab != vocab:
+            raise refuse(file, "a DFlash 2 drafter has a reduced vocabulary")
+        selector = dflash2.read_selector(file, inner | config)
+        convolution = dflash2.read_convolution(file, inner | config)
+        fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
     from_anchor = bool(flag(file, config, "sample_from_anchor"))
     if config.get("mask_token_id") is None:
         raise CheckpointError(
@@ -54,6 +63,7 @@ def speculators(file: Path, config: dict[str, Any], names: Sequence[str]) -> Dra
         sample_from_anchor=from_anchor,
         own_tables=tuple(t for t in ("embed_tokens", "lm_head") if f"{t}.weight" in names),
         draft_vocab_size=None if draft_vocab == vocab else draft_vocab,
+        selector=selector,
     )
 
 

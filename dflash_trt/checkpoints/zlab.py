@@ -12,7 +12,6 @@ from dflash_trt.errors import CheckpointError
 
 # fields that change what a drafter computes, with the values that leave it as it is
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention_sink_bias": (False,),
     "add_swa_attention_sink_bias": (False,),
     "attention_value_scale": (1.0,),
     "logit_scale": (1.0,),
@@ -26,7 +25,8 @@ def zlab(file: Path, config: dict[str, Any]) -> DrafterSpec:
     """The spec of a drafter from its config.json.
 
     As in z-lab's code a DFlash value is looked up in `dflash_config` first, then at top level.
-    `causal`, `use_swa` and `swa_window_size` are ModelOpt's, as vLLM reads them.
+    `causal`, `use_swa`, `swa_window_size` and `attention_sink_bias` are ModelOpt's, as vLLM reads
+    them.
     """
     values = config | section(file, config, "dflash_config")
     second = dflash2.ARCHITECTURE in config["architectures"]
@@ -60,6 +60,7 @@ def zlab(file: Path, config: dict[str, Any]) -> DrafterSpec:
         embedding_scale=real(file, values, "input_embedding_scale", 1.0),
         output_multiplier=real(file, values, "output_multiplier", 1.0),
         final_logit_softcapping=real(file, values, "final_logit_softcapping", 1.0) if cap else None,
+        sinks="attention_sink_bias" if flag(file, values, "attention_sink_bias") else None,
         selector=dflash2.read_selector(file, values) if second else None,
     )
 

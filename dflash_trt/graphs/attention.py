@@ -52,10 +52,10 @@ def attention_block(
     values = _scatter(g, layer.value_cache, v, f"new_value_{layer.index}", at, layer.cache_shape)
     scale = spec.attention_scale or layer.spec.head_dim**-0.5
     mask, cap = at.seen(g, layer.spec), spec.attn_logit_softcapping
-    if cap is None and not spec.sinks:
+    if cap is None and spec.sinks is None:
         mixed = g.op("Attention", q, keys, values, mask, scale=scale)
     else:
-        sinks = g.vector(weights, f"{attn}.sinks") if spec.sinks else None
+        sinks = g.vector(weights, f"{attn}.{spec.sinks}") if spec.sinks else None
         q = g.op("Mul", q, g.number(scale))
         mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, cap, sinks)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))

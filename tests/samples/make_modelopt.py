@@ -1,4 +1,4 @@
-"""Writes `modelopt-*`: two small drafters as NVIDIA ModelOpt 0.47.0 exports them, and its logits.
+"""Writes `modelopt-*`: three small drafters as NVIDIA ModelOpt 0.47.0 exports them, and its logits.
 
 python make_modelopt.py, in this folder, with `nvidia-modelopt==0.47.0`, which is too large to be
 needed by the tests: what it wrote is kept here.
@@ -7,6 +7,7 @@ needed by the tests: what it wrote is kept here.
 from pathlib import Path
 
 import modelopt.torch.speculative as mtsp
+import modelopt.torch.speculative.plugins.modeling_dflash as modeling
 import numpy as np
 import torch
 from modelopt.torch.export.plugins.hf_spec_export import DFlashExporter
@@ -17,9 +18,11 @@ VOCAB, HIDDEN, BLOCK = 64, 32, 8
 ROPE = {"rope_type": "default", "rope_theta": 50000.0}
 STARTS = [11, 12, 15, 24]
 
+modeling._get_sink_attention_fn = lambda: modeling._sink_attention_impl  # not compiled
+
 
 @torch.no_grad()
-def write(name: str, attention: str, window: int) -> None:
+def write(name: str, attention: str, window: int | None, sinks: bool = False) -> None:
     torch.manual_seed(0)
     target = LlamaForCausalLM(
         LlamaConfig(
@@ -49,6 +52,7 @@ def write(name: str, attention: str, window: int) -> None:
         "dflash_architecture_config": layers,
         "dflash_draft_attention": attention,
         "dflash_swa_window_size": window,
+        "dflash_attention_sink": sinks,
         "dflash_use_torch_compile": False,
     }
     mtsp.convert(target, [("dflash", config)])
@@ -85,3 +89,4 @@ def write(name: str, attention: str, window: int) -> None:
 
 write("modelopt-bidirectional", "bidirectional", window=9)
 write("modelopt-causal", "causal", window=16)
+write("modelopt-sinks", "bidirectional", window=None, sinks=True)

@@ -16,4 +16,4 @@ def gpt_oss(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     clamped = real(file, config, "swiglu_alpha", 1.702), real(file, config, "swiglu_limit", 7.0)
     found = replace(experts(file, config, normalised=True), clamped=clamped)
     layers = tuple(replace(layer, experts=found) for layer in fields["layers"])
-    return fields | {"prefix": "model.", "layers": layers, "sinks": True}
+    return fields | {"prefix": "model.", "layers": layers, "sinks": "sinks"}
