@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import Pair as Directories
 from pairs import make_pair
 from safetensors.torch import load_file, save_file
 from test_checkpoints import edit, edit_weights
+from test_formats import to_speculators
 from transformers import GptOssConfig
 
 from dflash_trt.build import build
-from dflash_trt.checkpoints.checks.taps import default_taps
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.inspect import inspect
 from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
 from dflash_trt.checkpoints.pair import CHECKS, findings
+from dflash_trt.checkpoints.zlab import default_taps
 from dflash_trt.cli import main
 from dflash_trt.config import BuildConfig
 from dflash_trt.deep import measure
@@ -136,6 +138,7 @@ CASES: dict[str, tuple[Spoil, set[str]]] = {
     "drafter-tensors": (lambda t, d: edit_weights(d, lambda w: w.pop("norm.weight")), set()),
     "dtype": (lambda t, d: (cast(t, torch.bfloat16), cast(d, torch.float16)), set()),
     "rope-theta": (lambda t, d: edit(d, rope_parameters={"rope_theta": 1e6}), set()),
+    "embedding-scale": (lambda t, d: edit(d, input_embedding_scale=8.0), set()),
     "logit-softcap": (lambda t, d: edit(t, final_logit_softcapping=30.0), set()),
 }  # fmt: skip
 
@@ -163,15 +166,13 @@ def test_refused_models_are_checked_as_far_as_they_can_be_read(spoiled: Path) ->
     assert found["rope-scaling"] == found["verifier"] == "warning"
     assert found["hidden-size"] == found["mask-in-vocabulary"] == "passed"
     assert found["target-tensors"] == "not checked"
-    edit(target, model_type="gemma4_text")
-    assert results(spoiled)["embedding-scale"] == "warning"
     edit(target, vocab_size=151936)
     edit(drafter, vocab_size=151936)
     assert results(spoiled)["mask-as-published"] == "warning"
 
 
 def test_every_check_has_a_case() -> None:
-    elsewhere = {"draft-tokens", "rope-scaling", "verifier", "mask-as-published", "embedding-scale"}
+    elsewhere = {"draft-tokens", "rope-scaling", "verifier", "mask-as-published"}
     elsewhere |= {"vocabulary-map"}  # test_formats.py
     names = [look.__name__.replace("_", "-") for look, _ in CHECKS]
     assert sorted(names) == sorted(CASES.keys() | elsewhere)
@@ -181,9 +182,6 @@ def test_a_scaled_rope_ends_where_its_scaling_does(spoiled: Path) -> None:
     long = YARN | {"factor": 1.5}
     edit(spoiled / "target", rope_parameters=YARN)
     edit(spoiled / "drafter", rope_parameters=long)
-    pair = Pair(outline_target(spoiled / "target"), outline_drafter(spoiled / "drafter"))
-    if pair.drafter.model is None:
-        pytest.skip("the scaling of this RoPE is not read yet")
     assert bad(spoiled)["context-length"] == "warning"
 
 
@@ -255,6 +253,41 @@ def test_a_refused_model_is_described_with_the_reason(
     assert code == 1
     assert "refused" in out
     assert "\x1b" not in out
+
+
+def test_the_kinds_say_why_not(spoiled: Path) -> None:
+    target, drafter = spoiled / "target", spoiled / "drafter"
+
+    def reasons(kind: str) -> str:
+        kinds = {found["kind"]: found for found in inspect(target, drafter)["engine_kinds"]}
+        return " ".join(kinds[kind]["reasons"])
+
+    assert reasons("onnxruntime") == reasons("tensorrt") == reasons("tensorrt_llm") == ""
+    edit(drafter, speculators_model_type="dflash")
+    assert "speculators format" in reasons("tensorrt_llm")
+    edit(drafter, speculators_model_type=None)
+    edit(target, architectures=["Gemma3ForCausalLM"])
+    assert "no hidden states of Gemma3ForCausalLM" in reasons("tensorrt_llm")
+    edit(target, architectures=["KimiK25ForConditionalGeneration"])
+    assert "KimiK25" in reasons("onnxruntime")
+    assert reasons("tensorrt_llm") == ""
+    edit(target, architectures=["LlamaForCausalLM"])
+    dflash(drafter, mask_token_id=320)
+    for kind in ("onnxruntime", "tensorrt", "tensorrt_llm"):
+        assert "mask-in-vocabulary" in reasons(kind)
+
+
+def test_a_drafter_of_speculators_says_what_it_was_trained_for(spoiled: Path) -> None:
+    drafter, own = spoiled / "drafter", spoiled / "zlab"
+    drafter.rename(own)
+    to_speculators(Directories(spoiled / "target", own), drafter, from_anchor=False, ids=range(320))
+    assert bad(spoiled) == {}
+    verifier = {"verifier": {"architectures": ["LlamaForCausalLM"]}}
+    edit(drafter, speculators_config=verifier)
+    assert bad(spoiled) == {"verifier": "warning"}
+    # ids that count from 0, as in the other format
+    edit(drafter, speculators_config=None, aux_hidden_state_layer_ids=[1, 4, 6])
+    assert bad(spoiled) == {"taps-off-by-one": "warning"}
 
 
 def test_what_is_no_model_is_one_sentence(run: Any, tmp_path: Path) -> None:

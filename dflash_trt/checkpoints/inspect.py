@@ -90,6 +90,7 @@ def _drafter(outline: Outline[Drafter]) -> dict[str, Any]:
         "block_size": _known(outline, "block_size"),
         "mask_token_id": _known(outline, "mask_token_id"),
         "taps": taps,
+        "draft_vocab_size": _known(outline, "draft_vocab_size"),
         "num_target_layers": _known(outline, "num_target_layers"),
     }
 

@@ -130,11 +130,11 @@ def outline_drafter(directory: Path) -> Outline[Drafter]:
 def config_values(directory: Path, role: str) -> dict[str, Any]:
     """config.json with the fields of its inner objects (`INNER`) over its own."""
     check_directory(directory, role)
-    config = read_json(directory / "config.json")
+    config = outer = read_json(directory / "config.json")
     for name in INNER:
         if isinstance(inner := config.get(name), dict):
             config = config | {key: value for key, value in inner.items() if value is not None}
-    return config
+    return config | {"architectures": outer.get("architectures")}
 
 
 def finite(value: object) -> float | None:

@@ -94,14 +94,17 @@ def _layers(
 
 
 def _taps(file: Path, values: dict[str, Any], num_target_layers: int) -> tuple[int, ...]:
-    """target_layer_ids; absent: z-lab's default, spread from layer 1 to the third-last."""
+    """target_layer_ids, or z-lab's default."""
     if values.get("target_layer_ids") is not None:
         return layer_numbers(file, values, "target_layer_ids")
-    count = number(file, values, "num_hidden_layers")
+    return default_taps(num_target_layers, number(file, values, "num_hidden_layers"))
+
+
+def default_taps(layers: int, count: int) -> tuple[int, ...]:
+    """z-lab's `build_target_layer_ids`: from the target's second layer to the third-last."""
     if count == 1:
-        return (num_target_layers // 2,)
-    span = num_target_layers - 4
-    return tuple(round(1 + i * span / (count - 1)) for i in range(count))
+        return (layers // 2,)
+    return tuple(round(1 + i * (layers - 4) / (count - 1)) for i in range(count))
 
 
 def layer_numbers(file: Path, values: dict[str, Any], name: str) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ def target_layers(pair: Pair) -> Found:
 
 
 def block_size(pair: Pair) -> Found:
-    """Anchor and masks."""
+    """Without a mask behind the anchor there is nothing to draft."""
     size = pair.drafter.number("block_size")
     return Found(
         size >= 2,
@@ -92,14 +92,16 @@ def sliding_window(pair: Pair) -> Found:
     """A window shorter than the block hides the anchor and the context from the last masks."""
     drafter = pair.drafter
     if drafter.model is not None:
-        windows = [layer.window for layer in drafter.layers if layer.window]
+        # windows that count from the anchor (speculators) never cut the block
+        sliding = [layer for layer in drafter.layers if not layer.window_from_anchor]
+        windows = [layer.window for layer in sliding if layer.window]
     else:
         kinds = drafter.values.get("layer_types")
-        sliding = isinstance(kinds, list) and SLIDING in kinds
-        windows = [drafter.number("sliding_window")] if sliding else []
+        some = isinstance(kinds, list) and SLIDING in kinds
+        windows = [drafter.number("sliding_window")] if some else []
     size = pair.drafter.number("block_size")
     if not windows:
-        return Found(True, "no layer of the drafter has a window")
+        return Found(True, "no layer of the drafter has a window that cuts its block")
     return Found(
         min(windows) >= size,
         f"the drafter's sliding_window is {min(windows)}, its block {size}",

@@ -3,12 +3,13 @@
 from dflash_trt.checkpoints.checks import OTHER_DRAFTER, Found
 from dflash_trt.checkpoints.drafter import drafter_shapes
 from dflash_trt.checkpoints.outline import Pair
+from dflash_trt.checkpoints.zlab import default_taps
 
 CORRECT = "Check target_layer_ids in the drafter's config.json against the published one"
 
 
 def taps_in_range(pair: Pair) -> Found:
-    """A layer that the target does not have."""
+    """A tap reads a layer that the target has."""
     layers, taps = pair.target.number("num_hidden_layers"), pair.drafter.taps
     wrong = tuple(tap for tap in taps if not 0 <= tap < layers)
     return Found(
@@ -79,13 +80,6 @@ def fc_width(pair: Pair) -> Found:
         f"{spec.hidden_size} need {list(expected)}",
         "Use the config.json and the weights of one drafter",
     )
-
-
-def default_taps(layers: int, count: int) -> tuple[int, ...]:
-    """z-lab's `build_target_layer_ids`: from the second layer to the third-last."""
-    if count == 1:
-        return (layers // 2,)
-    return tuple(round(1 + i * (layers - 4) / (count - 1)) for i in range(count))
 
 
 def _list(taps: tuple[int, ...]) -> str:
