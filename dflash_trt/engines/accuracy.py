@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from dflash_trt.engines.info import read_info
-from dflash_trt.engines.onnxruntime import GRAPH_FILE, KIND
+from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.engines.onnxruntime import KIND, load_session
 from dflash_trt.errors import EngineError
 
 TEXTS = (
@@ -46,11 +46,13 @@ def compare(quantised: Path, original: Path, texts: Sequence[Sequence[int]]) -> 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-    expected = _logits(_session(original, options), original, texts)
+    info = read_info(original, KIND)
+    expected = _logits(load_session(original, info, options), info, texts)
     options = ort.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, str(quantised / "profile")
-    session = _session(quantised, options)
-    found = _logits(session, quantised, texts)
+    info = read_info(quantised, KIND)
+    session = load_session(quantised, info, options)
+    found = _logits(session, info, texts)
     _check_fused(Path(session.end_profiling()), quantised)
     error = found - expected
     return Accuracy(
@@ -61,15 +63,9 @@ def compare(quantised: Path, original: Path, texts: Sequence[Sequence[int]]) -> 
     )
 
 
-def _session(engine: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    options.log_severity_level = 3
-    path = engine / GRAPH_FILE
-    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def _logits(session: ort.InferenceSession, engine: Path, texts: Sequence[Sequence[int]]) -> Any:
+def _logits(session: ort.InferenceSession, info: EngineInfo, texts: Sequence[Sequence[int]]) -> Any:
     """Float32 `[tokens of all texts, vocab]`."""
-    info, found = read_info(engine, KIND), []
+    found = []
     for text in texts:
         n = len(text)
         inputs = {

@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(self, directory: Path) -> None:
         self.info = read_info(directory, KIND)
-        self._session = _load_session(directory, self.info)
+        self._session = load_session(directory, self.info, ort.SessionOptions())
         slots, rows = self.info.slots, self.info.cache_len
         self._caches = {
             f"{part}_{layer}": np.zeros((slots, heads, rows, head_dim), np.float32)
@@ -147,9 +147,11 @@ def _use_one_pool(threads: int) -> None:
         _pool_is_set = True
 
 
-def _load_session(directory: Path, info: EngineInfo) -> ort.InferenceSession:
+def load_session(
+    directory: Path, info: EngineInfo, options: ort.SessionOptions
+) -> ort.InferenceSession:
+    """The graph of an engine directory, with its weights; EngineError when it cannot be loaded."""
     _use_one_pool(info.threads)
-    options = ort.SessionOptions()
     options.use_per_session_threads = False
     # planning which buffers to share takes hours for a graph with many experts, and saves no time
     options.enable_mem_reuse = False
