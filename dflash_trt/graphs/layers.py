@@ -63,7 +63,7 @@ def head(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Final norm and output head, for `r` of the hidden states; declares the outputs.
 
-    hidden `[n, S, hidden_size]`; table `[vocab, hidden_size]`; rows int64 `[r]`, which of the
+    hidden `[n, S, hidden_size]`; table `[hidden_size, vocab]`; rows int64 `[r]`, which of the
     `n * S` hidden states get logits; token_ids int64 `[vocab]`, where the rows of the table are not
     the tokens in order. Outputs: logits float32 `[r, vocab]`, and the `best` largest of each row in
     descending order as top_ids int64 (tokens) and top_logits float32 `[r, best]`. Returns the
