@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from dflash_trt.atomic import publish, sole_writer
 from dflash_trt.checkpoints.drafter import Drafter, drafter_shapes, load_drafter
@@ -12,7 +13,7 @@ from dflash_trt.checkpoints.pair import Finding, check_pair
 from dflash_trt.checkpoints.source import Report, locate
 from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
 from dflash_trt.checkpoints.target import Target, load_target, target_shapes
-from dflash_trt.checkpoints.tokenizer import tokenizer_files
+from dflash_trt.checkpoints.tokenizer import load_tokenizer, tokenizer_files
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.manifest import (
@@ -25,7 +26,11 @@ from dflash_trt.manifest import (
 )
 from dflash_trt.serving.repository import write_repository
 
+if TYPE_CHECKING:
+    from dflash_trt.engines.accuracy import Accuracy
+
 DEFAULT_MAX_SEQ_LEN = 4096
+BITS: dict[str | None, Literal[4, 8]] = {"int4": 4, "int8": 8}
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class BuildResult:
     built: bool  # False: it was there already, made from the same inputs
     seconds: float
     warnings: list[Finding]  # of the pair
+    accuracy: "Accuracy | None" = None  # of quantised weights, measured as they are built
 
 
 def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
@@ -60,9 +66,9 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             commits = {"target": target_at.commit, "drafter": drafter_at.commit}
             inputs = inputs_manifest(config, target, drafter, commits, report)
             manifest = matching_manifest(output, inputs)
-            built = manifest is None
+            built, accuracy = manifest is None, None
             if manifest is None:
-                _write(scratch, config, target, drafter, report)
+                accuracy = _write(scratch, config, target, drafter, report)
                 manifest = write_manifest(scratch, inputs, report)
                 publish(scratch, output)
     except OSError as error:
@@ -70,7 +76,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             f"cannot write {error.filename or output}: {error.strerror or error}",
             "Free the disk or give a writable --output; nothing was left half written",
         ) from error
-    return BuildResult(output, manifest, built, time.monotonic() - started, warnings)
+    return BuildResult(output, manifest, built, time.monotonic() - started, warnings, accuracy)
 
 
 def _check_output(output: Path) -> None:
@@ -100,23 +106,24 @@ def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterS
 
 def _write(
     directory: Path, config: BuildConfig, target: Target, drafter: Drafter, report: Report
-) -> None:
+) -> "Accuracy | None":
     # here, because loading it takes most of the time of a build that has nothing to do
     from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
 
     slots, threads = config.serving.slots, config.engine.threads
     max_seq_len = config.serving.max_seq_len
     assert max_seq_len is not None
     sizes = {"slots": slots, "max_seq_len": max_seq_len, "threads": threads}
-    link = config.engine.weights == "link"
+    storage = Storage(config.engine.weights == "link", BITS.get(config.engine.quantize))
     engines = directory / "engines"
     for role in ("target", "drafter"):
         (engines / role).mkdir(parents=True)
     count = _Counter("building the target engine", len(target_shapes(target.spec)), report)
-    build_target(target, drafter.spec, engines / "target", **sizes, progress=count, link=link)
+    build_target(target, drafter.spec, engines / "target", **sizes, progress=count, storage=storage)
     tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
     count = _Counter("building the drafter engine", tensors, report)
-    build_drafter(drafter, target, engines / "drafter", **sizes, progress=count, link=link)
+    build_drafter(drafter, target, engines / "drafter", **sizes, progress=count, storage=storage)
     (directory / "tokenizer").mkdir()
     for file in tokenizer_files(target.directory):
         shutil.copyfile(file, directory / "tokenizer" / file.name)
@@ -128,6 +135,30 @@ def _write(
         config=config,
         max_seq_len=max_seq_len,
     )
+    if storage.bits is None:
+        return None
+    return _accuracy(engines / "target", target, drafter.spec, sizes, report)
+
+
+def _accuracy(
+    engine: Path, target: Target, drafter: DrafterSpec, sizes: dict[str, int], report: Report
+) -> "Accuracy":
+    """Against an unquantised engine that lies beside it for as long as this takes."""
+    from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare  # noqa: PLC0415
+    from dflash_trt.engines.build import build_target  # noqa: PLC0415
+    from dflash_trt.graphs.builder import COPIED  # noqa: PLC0415
+
+    original = engine.with_name("original")
+    original.mkdir()
+    step = "measuring the accuracy"
+    count = _Counter(step, len(target_shapes(target.spec)), report)
+    sizes = {**sizes, "max_seq_len": min(TOKENS, sizes["max_seq_len"])}
+    build_target(target, drafter, original, **sizes, progress=count, storage=COPIED)
+    tokenizer = load_tokenizer(target.directory)
+    texts = [tokenizer.encode(text).ids[: sizes["max_seq_len"]] or [0] for text in TEXTS]
+    found = compare(engine, original, texts)
+    shutil.rmtree(original)
+    return found
 
 
 class _Counter:

@@ -56,6 +56,12 @@ def build(
         print(
             f"built {directory} in {result.seconds:.1f} s: {len(files)} files, {size / 1e6:.1f} MB"
         )
+        if (cost := result.accuracy) is not None:
+            print(
+                f"{settings.engine.quantize} against the unquantised target, {cost.tokens} tokens "
+                f"of fixed text: greedy token equal at {cost.agreement:.1%}, logits off by "
+                f"{cost.rms:.1%} rms, at most {cost.largest:.2f}"
+            )
         print(f"serve it: dflash-trt serve {directory}")
     else:
         print(f"{directory} is already built from these inputs; nothing to do")

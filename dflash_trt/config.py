@@ -62,6 +62,11 @@ class Engine(Section):
         description="copy: the build stands alone; link: it reads what it can from the original "
         "checkpoint files, which must stay as they are; saves disk, loads more slowly",
     )
+    quantize: Literal["int8", "int4"] | None = Field(
+        default=None,
+        description="linear layers in int8 or int4, 32 weights with one scale; `build` measures "
+        "what it costs in accuracy; unset: as the checkpoint has them",
+    )
 
     @field_validator("kind", mode="before")
     @classmethod

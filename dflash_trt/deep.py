@@ -57,6 +57,7 @@ def measure(
     # here, because they load the graph builder and the runtime
     from dflash_trt.decoding.check import check  # noqa: PLC0415
     from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
 
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)
     spec = drafter.spec
@@ -71,9 +72,12 @@ def measure(
                 (engines / role).mkdir()
             report("building engines", 0, 2)
             quiet: Callable[[str], None] = lambda tensor: None  # noqa: E731
-            build_target(target, spec, engines / "target", **sizes, progress=quiet, link=True)
+            link = Storage(link=True)
+            build_target(target, spec, engines / "target", **sizes, progress=quiet, storage=link)
             report("building engines", 1, 2)
-            build_drafter(drafter, target, engines / "drafter", **sizes, progress=quiet, link=True)
+            build_drafter(
+                drafter, target, engines / "drafter", **sizes, progress=quiet, storage=link
+            )
             report("building engines", 2, 2)
             found = check(
                 engines,

@@ -10,6 +10,7 @@ from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.engines.info import EngineInfo, stamp, write_info
+from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.drafter import candidates, drafter_graph
 from dflash_trt.graphs.target import target_graph
 
@@ -25,17 +26,18 @@ def build_target(
     max_seq_len: int,
     threads: int,
     progress: Progress,
-    link: bool = False,
+    storage: Storage = COPIED,
 ) -> None:
     """Write the target's engine; the drafter says which layers are tapped.
 
-    `progress` is called with each tensor's name as it is written; `link`: see `GraphBuilder`.
+    `progress` is called with each tensor's name as it is written; `storage`: how the
+    weights lie on disk.
     """
     # a block that starts on the last position still writes all its rows
     cache_len = max_seq_len + drafter.block_size
-    graph = target_graph(target, drafter.target_layer_ids, cache_len, link=link)
+    graph = target_graph(target, drafter.target_layer_ids, cache_len, storage=storage)
     graph.save(directory, progress)
-    info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph.links)
+    info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
     write_info(directory, info)
 
 
@@ -48,15 +50,15 @@ def build_drafter(
     max_seq_len: int,
     threads: int,
     progress: Progress,
-    link: bool = False,
+    storage: Storage = COPIED,
 ) -> None:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     # features of one more block, and the block itself, stand behind the last position
     cache_len = max_seq_len + 2 * drafter.spec.block_size
-    graph = drafter_graph(drafter, target, cache_len, link=link)
+    graph = drafter_graph(drafter, target, cache_len, storage=storage)
     graph.save(directory, progress)
     spec = drafter.spec
-    info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph.links)
+    info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
     write_info(directory, info)
 
 
@@ -68,7 +70,7 @@ def _info(
     max_seq_len: int,
     cache_len: int,
     threads: int,
-    links: dict[Path, str],
+    graph: GraphBuilder,
 ) -> EngineInfo:
     return EngineInfo(
         kind="onnxruntime",
@@ -85,5 +87,6 @@ def _info(
         mask_token_id=drafter.mask_token_id,
         caches=tuple((x.num_key_value_heads, x.head_dim) for x in model.spec.layers),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
-        originals={name: stamp(file) for file, name in links.items()},
+        quantized=graph.storage.bits is not None,
+        originals={name: stamp(file) for file, name in graph.links.items()},
     )

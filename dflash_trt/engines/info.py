@@ -27,6 +27,7 @@ class EngineInfo:
     mask_token_id: int
     caches: tuple[tuple[int, int], ...]  # kv heads and head_dim of each layer
     feature_size: int  # taps * hidden_size
+    quantized: bool = False  # linear layers: one row alone is computed by another kernel
     # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
 

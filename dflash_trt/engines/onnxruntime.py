@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(self, directory: Path) -> None:
         self.info = read_info(directory, KIND)
-        self._session = _load_session(directory, self.info)
+        self._session = load_session(directory, self.info, ort.SessionOptions())
         slots, rows = self.info.slots, self.info.cache_len
         self._caches = {
             f"{part}_{layer}": np.zeros((slots, heads, rows, head_dim), np.float32)
@@ -68,7 +68,11 @@ class Engine:
         self, row: int, n: int, width: int, visible: int, scored: int, context: int
     ) -> "Step":
         """Bind buffers of these shapes once: binding costs more than filling small inputs."""
-        info = self.info
+        info, asked, asked_scored = self.info, width, scored
+        if info.quantized and info.role == "target":
+            # quantised products round otherwise for a single row than for two or more: rows that
+            # nobody sees are added, so that a token's logits depend on no neighbours
+            width, scored = 2 if n * width == 1 else width, 2 if scored == 1 else scored
         tokens = "tokens" if info.role == "target" else "block"
         inputs: dict[str, Any] = {
             tokens: np.zeros((n, width), np.int64),
@@ -100,6 +104,15 @@ class Engine:
             value = ort.OrtValue.ortvalue_from_numpy(array[row : row + n])
             binding.bind_ortvalue_input(name, value)
             binding.bind_ortvalue_output(f"new_{name}", value)
+        if width > asked:
+            for name in (tokens, "positions"):
+                inputs[name] = inputs[name][:, :asked]
+            inputs["mask"] = inputs["mask"][:, :, :asked]
+            outputs["features"] = outputs["features"][:, :asked]
+        if scored > asked_scored:
+            inputs["head_rows"] = inputs["head_rows"][:asked_scored]
+            for name in ("top_ids", "top_logits", "logits"):
+                outputs[name] = outputs[name][:asked_scored]
         return Step(inputs, outputs, partial(self._session.run_with_iobinding, binding))
 
     def _output(self, name: str, dtype: type[np.generic], *shape: int) -> Array:
@@ -134,9 +147,11 @@ def _use_one_pool(threads: int) -> None:
         _pool_is_set = True
 
 
-def _load_session(directory: Path, info: EngineInfo) -> ort.InferenceSession:
+def load_session(
+    directory: Path, info: EngineInfo, options: ort.SessionOptions
+) -> ort.InferenceSession:
+    """The graph of an engine directory, with its weights; EngineError when it cannot be loaded."""
     _use_one_pool(info.threads)
-    options = ort.SessionOptions()
     options.use_per_session_threads = False
     # planning which buffers to share takes hours for a graph with many experts, and saves no time
     options.enable_mem_reuse = False

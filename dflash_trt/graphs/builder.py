@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.graphs.quantised import BLOCK, codes, scales
 
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
@@ -22,20 +24,36 @@ WORKERS = min(4, os.cpu_count() or 1)
 IN_FLIGHT = 1 << 28  # bytes of tensors in memory at a time, beside one that is larger
 INSIDE = 256  # bytes of a tensor that stays in model.onnx
 Kind = Literal["onnxruntime", "tensorrt"]
+Bits = Literal[4, 8]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How weights lie on disk.
+
+    link: what the graph can take from the checkpoint as it lies there is not copied. bits: of
+    linear layers, in blocks of 32 (`quantised.py`); None: the checkpoint's own dtype.
+    """
+
+    link: bool = False
+    bits: Bits | None = None
+
+
+COPIED = Storage()
 
 
 class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
     kind: of the engine it is for, where one form does not serve both well (see `moe.py`).
-    link: what the graph can take from the checkpoint as it lies there is not copied; `links` are
-    the original files it then needs, and their names beside the graph.
+    `links` are the original files that a graph with links needs, and their names beside it.
     """
 
-    def __init__(self, name: str, kind: Kind = "onnxruntime", *, link: bool = False) -> None:
+    def __init__(self, name: str, kind: Kind = "onnxruntime", storage: Storage = COPIED) -> None:
         self.kind = kind
         self.links: dict[Path, str] = {}
-        self._link = link
+        self.storage = storage
+        self._matrices: dict[tuple[Path, str], ir.Value] = {}
         self._graph = ir.Graph((), (), nodes=(), opset_imports={"": OPSET}, name=name)
         self._tape = Tape(self._graph)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
@@ -93,11 +111,15 @@ class GraphBuilder:
 
     def matrix(self, weights: Weights, name: str) -> ir.Value:
         """A checkpoint tensor in its own dtype: rows are gathered from it, or see `float32`."""
+        key = (weights.directory, name)
+        if key not in self._matrices:  # one table may be embedding and head
+            self._matrices[key] = self._matrix(weights, name)
+        return self._matrices[key]
+
+    def _matrix(self, weights: Weights, name: str) -> ir.Value:
         dtype, shape = DTYPES[weights.dtype(name)], weights.shape(name)
-        if name in self._graph.initializers:  # one table may be embedding and head
-            return self._graph.initializers[name]
         place = weights.place(name)
-        if not self._link or place is None:
+        if not self.storage.link or place is None:
             return self.lazy(name, shape, lambda: weights.read(name), dtype)
         file, offset = place
         location = self.links.setdefault(file, f"original-{len(self.links)}{file.suffix}")
@@ -113,19 +135,32 @@ class GraphBuilder:
             return value
         return self.op("Cast", value, to=ir.DataType.FLOAT)
 
-    def linear(self, weights: Weights, *names: str) -> ir.Value:
+    def head(self, weights: Weights, name: str) -> ir.Value:
+        """An output head `[vocab, hidden]` as MatMul operand; often it is the embedding, too.
+
+        Quantised to int8 where other layers are int4: by measure that costs little time, and int4
+        here most of the accuracy.
+        """
+        if self.storage.bits and weights.shape(name)[1] % BLOCK == 0:
+            return self._quantised(weights, (name,), f"{name}.head", 8)
+        table = self.matrix(weights, name)
+        return self.op("Transpose", self.float32(table, table.dtype), perm=(1, 0))
+
+    def linear(self, weights: Weights, *names: str, exact: bool = False) -> ir.Value:
         """Linear layers `[out, in]` side by side, as one MatMul operand `[in, sum of outs]`.
 
         They are written transposed, in the checkpoint's dtype: a session then loads in the time
-        and memory of float32. Linked ones are put together by the session.
+        and memory of float32. Linked ones are put together by the session. exact: not quantised.
         """
+        shape = (weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names))
+        if self.storage.bits and not exact and shape[0] % BLOCK == 0:
+            return self._quantised(weights, names, "|".join(names), self.storage.bits)
         dtypes = {weights.dtype(name) for name in names}
         dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else ir.DataType.FLOAT
-        if self._link and not dtypes and all(weights.place(name) for name in names):
+        if self.storage.link and not dtypes and all(weights.place(name) for name in names):
             parts = [self.matrix(weights, name) for name in names]
             stored = parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
             return self.op("Transpose", self.float32(stored, dtype), perm=(1, 0))
-        shape = (weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names))
 
         def read() -> npt.NDArray[np.generic]:
             fused, column = np.empty(shape, dtype.numpy()), 0
@@ -136,6 +171,22 @@ class GraphBuilder:
             return fused
 
         return self.float32(self.lazy("|".join(names), shape, read, dtype), dtype)
+
+    def _quantised(self, weights: Weights, names: Sequence[str], as_: str, bits: Bits) -> ir.Value:
+        shape = (weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names))
+
+        def pieces() -> Iterator[npt.NDArray[np.float32]]:
+            for name in names:
+                for rows in weights.pieces(name, ROWS):
+                    yield rows.astype(np.float32)
+
+        dtype = ir.DataType.INT8 if bits == 8 else ir.DataType.INT4
+        stored = self.lazy(as_, shape, lambda: codes(pieces(), shape, bits), dtype)
+        blocks = (shape[0] // BLOCK, shape[1])
+        scale = self.lazy(
+            f"{names[0]}.{bits}_bit_scale", blocks, lambda: scales(pieces(), shape, bits)
+        )
+        return self.op("DequantizeLinear", stored, scale, axis=0, block_size=BLOCK)
 
     def bias(self, weights: Weights, *names: str) -> ir.Value:
         """Biases side by side, in the order of `linear`."""

@@ -7,7 +7,7 @@ from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.speculators import draft_token_ids
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.graphs.attention import attention_block
-from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
@@ -22,7 +22,7 @@ def candidates(spec: DrafterSpec) -> int:
 
 
 def drafter_graph(
-    drafter: Drafter, target: Target, cache_len: int, *, link: bool = False
+    drafter: Drafter, target: Target, cache_len: int, storage: Storage = COPIED
 ) -> GraphBuilder:
     """Build the drafter's graph with the target's embedding and head (paper section 4.1), or
     its own where it has them.
@@ -39,7 +39,7 @@ def drafter_graph(
     The block's are garbage after the call: the next one writes its features over them.
     """
     spec, weights = drafter.spec, drafter.weights
-    g = GraphBuilder("drafter", link=link)
+    g = GraphBuilder("drafter", storage=storage)
     width = len(spec.target_layer_ids) * spec.hidden_size
     features = g.input("features", ir.DataType.FLOAT, ("n", "C", width))
     block = g.input("block", ir.DataType.INT64, ("n", "W"))
@@ -53,7 +53,8 @@ def drafter_graph(
     block_positions = g.op("Slice", positions, context_len, end, g.ints(1))
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
-    context = linear(g, weights, features, "fc", bias=False)
+    # exact: how many features there are must not show in them, see `Engine._bind`
+    context = linear(g, weights, features, "fc", bias=False, exact=True)
     context = rms_norm(g, context, weights, "hidden_norm", spec)
     embedding, table = _tables(g, drafter, target)
     hidden = embed(g, spec, embedding, block)  # with the drafter's own scale (z-lab)
@@ -71,11 +72,11 @@ def drafter_graph(
 
 
 def _tables(g: GraphBuilder, drafter: Drafter, target: Target) -> tuple[ir.Value, ir.Value]:
-    """Embedding and head `[vocab, hidden_size]`: the drafter's own or else the target's."""
+    """Embedding `[vocab, hidden_size]` and head, transposed: the drafter's own or the target's."""
     embedding = (target.weights, f"{target.spec.prefix}embed_tokens.weight")
     table = embedding if target.spec.tie_word_embeddings else (target.weights, "lm_head.weight")
     if "embed_tokens" in drafter.spec.own_tables:
         embedding = (drafter.weights, "embed_tokens.weight")
     if "lm_head" in drafter.spec.own_tables:
         table = (drafter.weights, "lm_head.weight")
-    return g.matrix(*embedding), g.matrix(*table)
+    return g.matrix(*embedding), g.head(*table)

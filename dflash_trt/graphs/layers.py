@@ -63,7 +63,7 @@ def head(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Final norm and output head, for `r` of the hidden states; declares the outputs.
 
-    hidden `[n, S, hidden_size]`; table `[vocab, hidden_size]`; rows int64 `[r]`, which of the
+    hidden `[n, S, hidden_size]`; table `[hidden_size, vocab]`; rows int64 `[r]`, which of the
     `n * S` hidden states get logits; token_ids int64 `[vocab]`, where the rows of the table are not
     the tokens in order. Outputs: logits float32 `[r, vocab]`, and the `best` largest of each row in
     descending order as top_ids int64 (tokens) and top_logits float32 `[r, best]`. Returns the
@@ -71,8 +71,6 @@ def head(
     """
     x = g.op("Reshape", hidden, g.ints(-1, spec.hidden_size))
     x = rms_norm(g, g.op("Gather", x, rows, axis=0), weights, f"{spec.prefix}norm", spec)
-    # as stored: an embedding that is also the head is kept once on disk
-    table = g.op("Transpose", g.float32(table, table.dtype), perm=(1, 0))
     logits = g.op("MatMul", x, table)
     if spec.output_multiplier != 1:
         logits = g.op("Mul", logits, g.number(spec.output_multiplier))
@@ -94,9 +92,12 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
     return g.op("Mul", g.op("Tanh", g.op("Div", x, bound)), bound)
 
 
-def linear(g: GraphBuilder, weights: Weights, x: ir.Value, *names: str, bias: bool) -> ir.Value:
-    """Linear layers side by side: `[n, S, in]` to `[n, S, sum of outs]`."""
-    out = g.op("MatMul", x, g.linear(weights, *(f"{name}.weight" for name in names)))
+def linear(
+    g: GraphBuilder, weights: Weights, x: ir.Value, *names: str, bias: bool, exact: bool = False
+) -> ir.Value:
+    """Linear layers side by side: `[n, S, in]` to `[n, S, sum of outs]`; exact: never quantised."""
+    operand = g.linear(weights, *(f"{name}.weight" for name in names), exact=exact)
+    out = g.op("MatMul", x, operand)
     if bias:
         out = g.op("Add", out, g.bias(weights, *(f"{name}.bias" for name in names)))
     return out

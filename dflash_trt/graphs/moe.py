@@ -52,7 +52,7 @@ def _route(
     biased = experts.clamped is not None
     router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
     tokens = g.op("Reshape", x, g.ints(-1, spec.hidden_size))
-    scores = linear(g, weights, tokens, router, bias=biased)
+    scores = linear(g, weights, tokens, router, bias=biased, exact=True)
     if not experts.normalised:
         scores = g.op("Softmax", scores, axis=-1)
     share, chosen = g.ops("TopK", scores, g.ints(experts.per_token), outputs=2, axis=-1)
@@ -153,7 +153,8 @@ def _expert(
     """One expert's product with its tokens."""
     names = _names(layer, experts, half, index)
     if experts.clamped is None:
-        return linear(g, weights, x, *names, bias=False)
+        # exact: how many tokens share an expert must not show, see `Engine._bind`
+        return linear(g, weights, x, *names, bias=False, exact=True)
     (name,) = names
     shape, dtype = weights.shape(name)[1:], DTYPES[weights.dtype(name)]
     matrix = g.lazy(f"{name}.{index}", shape, lambda: _turns_apart(weights, name, index), dtype)

@@ -36,7 +36,7 @@ def pair_scores(
     taken = g.op("Reshape", taken, g.ints(-1, k))
     before = _codes(g, weights, "predecessor", taken)
     after = _codes(g, weights, "successor", ids)
-    state = linear(g, weights, hidden, f"{PREFIX}hidden_projection", bias=False)
+    state = linear(g, weights, hidden, f"{PREFIX}hidden_projection", bias=False, exact=True)
     before = g.op("Mul", before, g.op("Unsqueeze", state, g.ints(1)))
     scores = g.op("MatMul", before, g.op("Transpose", after, perm=(0, 2, 1)))
     scores = g.op("Add", scores, g.op("Unsqueeze", logits, g.ints(1)))

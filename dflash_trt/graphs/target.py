@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.graphs.attention import attention_block
-from dflash_trt.graphs.builder import GraphBuilder, Kind
+from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.layers import embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
@@ -17,8 +17,7 @@ def target_graph(
     taps: Sequence[int],
     cache_len: int,
     kind: Kind = "onnxruntime",
-    *,
-    link: bool = False,
+    storage: Storage = COPIED,
 ) -> GraphBuilder:
     """Build a target's graph.
 
@@ -30,7 +29,7 @@ def target_graph(
     residual stream after decoder block l (z-lab `extract_context_feature`).
     """
     spec, weights = target.spec, target.weights
-    g = GraphBuilder("target", kind, link=link)
+    g = GraphBuilder("target", kind, storage=storage)
     tokens = g.input("tokens", ir.DataType.INT64, ("n", "S"))
     positions = g.input("positions", ir.DataType.INT64, ("n", "S"))
     write_index = g.input("write_index", ir.DataType.INT64, ("n",))
@@ -48,7 +47,8 @@ def target_graph(
         if spec.layer_scalar:
             hidden = g.op("Mul", hidden, g.vector(weights, f"{layer.prefix}layer_scalar"))
         after[index] = hidden
-    table = embedding if spec.tie_word_embeddings else g.matrix(weights, "lm_head.weight")
+    tied = spec.tie_word_embeddings
+    table = g.head(weights, f"{spec.prefix}embed_tokens.weight" if tied else "lm_head.weight")
     head(g, spec, weights, hidden, table, head_rows, best=1)
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
     g.output(features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size))

@@ -1,0 +1,95 @@
+"""What quantised weights cost: a target's logits on fixed text against its unquantised engine's."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.engines.onnxruntime import KIND, load_session
+from dflash_trt.errors import EngineError
+
+TEXTS = (
+    "The river rises in the hills north of the town, turns a mill and reaches the sea a day on.",
+    "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n",
+    "Q: A train leaves at 9:40 and takes 75 minutes. When does it arrive?\nA: 9:40 plus 1 hour is",
+    '{"name": "Ada", "born": 1815, "languages": ["English", "French"], "friends": [{"name":',
+)
+TOKENS = 64  # of a text, at most
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Of all next-token logits over `tokens` tokens of text, teacher-forced.
+
+    agreement: share of positions with the same greedy token; rms: root mean square of the error
+    over that of the logits; largest: the largest error of one logit.
+    """
+
+    tokens: int
+    agreement: float
+    rms: float
+    largest: float
+
+
+def compare(quantised: Path, original: Path, texts: Sequence[Sequence[int]]) -> Accuracy:
+    """Run two engines of a target, one after the other, over token ids.
+
+    The original runs unoptimised: each weight is then unpacked when it is its turn, so that what is
+    in memory is the largest of them in float32 (the head, twice), not the model.
+    Raises EngineError when ONNX Runtime would unpack quantised weights anew in each step.
+    """
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    info = read_info(original, KIND)
+    expected = _logits(load_session(original, info, options), info, texts)
+    options = ort.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(quantised / "profile")
+    info = read_info(quantised, KIND)
+    session = load_session(quantised, info, options)
+    found = _logits(session, info, texts)
+    _check_fused(Path(session.end_profiling()), quantised)
+    error = found - expected
+    return Accuracy(
+        tokens=len(found),
+        agreement=float(np.mean(found.argmax(-1) == expected.argmax(-1))),
+        rms=float(np.sqrt(np.mean(error**2) / np.mean(expected**2))),
+        largest=float(np.abs(error).max()),
+    )
+
+
+def _logits(session: ort.InferenceSession, info: EngineInfo, texts: Sequence[Sequence[int]]) -> Any:
+    """Float32 `[tokens of all texts, vocab]`."""
+    found = []
+    for text in texts:
+        n = len(text)
+        inputs = {
+            "tokens": np.array([text], np.int64),
+            "positions": np.arange(n)[None],
+            "write_index": np.zeros(1, np.int64),
+            "mask": np.tri(n, dtype=bool)[None, None],
+            "head_rows": np.arange(n),
+        }
+        for layer, (heads, head_dim) in enumerate(info.caches):
+            for part in ("key", "value"):
+                shape = (1, heads, info.cache_len, head_dim)
+                inputs[f"{part}_{layer}"] = np.zeros(shape, np.float32)
+        found.append(session.run(["logits"], inputs)[0])
+    return np.concatenate(found)
+
+
+def _check_fused(profile: Path, engine: Path) -> None:
+    """ONNX Runtime joins DequantizeLinear and MatMul to one node, MatMulNBits, or is far slower."""
+    events = json.loads(profile.read_text())
+    profile.unlink()
+    for event in events:
+        if event.get("args", {}).get("op_name") == "DequantizeLinear":
+            raise EngineError(
+                f"ONNX Runtime does not run node {event['name']} of {engine} on packed weights",
+                "Build without `quantize`",
+            )

@@ -1,0 +1,45 @@
+"""Weight-only quantisation: blocks of 32 inputs share a scale (ONNX Runtime runs them packed)."""
+
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 32
+Array = npt.NDArray[np.generic]
+Pieces = Iterator[npt.NDArray[np.float32]]  # rows [r, in] of a matrix [out, in], in order
+
+
+def codes(pieces: Pieces, shape: tuple[int, int], bits: int) -> Array:
+    """The matrix transposed, `[in, out]`, as integers of `bits` bits: int8, or int4."""
+    found, column = np.empty(shape, np.int8), 0
+    least = -(1 << bits - 1)
+    for rows in pieces:
+        blocks, scale = _scaled(rows, bits)
+        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+        values = np.rint(blocks * inverse).clip(least, -least - 1)
+        found[:, column : column + len(rows)] = values.astype(np.int8).reshape(rows.shape).T
+        column += len(rows)
+    return found if bits == 8 else found.astype(ml_dtypes.int4)
+
+
+def scales(pieces: Pieces, shape: tuple[int, int], bits: int) -> Array:
+    """What a code of each block counts, float32 `[in / 32, out]`."""
+    found, column = np.empty((shape[0] // BLOCK, shape[1]), np.float32), 0
+    for rows in pieces:
+        found[:, column : column + len(rows)] = _scaled(rows, bits)[1][..., 0].T
+        column += len(rows)
+    return found
+
+
+def _scaled(
+    rows: npt.NDArray[np.float32], bits: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Blocks `[r, in / 32, 32]` and their scales `[r, in / 32, 1]`.
+
+    The number farthest from 0 becomes the least integer, whose absolute value is the largest.
+    """
+    blocks = rows.reshape(len(rows), -1, BLOCK)
+    high, low = blocks.max(-1, keepdims=True), blocks.min(-1, keepdims=True)
+    return blocks, np.where(high > -low, high, low) / -(1 << bits - 1)
