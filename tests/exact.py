@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import reference
 from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair
 
+from dflash_trt.build import build
+from dflash_trt.config import BuildConfig
+from dflash_trt.decoding.check import check
 from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.rounds import in_process
@@ -159,3 +163,21 @@ def assert_same_text_and_same_rounds(case: Case) -> None:
     # the comparison means something only if drafts were accepted and rejected
     rounds = sum(len(zlab.acceptance_lengths) for zlab in case.zlab)
     assert 1.15 < len(case.prompts) * (case.new_tokens - 1) / rounds < block_size
+
+
+def assert_build_and_verify(case: Case, directory: Path) -> None:
+    """The two commands, on prompts that the drafter knows nothing of."""
+    pair = case.built.pair
+    config = BuildConfig.model_validate(
+        {
+            "name": "pair",
+            "target": {"path": pair.target_dir},
+            "drafter": {"path": pair.drafter_dir},
+            "engine": {"threads": 1},
+        }
+    )
+    build(config, directory / "built", lambda *_: None)
+    prompts = np.random.default_rng(1).integers(318, size=(3, 9)).tolist()
+    report = check(directory / "built" / "engines", prompts, 64, 7, lambda done: None)
+    assert report.identical == report.total == 3
+    assert report.outputs == reference.greedy(pair.target_dir, prompts, 64)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 from conftest import built_from
 from exact import (
     Case,
+    assert_build_and_verify,
     assert_drafter_logits,
     assert_same_text_and_same_rounds,
     assert_target_logits_and_taps,
@@ -39,12 +39,9 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from dflash_trt.build import build
 from dflash_trt.checkpoints.families.gemma4 import gemma4
 from dflash_trt.checkpoints.fields import decoder_fields, rope
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.config import BuildConfig
-from dflash_trt.decoding.check import check
 from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.errors import CheckpointError
@@ -226,21 +223,7 @@ def test_graph_stays_in_the_profile(case: Case, role: str) -> None:
 
 
 def test_build_and_verify(case: Case, tmp_path: Path) -> None:
-    """The two commands, on prompts that the drafter knows nothing of."""
-    pair = case.built.pair
-    config = BuildConfig.model_validate(
-        {
-            "name": "pair",
-            "target": {"path": pair.target_dir},
-            "drafter": {"path": pair.drafter_dir},
-            "engine": {"threads": 1},
-        }
-    )
-    build(config, tmp_path / "built", lambda *_: None)
-    prompts = np.random.default_rng(1).integers(318, size=(3, 9)).tolist()
-    report = check(tmp_path / "built" / "engines", prompts, 64, 7, lambda done: None)
-    assert report.identical == report.total == 3
-    assert report.outputs == reference.greedy(pair.target_dir, prompts, 64)
+    assert_build_and_verify(case, tmp_path)
 
 
 # what published config.json files say, in the order and spelling of their time

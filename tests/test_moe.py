@@ -15,6 +15,7 @@ import pytest
 from conftest import built_from
 from exact import (
     Case,
+    assert_build_and_verify,
     assert_same_text_and_same_rounds,
     assert_target_logits_and_taps,
     case_for,
@@ -96,6 +97,10 @@ def test_logits_and_taps(case: Case) -> None:
 
 def test_same_text_and_same_rounds(case: Case) -> None:
     assert_same_text_and_same_rounds(case)
+
+
+def test_build_and_verify(case: Case, tmp_path: Path) -> None:
+    assert_build_and_verify(case, tmp_path)
 
 
 def test_the_body_for_tensorrt_gives_the_same(case: Case, tmp_path: Path) -> None:
@@ -234,8 +239,8 @@ def test_configs_as_published(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"num_experts_per_tok": 9}, "9 of 8 experts"),
-        ({"num_local_experts": 10**12}, "experts for each token"),
+        ({"num_experts_per_tok": 9}, "is 9, but there are 8 experts"),
+        ({"num_local_experts": 10**12}, "num_local_experts is 10"),
         ({"num_local_experts": None}, "num_local_experts is missing"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ({"mlp_only_layers": 3}, "mlp_only_layers is 3"),
