@@ -153,7 +153,7 @@ def load_session(
     """The graph of an engine directory, with its weights; EngineError when it cannot be loaded."""
     _use_one_pool(info.threads)
     options.use_per_session_threads = False
-    # planning which buffers to share takes minutes with many experts, quadratically, and saves no time
+    # planning which buffers to share takes minutes for a graph with many experts, and saves no time
     options.enable_mem_reuse = False
     options.log_severity_level = 3
     path = directory / GRAPH_FILE
