@@ -22,7 +22,8 @@ from dflash_trt.checkpoints.stored import read_header
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.errors import CheckpointError
 
-# bytes a parameter; the quantised ones with a float32 scale for each 32
+# bytes a parameter; the quantised ones with a float32 scale for each 32 (graphs/quantised.py; the
+# head, int8 where the rest is int4, is counted as the rest)
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
 CACHE_BYTES = {"float32": 4, "bfloat16": 2}
 SIZES = (
