@@ -138,8 +138,8 @@ class GraphBuilder:
     def head(self, weights: Weights, name: str) -> ir.Value:
         """An output head `[vocab, hidden]` as MatMul operand; often it is the embedding, too.
 
-        Quantised to int8 where other layers are int4: by measure that costs little time, and int4
-        here most of the accuracy.
+        Quantised to int8 even where other layers are int4: on the demo pair int8 here adds nothing
+        to their error (5.3 % rms), and int4 a seventh of it.
         """
         if self.storage.bits and weights.shape(name)[1] % BLOCK == 0:
             return self._quantised(weights, (name,), f"{name}.head", 8)

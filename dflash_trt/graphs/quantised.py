@@ -17,8 +17,7 @@ def codes(pieces: Pieces, shape: tuple[int, int], bits: int) -> Array:
     least = -(1 << bits - 1)
     for rows in pieces:
         blocks, scale = _scaled(rows, bits)
-        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        values = np.rint(blocks * inverse).clip(least, -least - 1)
+        values = np.rint(blocks / scale).clip(least, -least - 1)
         found[:, column : column + len(rows)] = values.astype(np.int8).reshape(rows.shape).T
         column += len(rows)
     return found if bits == 8 else found.astype(ml_dtypes.int4)
@@ -38,8 +37,10 @@ def _scaled(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Blocks `[r, in / 32, 32]` and their scales `[r, in / 32, 1]`.
 
-    The number farthest from 0 becomes the least integer, whose absolute value is the largest.
+    The integers reach one further below 0 than above, and the scales, which TensorRT wants to be
+    positive, make use of that.
     """
-    blocks = rows.reshape(len(rows), -1, BLOCK)
+    blocks, least = rows.reshape(len(rows), -1, BLOCK), -(1 << bits - 1)
     high, low = blocks.max(-1, keepdims=True), blocks.min(-1, keepdims=True)
-    return blocks, np.where(high > -low, high, low) / -(1 << bits - 1)
+    scale = np.maximum(high / (-least - 1), low / least)
+    return blocks, np.where(scale > 0, scale, 1)
