@@ -34,10 +34,9 @@ def zlab(file: Path, config: dict[str, Any]) -> DrafterSpec:
         handled = second and name in dflash2.FIELDS
         if not handled and values.get(name) is not None and values[name] not in neutral:
             raise refuse(file, f"{name} is {values[name]!r}")
-    for name in ("vocab_size", "hidden_size"):
-        other = values.get(name.replace("vocab", "draft_vocab").replace("hidden", "target_hidden"))
-        if other is not None and other != config.get(name):
-            raise refuse(file, f"the drafter's {name} and the target's differ")
+    for other, name in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
+        if values.get(other) not in (None, config.get(name)):
+            raise refuse(file, f"the drafter's {name} and the target's differ ({other})")
     if values.get("mask_token_id") is None:
         raise CheckpointError(
             f"{file} has no mask_token_id",
@@ -59,7 +58,7 @@ def zlab(file: Path, config: dict[str, Any]) -> DrafterSpec:
         num_target_layers=num_target_layers,
         embedding_scale=real(file, values, "input_embedding_scale", 1.0),
         output_multiplier=real(file, values, "output_multiplier", 1.0),
-        final_logit_softcapping=real(file, values, "final_logit_softcapping", 1.0) if cap else None,
+        final_logit_softcapping=real(file, values, "final_logit_softcapping") if cap else None,
         sinks="attention_sink_bias" if flag(file, values, "attention_sink_bias") else None,
         selector=dflash2.read_selector(file, values) if second else None,
     )
