@@ -53,8 +53,6 @@ result = build(config, Path(sys.argv[2]), lambda step, *_: begun.setdefault(step
 status = Path("/proc/self/status").read_text()
 peak = int(status.split("VmHWM:")[1].split()[0]) / 1e6
 engines = begun["hashing"] - begun["building the target engine"]
-times = {step: round(at - begun["hashing the target"], 1) for step, at in begun.items()}
-print(times, file=sys.stderr)
 print(json.dumps({"seconds": result.seconds, "engines": engines, "peak_gb": peak}))
 """
 
