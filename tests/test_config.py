@@ -19,7 +19,12 @@ def write(tmp_path: Path, text: str | bytes) -> Path:
 
 def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, GOOD))
-    assert config.engine.model_dump() == {"kind": "onnxruntime", "threads": 2}
+    assert config.engine.model_dump() == {
+        "kind": "onnxruntime",
+        "threads": 2,
+        "weights": "copy",
+        "quantize": None,
+    }
     assert config.speculation.draft_tokens is None
     assert config.serving.model_dump() == {
         "mode": "ensemble",

@@ -374,13 +374,13 @@ def _numbers(ports: Ports) -> tuple[int, int, int]:
 def test_a_model_that_does_not_load_ends_serve_with_the_reason(built: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(built, broken)
-    (broken / "engines" / "target" / "engine.json").unlink()
+    (broken / "engines" / "target" / "model.onnx").write_bytes(b"")
     done = subprocess.run(
         serve_command(broken, free_ports()), capture_output=True, text=True, timeout=WAIT
     )
     assert done.returncode == 1
     assert "model verify did not load" in done.stderr
-    assert "engine.json" in done.stderr
+    assert "model.onnx" in done.stderr
     assert "Traceback" not in done.stderr
     log = re.search(r"\S+/server\.log", done.stderr)
     assert log is not None
