@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test soak lint bench clean
+.PHONY: demo test test-models soak lint bench clean
 
 demo: .venv/.server  ## build the demo pair, serve it with Triton, stream code from it
 	$(BIN)/python examples/demo.py
 
 test: .venv/.dev  ## run the tests, against a real Triton server
 	$(BIN)/python -m pytest
+
+test-models: .venv/.dev  ## every model family and drafter format, and broken files
+	$(BIN)/python -m pytest -m models
 
 soak: .venv/.dev  ## the long tests: load, chaos, killed processes
 	$(BIN)/python -m pytest -m soak

@@ -17,6 +17,8 @@ from safetensors.numpy import save_file
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
+pytestmark = pytest.mark.models
+
 CASES = 2000
 INDEX = "model.safetensors.index.json"
 

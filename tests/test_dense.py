@@ -47,6 +47,8 @@ from dflash_trt.decoding.sequence import Request
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.rope import inverse_frequencies
 
+pytestmark = pytest.mark.models
+
 ORIGINAL = "original_max_position_embeddings"
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 64}
 ROPES: dict[str, dict[str, Any]] = {

@@ -42,6 +42,8 @@ from dflash_trt.decoding.sequence import Request
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 
+pytestmark = pytest.mark.models
+
 TARGET = LlamaConfig(
     vocab_size=320,
     hidden_size=64,

@@ -15,6 +15,8 @@ from exact import (
 from pairs import write_pair
 from transformers import LlamaConfig
 
+pytestmark = pytest.mark.models
+
 TARGET = {
     "vocab_size": 320,
     "hidden_size": 64,

@@ -33,6 +33,8 @@ from dflash_trt.decoding.sequence import Request
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError, PairError
 
+pytestmark = pytest.mark.models
+
 SAMPLES = Path(__file__).parent / "samples"
 
 

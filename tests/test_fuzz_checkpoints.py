@@ -21,6 +21,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+pytestmark = pytest.mark.models
+
 CASES = 1200
 SHAPE = {
     "vocab_size": 320,

@@ -31,6 +31,8 @@ from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.engines.onnxruntime import Engine
 
+pytestmark = pytest.mark.models
+
 TABLE = Path(__file__).parents[1] / "docs" / "models.md"
 NEW_TOKENS, MAX_SEQ_LEN = 24, 64
 PROMPTS = [[5, 17, 200, 44, 3], list(range(100, 119))]

@@ -35,6 +35,8 @@ from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.target import target_graph
 
+pytestmark = pytest.mark.models
+
 COMMON: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,

@@ -255,6 +255,8 @@ from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+pytestmark = pytest.mark.models
+
 plain, output = sys.argv[1:]
 for algorithm in ("FP8", "NVFP4"):
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16)

@@ -72,7 +72,8 @@ def _wait_for(get: Callable[[], str | None]) -> str:
 
 def _ask(server: Server, max_tokens: int, temperature: float = 0.0) -> list[int]:
     url = f"127.0.0.1:{server.ports.grpc}"
-    chunks = stream(url, "def main():", max_tokens=max_tokens, temperature=temperature)
+    options = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": True}
+    chunks = stream(url, "def main():", **options)
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
@@ -82,6 +83,7 @@ def _infer(server: Server, max_tokens: int) -> int | None:
         {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
         {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
         {"name": "temperature", "shape": [1], "datatype": "FP32", "data": [1.0]},
+        {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
     ]
     return server.health.post("models/dflash_infer/infer", {"inputs": inputs}, WAIT)
 
@@ -158,7 +160,7 @@ def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
     serving = load_config(ROOT / "build_configs" / "pycode.yaml").serving
     clients = serving.slots + serving.max_queue + 8
-    body = {"text_input": "a", "max_tokens": LONG, "temperature": 1.0}
+    body = {"text_input": "a", "max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
     with _supervised(built) as each, ThreadPoolExecutor(clients) as pool:
         post = each.server.health.post
         answers = [
@@ -245,7 +247,7 @@ def test_stopping_is_bounded(built: Path, signals: int) -> None:
     """With an open stream, a dead and a hung model process."""
     with _serve(built) as (process, port, log):
         prefix = _prefix(log)
-        chunks = stream(f"127.0.0.1:{port}", "a", max_tokens=LONG, temperature=1.0)
+        chunks = stream(f"127.0.0.1:{port}", "a", max_tokens=LONG, temperature=1.0, ignore_eos=True)
         next(chunks)
         for model, number in (("verify", signal.SIGSTOP), ("dflash_infer", signal.SIGKILL)):
             pids = [pid for pid in processes_naming(prefix) if _words(pid, f"/{model}/1/")]
