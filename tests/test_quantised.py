@@ -40,6 +40,7 @@ from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 
+pytestmark = pytest.mark.models
 Tensors = dict[str, torch.Tensor]
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
@@ -254,8 +255,6 @@ from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
-
-pytestmark = pytest.mark.models
 
 plain, output = sys.argv[1:]
 for algorithm in ("FP8", "NVFP4"):
