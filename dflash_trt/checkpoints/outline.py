@@ -1,7 +1,7 @@
 """A target, a drafter and their pair as far as they can be read, refused models included."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -111,20 +111,20 @@ class Pair:
 
 def outline_target(directory: Path) -> Outline[Target]:
     """CheckpointError only when there is no config.json to read."""
-    values = config_values(directory, "target")
-    try:
-        return Outline("target", directory, values, model=load_target(directory))
-    except CheckpointError as refusal:
-        return Outline("target", directory, values, refusal)
+    return _outline("target", directory, load_target)
 
 
 def outline_drafter(directory: Path) -> Outline[Drafter]:
     """CheckpointError only when there is no config.json to read."""
-    values = config_values(directory, "drafter")
+    return _outline("drafter", directory, load_drafter)
+
+
+def _outline(role: str, directory: Path, load: Callable[[Path], Loaded]) -> Outline[Loaded]:
+    values = config_values(directory, role)
     try:
-        return Outline("drafter", directory, values, model=load_drafter(directory))
+        return Outline(role, directory, values, model=load(directory))
     except CheckpointError as refusal:
-        return Outline("drafter", directory, values, refusal)
+        return Outline(role, directory, values, refusal)
 
 
 def config_values(directory: Path, role: str) -> dict[str, Any]:

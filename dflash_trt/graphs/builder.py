@@ -152,7 +152,7 @@ class GraphBuilder:
         They are written transposed, in the checkpoint's dtype: a session then loads in the time
         and memory of float32. Linked ones are put together by the session. exact: not quantised.
         """
-        shape = (weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names))
+        shape = _side_by_side(weights, names)
         if self.storage.bits and not exact and shape[0] % BLOCK == 0:
             return self._quantised(weights, names, "|".join(names), self.storage.bits)
         dtypes = {weights.dtype(name) for name in names}
@@ -164,21 +164,18 @@ class GraphBuilder:
 
         def read() -> npt.NDArray[np.generic]:
             fused, column = np.empty(shape, dtype.numpy()), 0
-            for name in names:
-                for rows in weights.pieces(name, ROWS):
-                    _transpose(rows, fused[:, column : column + len(rows)])
-                    column += len(rows)
+            for rows in _pieces(weights, names):
+                _transpose(rows, fused[:, column : column + len(rows)])
+                column += len(rows)
             return fused
 
         return self.float32(self.lazy("|".join(names), shape, read, dtype), dtype)
 
     def _quantised(self, weights: Weights, names: Sequence[str], as_: str, bits: Bits) -> ir.Value:
-        shape = (weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names))
+        shape = _side_by_side(weights, names)
 
         def pieces() -> Iterator[npt.NDArray[np.float32]]:
-            for name in names:
-                for rows in weights.pieces(name, ROWS):
-                    yield rows.astype(np.float32)
+            return (rows.astype(np.float32) for rows in _pieces(weights, names))
 
         dtype = ir.DataType.INT8 if bits == 8 else ir.DataType.INT4
         stored = self.lazy(as_, shape, lambda: codes(pieces(), shape, bits), dtype)
@@ -239,6 +236,17 @@ class GraphBuilder:
         """A weight that is read when the graph is saved."""
         tensor = ir.LazyTensor(lambda: ir.tensor(read()), dtype, ir.Shape(shape), name=name)
         return self._tape.initializer(tensor)
+
+
+def _side_by_side(weights: Weights, names: Sequence[str]) -> tuple[int, int]:
+    """The shape `[in, sum of outs]` of linear layers as one MatMul operand."""
+    return weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names)
+
+
+def _pieces(weights: Weights, names: Sequence[str]) -> Iterator[npt.NDArray[np.generic]]:
+    """Their rows in order, `ROWS` at most at a time."""
+    for name in names:
+        yield from weights.pieces(name, ROWS)
 
 
 def _transpose(rows: npt.NDArray[np.generic], into: npt.NDArray[np.generic]) -> None:
