@@ -14,7 +14,7 @@ from dflash_trt.checkpoints.source import Report, locate
 from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
 from dflash_trt.checkpoints.target import Target, load_target, target_shapes
 from dflash_trt.checkpoints.tokenizer import load_tokenizer, tokenizer_files
-from dflash_trt.config import BuildConfig
+from dflash_trt.config import BuildConfig, OnnxRuntime
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.manifest import (
     MANIFEST,
@@ -111,11 +111,12 @@ def _write(
     from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
 
-    slots, threads = config.serving.slots, config.engine.threads
-    max_seq_len = config.serving.max_seq_len
+    engine, max_seq_len = config.engine, config.serving.max_seq_len
+    assert isinstance(engine, OnnxRuntime)
     assert max_seq_len is not None
+    slots, threads = config.serving.slots, engine.threads
     sizes = {"slots": slots, "max_seq_len": max_seq_len, "threads": threads}
-    storage = Storage(config.engine.weights == "link", BITS.get(config.engine.quantize))
+    storage = Storage(engine.weights == "link", BITS.get(engine.quantize))
     engines = directory / "engines"
     for role in ("target", "drafter"):
         (engines / role).mkdir(parents=True)

@@ -58,7 +58,7 @@ def build(
         )
         if (cost := result.accuracy) is not None:
             print(
-                f"{settings.engine.quantize} against the unquantised target, {cost.tokens} tokens "
+                f"quantised weights against the unquantised target, {cost.tokens} tokens "
                 f"of fixed text: greedy token equal at {cost.agreement:.1%}, logits off by "
                 f"{cost.rms:.1%} rms, at most {cost.largest:.2f}"
             )

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,9 +16,12 @@ def explain(
 ) -> ConfigError:
     """The first complaint in the file's own order, with its line."""
     complaints = error.errors(include_url=False, include_input=True)
-    first = min(complaints, key=lambda e: _line(root, e["loc"]))
-    field = ".".join(str(part) for part in first["loc"])
-    where = f"{path}:{_line(root, first['loc'])}"
+    first = min(complaints, key=lambda e: _line(root, _path(e["loc"])))
+    loc, given = _path(first["loc"]), first["input"]
+    if first["type"] == "union_tag_invalid":
+        loc, given = (*loc, "kind"), first["ctx"]["tag"]
+    field = ".".join(str(part) for part in loc)
+    where = f"{path}:{_line(root, loc)}"
     if first["type"] == "extra_forbidden":
         known = _fields(model, first["loc"][:-1])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
@@ -38,14 +42,19 @@ def explain(
         )
     if first["type"] == "not_built":
         return ConfigError(f"{where}: {field}: {first['msg']}", "Use engine: {kind: onnxruntime}")
-    if first["type"] == "model_type":
+    if first["type"] in ("model_type", "model_attributes_type"):
         message = f"it takes fields: {', '.join(_fields(model, first['loc']))}"
     else:
         message = first["msg"][0].lower() + first["msg"][1:]
     return ConfigError(
-        f"{where}: {field} is {first['input']!r}, but {message}",
+        f"{where}: {field} is {given!r}, but {message}",
         f"Correct {field}; `dflash-trt schema` shows what each field takes",
     )
+
+
+def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Without the engine's kind, which pydantic puts behind `engine`."""
+    return (loc[0], *loc[2:]) if loc[0] == "engine" and len(loc) > 1 else loc
 
 
 def _line(node: yaml.Node, loc: tuple[int | str, ...]) -> int:
@@ -64,12 +73,20 @@ def _line(node: yaml.Node, loc: tuple[int | str, ...]) -> int:
 
 
 def _fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """The fields of the section at `loc`."""
-    for part in loc:
+    """The fields of the section at `loc`, as pydantic gives it: with an engine's kind."""
+    parts = iter(loc)
+    for part in parts:
         annotation = model.model_fields[str(part)].annotation
+        if kinds := get_args(annotation):
+            kind = next(parts, "onnxruntime")
+            (annotation,) = (x for x in kinds if str(kind) in get_args(_kind_of(x)))
         assert isinstance(annotation, type)  # every section is a plain class
         model = annotation
     return list(model.model_fields)
+
+
+def _kind_of(engine: type[BaseModel]) -> object:
+    return engine.model_fields["kind"].annotation
 
 
 def repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:

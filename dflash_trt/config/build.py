@@ -5,77 +5,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config_errors import explain, repeated_keys
+from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.config.errors import explain, repeated_keys
+from dflash_trt.config.section import Count, Section
+from dflash_trt.config.source import Source
 from dflash_trt.errors import ConfigError
 
 PLANNED_KINDS = ("tensorrt", "tensorrt_llm")
-Count = Annotated[int, Field(ge=1, strict=True)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Source(Section):
-    """Where a checkpoint lies: on this machine, or on the Hugging Face Hub at a revision."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["path"]}, {"required": ["hub", "revision"]}]}
-    )
-
-    path: Path | None = Field(
-        default=None, description="Hugging Face directory; absolute, or relative to the config file"
-    )
-    hub: str | None = Field(
-        default=None, pattern=r"^[\w.-]+/[\w.-]+$", description="id of a model on the Hub, ORG/NAME"
-    )
-    revision: str | None = Field(
-        default=None, min_length=1, description="with hub: a commit, tag or branch"
-    )
-
-    @model_validator(mode="after")
-    def _is_one_place(self) -> "Source":
-        if (self.path is None) == (self.hub is None):
-            raise PydanticCustomError("source", "give either path or hub")
-        if (self.hub is None) != (self.revision is None):
-            raise PydanticCustomError("source", "revision goes with hub, and hub with revision")
-        return self
-
-
-class Engine(Section):
-    """What runs the two models."""
-
-    kind: Literal["onnxruntime"] = Field(default="onnxruntime", description="onnxruntime: any CPU")
-    threads: Count = Field(default=2, description="CPU threads of one engine call")
-    weights: Literal["copy", "link"] = Field(
-        default="copy",
-        description="copy: the build stands alone; link: it reads what it can from the original "
-        "checkpoint files, which must stay as they are; saves disk, loads more slowly",
-    )
-    quantize: Literal["int8", "int4"] | None = Field(
-        default=None,
-        description="linear layers in int8 or int4, 32 weights with one scale; `build` measures "
-        "what it costs in accuracy; unset: as the checkpoint has them",
-    )
-
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _kind_is_built(cls, kind: object) -> object:
-        if kind in PLANNED_KINDS:
-            raise PydanticCustomError(
-                "not_built", "engine kind '{kind}' is not built yet", {"kind": kind}
-            )
-        return kind
+Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
 class Speculation(Section):
@@ -116,9 +56,20 @@ class BuildConfig(Section):
     )
     target: Source = Field(description="the model whose output distribution is kept")
     drafter: Source = Field(description="the target's DFlash drafter")
-    engine: Engine = Engine()
+    engine: Engine = OnnxRuntime()
     speculation: Speculation = Speculation()
     serving: Serving = Serving()
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _has_a_kind_that_is_built(cls, engine: object) -> object:
+        if not isinstance(engine, dict):
+            return engine
+        engine = {"kind": "onnxruntime"} | engine
+        if engine["kind"] in PLANNED_KINDS:
+            message = "engine kind '{kind}' is not built yet"
+            raise PydanticCustomError("not_built", message, {"kind": engine["kind"]})
+        return engine
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,0 +1,15 @@
+"""The build config: the one schema a user writes, as YAML."""
+
+from dflash_trt.config.build import BuildConfig, json_schema, load_config
+from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.config.source import Source
+
+__all__ = [
+    "BuildConfig",
+    "OnnxRuntime",
+    "Source",
+    "TensorRT",
+    "TensorRTLLM",
+    "json_schema",
+    "load_config",
+]
