@@ -7,21 +7,17 @@ on a CPU without SHA instructions SHA-256 would take several times as long as wr
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 import dflash_trt
-from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.source import Report
-from dflash_trt.checkpoints.target import Target
-from dflash_trt.checkpoints.tokenizer import tokenizer_files
-from dflash_trt.config import BuildConfig
 from dflash_trt.engines.info import stamp
 from dflash_trt.errors import BuildError
+from dflash_trt.jobs.job import Job
 from dflash_trt.serving.repository import templates
 
 MANIFEST = "manifest.json"
@@ -30,34 +26,23 @@ LARGE = 1 << 28
 Manifest = dict[str, Any]
 
 
-def inputs_manifest(
-    config: BuildConfig,
-    target: Target,
-    drafter: Drafter,
-    commits: Mapping[str, str | None],
-    report: Report,
-) -> Manifest:
-    """Everything that decides a build's bytes; no path and no time, so that it repeats.
-
-    commits: of each role, the commit where it comes from the Hub.
-    """
-    inputs = {}
-    for role, model in (("target", target), ("drafter", drafter)):
-        files = {model.directory / "config.json", *model.weights.files}
-        if role == "target":
-            files.update(tokenizer_files(model.directory))
-        inputs[role] = digests(model.directory, sorted(files), report, f"hashing the {role}")
+def inputs_manifest(job: Job, report: Report) -> Manifest:
+    """Everything that decides a build's bytes; no path and no time, so that it repeats."""
+    config, models = job.config, {"target": job.target, "drafter": job.drafter}
+    inputs = {
+        role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
+        for role, model in models.items()
+    }
     manifest = {
         "dflash_trt": {"version": dflash_trt.__version__, "sha256": _own_digest()},
         "name": config.name,
         "config": config.model_dump(mode="json", exclude={"name", "target", "drafter"}),
-        "target": asdict(target.spec),
-        "drafter": asdict(drafter.spec),
+        **{role: model.known for role, model in models.items()},
         "inputs": inputs,
         "hub": {
-            role: {"id": getattr(config, role).hub, "commit": commit}
-            for role, commit in commits.items()
-            if commit
+            role: {"id": getattr(config, role).hub, "commit": model.at.commit}
+            for role, model in models.items()
+            if model.at.commit
         },
     }
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
