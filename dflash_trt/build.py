@@ -28,7 +28,7 @@ from dflash_trt.manifest import (
 if TYPE_CHECKING:
     from dflash_trt.engines.accuracy import Accuracy
 
-JOBS = {"onnxruntime": onnxruntime.prepare, "tensorrt_llm": tensorrt_llm.prepare}
+PREPARE = {"onnxruntime": onnxruntime.prepare, "tensorrt_llm": tensorrt_llm.prepare}
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,6 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     """
     started = time.monotonic()
     output = output.resolve()
-    if not isinstance(config.engine, OnnxRuntime):
-        raise BuildError(
-            f"engine kind {config.engine.kind!r} is not built yet",
-            "Use engine: {kind: onnxruntime}",
-        )
     _check_output(output)
     job = _prepare(config, report)
     try:
@@ -81,7 +76,7 @@ def _prepare(config: BuildConfig, report: Report) -> Job:
     by_id = isinstance(engine, TensorRTLLM) and engine.checkpoints == "hub"
     target = locate(config.target, "target", report, weights=not by_id)
     drafter = locate(config.drafter, "drafter", report)
-    return JOBS[engine.kind](config, target, drafter, report)
+    return PREPARE[engine.kind](config, target, drafter, report)
 
 
 def _check_output(output: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.drafter import Drafter, other_method
 from dflash_trt.checkpoints.outline import Outline, Pair
 from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.checkpoints.target import Target
@@ -36,7 +36,7 @@ def engine_kinds(pair: Pair, checks: Sequence[Finding]) -> list[dict[str, Any]]:
     return [
         _kind("onnxruntime", "built", graphs, []),
         _kind("tensorrt", "planned", graphs + small, ["runs the same graphs"]),
-        _kind("tensorrt_llm", "planned", wrong + reasons, notes),
+        _kind("tensorrt_llm", "built", wrong + reasons, notes),
     ]
 
 
@@ -60,8 +60,8 @@ def _tensorrt_llm(
         reasons.append("drafter: TensorRT-LLM reads z-lab's layout, not the speculators format")
     if "DFlash2DraftModel" in str(values.get("architectures")):
         notes.append("DFlash2 needs a TensorRT-LLM newer than 1.4.0rc1")
-    if values.get("projector_type") == "dspark":
-        notes.append("DSpark drafters need decoding_type DSpark")
+    if other := other_method(values):
+        reasons.append(f"drafter: it is {other}")
     if drafter.model and len({(x.num_key_value_heads, x.head_dim) for x in drafter.layers}) > 1:
         reasons.append("drafter: its layers differ in kv heads or head_dim")
     return reasons, notes

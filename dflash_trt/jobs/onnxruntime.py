@@ -11,7 +11,7 @@ from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.source import Located, Report
 from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
 from dflash_trt.checkpoints.target import Target, load_target, target_shapes
-from dflash_trt.checkpoints.tokenizer import load_tokenizer, tokenizer_files
+from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_files
 from dflash_trt.config import BuildConfig, OnnxRuntime
 from dflash_trt.errors import ConfigError
 from dflash_trt.jobs.job import Input, Job
@@ -82,9 +82,7 @@ def _write(
     tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
     count = _Counter("building the drafter engine", tensors, report)
     build_drafter(drafter, target, engines / "drafter", **sizes, progress=count, storage=storage)
-    (directory / "tokenizer").mkdir()
-    for file in tokenizer_files(target.directory):
-        shutil.copyfile(file, directory / "tokenizer" / file.name)
+    copy_tokenizer(target.directory, directory)
     write_repository(
         directory,
         name=config.name,
