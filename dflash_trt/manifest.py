@@ -81,14 +81,19 @@ def matching_manifest(output: Path, inputs: Manifest) -> Manifest | None:
     if not (output / MANIFEST).is_file():
         return None
     manifest = read_manifest(output)
-    found = {_name(output, file): _stamp(file) for file in _files(output)}
+    same = {**manifest, "files": None} == {**inputs, "files": None}
+    return manifest if same and not changed_files(output, manifest) else None
+
+
+def changed_files(directory: Path, manifest: Manifest) -> list[str]:
+    """Files that are missing, more, or not as long as listed; links whose original has changed."""
+    found = {_name(directory, file): _stamp(file) for file in _files(directory)}
     del found[MANIFEST]
     listed = {
         name: {key: entry[key] for key in ("size", "mtime_ns") if key in entry}
         for name, entry in manifest["files"].items()
     }
-    same = {**manifest, "files": None} == {**inputs, "files": None}
-    return manifest if same and listed == found else None
+    return sorted(name for name in {*found, *listed} if found.get(name) != listed.get(name))
 
 
 def digests(

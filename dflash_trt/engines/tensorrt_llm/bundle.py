@@ -75,6 +75,7 @@ def write_bundle(
         machine=made_for.name,
         gpu=made_for.gpu.name,
         sm=made_for.gpu.sm,
+        memory_bytes=made_for.gpu.memory_bytes,
         gpus=gpus,
         nodes=-(-ranks // gpus),
         target={"id": values["model"], "revision": values["revision"]} if by_id else {},

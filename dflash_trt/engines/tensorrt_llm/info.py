@@ -24,10 +24,11 @@ class BundleInfo:
     machine: str
     gpu: str
     sm: int  # compute capability of the GPUs: 90, 100, 103
+    memory_bytes: int  # of each GPU
     gpus: int  # of each node, that one instance takes
     nodes: int
     target: Mapping[str, str]  # on the Hub: id and revision; empty where it lies in the bundle
-    environment: Mapping[str, str]
+    environment: dict[str, str]
     chosen: list[dict[str, Any]]  # of each argument that a rule chose: rule, value, why, source
     # acceptance lengths by data set, for as many draft tokens as the bundle has
     published: Mapping[str, float] = field(default_factory=dict)
