@@ -338,7 +338,7 @@ def generation(patient: Patient) -> Seen:
 def _judged(made: Generated, info: BundleInfo) -> Seen:
     what = f"{made.tokens} tokens of {made.prompts} prompts, loaded in {made.seconds:.0f} s"
     if made.acceptance_length is None:
-        return Seen("warning", f"{what}; the results hold no acceptance length", NO_LENGTH)
+        return Seen("warning", f"{what}; no round with drafts is reported", NO_LENGTH)
     what += f", {made.acceptance_length:.2f} tokens a round"
     if made.acceptance_length < NOTHING:
         return Seen("error", f"{what}: hardly a draft is accepted", COLLAPSED)
@@ -352,7 +352,7 @@ def _judged(made: Generated, info: BundleInfo) -> Seen:
 
 
 FLASH_ATTN = "Run: pip install flash-attn; or build for a GPU with TRTLLM attention (B200, B300)"
-NO_LENGTH = "Use a TensorRT-LLM from 1.3.0rc22 on"
+NO_LENGTH = "See that engine.args leaves enable_iter_perf_stats on, and speculation"
 COLLAPSED = (
     "Check that target and drafter are the published pair (`dflash-trt inspect --deep` where it "
     "fits), and that engine.args does not turn on kv_cache_config.enable_block_reuse"

@@ -17,6 +17,7 @@ from dflash_trt.engines.tensorrt_llm.info import KIND
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.hardware import machine
 from dflash_trt.jobs.job import Input, Job
+from dflash_trt.serving.repository import write_llm_repository
 
 UNPROVED = "Compare its acceptance length with the published one: `dflash-trt doctor`"
 INSPECT = "Run `dflash-trt inspect` where the weights are"
@@ -91,3 +92,4 @@ def _write(
 ) -> None:
     write_bundle(directory, config, pair, args, report)
     copy_tokenizer(pair.target.directory, directory)
+    write_llm_repository(directory, config, pair)

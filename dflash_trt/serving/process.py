@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_trt.engines.info import read_info
+from dflash_trt.engines.info import ENGINE_FILE, read_info
 from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import reaper
@@ -34,6 +34,7 @@ from dflash_trt.serving.reaper import (
     command_line,
     processes_naming,
 )
+from dflash_trt.serving.repository import LLMAPI
 from dflash_trt.serving.security import Security, check_exposure
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
@@ -177,6 +178,11 @@ def _repository(directory: Path) -> Path:
                 if engine.name != tensorrt_llm.KIND:  # what is wrong is said before Triton runs
                     read_info(engine, "onnxruntime")
             return repository
+        if (repository / LLMAPI / "config.pbtxt").is_file():
+            raise ServerError(
+                f"{directory} has the style llmapi, which `serve` knows nothing of",
+                f"Do as {repository / LLMAPI / '1' / 'README.md'} says",
+            )
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
@@ -186,7 +192,8 @@ def _repository(directory: Path) -> Path:
 def _variables(repository: Path) -> dict[str, str]:
     """What the engine wants in its environment."""
     engine = repository.parent / "engines" / tensorrt_llm.KIND
-    return tensorrt_llm.read_info(engine).environment if engine.is_dir() else {}
+    made = (engine / ENGINE_FILE).is_file()
+    return tensorrt_llm.read_info(engine).environment if made else {}
 
 
 def check_ports(ports: Ports, security: Security) -> None:

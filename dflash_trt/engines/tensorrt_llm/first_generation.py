@@ -14,6 +14,7 @@ from pathlib import Path
 from dflash_trt.engines.tensorrt_llm.info import read_llm_args
 
 TOKENS = 64  # of each prompt, at most
+STATS_TIMEOUT = 2.0  # seconds, as upstream's tests wait
 
 
 @dataclass(frozen=True)
@@ -22,32 +23,34 @@ class Generated:
 
     prompts: int
     tokens: int
-    acceptance_length: float | None  # None: the results hold none
+    acceptance_length: float | None  # None: no round drafted, or nothing is told of it
     seconds: float
 
 
 def generate(engine: Path, prompts: list[list[int]]) -> Generated:
-    """The acceptance length is upstream's: the requests' `avg_decoded_tokens_per_iter`, weighted by
-    their rounds (`_log_spec_stats` of `tensorrt_llm/evaluate/lm_eval.py`).
+    """The acceptance length is upstream's, of all rounds that drafted (`accuracy_core.py` and
+    `acceptance_length.yaml` of tests/integration/defs/accuracy); needs `enable_iter_perf_stats`.
     """
     from tensorrt_llm import LLM, SamplingParams  # noqa: PLC0415
 
     started = time.monotonic()
     llm = LLM(**read_llm_args(engine))
     seconds = time.monotonic() - started
-    tokens, rounds, decoded = 0, 0, 0.0
     try:
-        for prompt in prompts:
-            sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0)
-            output = llm.generate(prompt, sampling, use_tqdm=False)
-            tokens += len(output.outputs[0].token_ids)
-            if output.avg_decoded_tokens_per_iter is not None:
-                weight = max(1, output.decoding_iter)
-                rounds += weight
-                decoded += weight * output.avg_decoded_tokens_per_iter
+        sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0)
+        outputs = [llm.generate(prompt, sampling, use_tqdm=False) for prompt in prompts]
+        stats = [each.get("specDecodingStats") for each in llm.get_stats(timeout=STATS_TIMEOUT)]
     finally:
         llm.shutdown()
-    return Generated(len(prompts), tokens, decoded / rounds if rounds else None, seconds)
+    drafted = [each for each in stats if each and each["numDraftTokens"] > 0]
+    rounds = sum(each["numRequestsWithDraftTokens"] for each in drafted)
+    accepted = sum(each["numAcceptedTokens"] for each in drafted)
+    return Generated(
+        prompts=len(prompts),
+        tokens=sum(len(output.outputs[0].token_ids) for output in outputs),
+        acceptance_length=(accepted + rounds) / rounds if rounds else None,
+        seconds=seconds,
+    )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ if [ "$nodes" -gt 1 ] && [ -z "${TLLM_SPAWN_PROXY_PROCESS:-}" ]; then
   echo "this build takes $nodes machines: start it with launch/slurm.sh or launch/mpi.sh" >&2
   exit 2
 fi
+cd "$build"  # where the paths of style llmapi start
 # shellcheck source=/dev/null
-. "$build/engines/tensorrt_llm/env.sh"
+. engines/tensorrt_llm/env.sh
 exec tritonserver \
   --model-repository="$build/model_repository" \
   --model-control-mode=explicit --load-model='*' \
