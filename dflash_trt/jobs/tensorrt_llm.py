@@ -1,26 +1,24 @@
 """Builds of kind `tensorrt_llm`: a bundle for TensorRT-LLM, which runs the rounds itself."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.kinds import engine_kinds
+from dflash_trt.checkpoints.kinds import OURS
 from dflash_trt.checkpoints.outline import Outline, Pair, outline_drafter, outline_target
 from dflash_trt.checkpoints.pair import Finding, findings
 from dflash_trt.checkpoints.source import Located, Report
 from dflash_trt.checkpoints.tokenizer import copy_tokenizer, tokenizer_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
-from dflash_trt.engines.tensorrt_llm.args import LlmArgs, check_args, choose_args
+from dflash_trt.engines.tensorrt_llm.args import check_args, choose_args
 from dflash_trt.engines.tensorrt_llm.bundle import checkpoint_files, write_bundle
-from dflash_trt.engines.tensorrt_llm.info import KIND
-from dflash_trt.errors import ConfigError, PairError
+from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
+from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.hardware import machine
 from dflash_trt.jobs.job import Input, Job
 from dflash_trt.serving.repository import write_llm_repository
-
-UNPROVED = "Compare its acceptance length with the published one: `dflash-trt doctor`"
-INSPECT = "Run `dflash-trt inspect` where the weights are"
 
 
 def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
@@ -31,12 +29,7 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     section = config.engine
     assert isinstance(section, TensorRTLLM)
     by_id = section.checkpoints == "hub"
-    if by_id:
-        if target_at.commit is None:
-            raise ConfigError(
-                "engine.checkpoints is 'hub', but the target is a directory",
-                "Give target.hub and target.revision, or engine.checkpoints: copy",
-            )
+    if target_at.commit is not None:
         pinned = config.target.model_copy(update={"revision": target_at.commit})
         config = config.model_copy(update={"target": pinned})
     pair = Pair(
@@ -48,13 +41,11 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     target_files = checkpoint_files(pair.target, weights=not by_id)
     tokenizer_files(pair.target.directory)  # raises where there is none
     drafter_files = checkpoint_files(pair.drafter)
-    warnings = _fitting(pair, by_id)
-    args = choose_args(config, pair, machine(section.hardware))
-    for finding in check_args(config, pair, machine(section.hardware), args):
-        if finding.result == "error":
-            raise ConfigError(f"{finding.name}: {finding.found}", finding.fix)
-        if finding.result == "warning":
-            warnings.append(finding)
+    hardware = machine(section.hardware)
+    checks = [check for check in findings(pair) if check.name not in OURS]
+    warnings = _judged(checks, PairError) + (_unchecked(checks) if by_id else [])
+    args = choose_args(config, pair, hardware)
+    warnings += _judged(check_args(config, pair, hardware, args), ConfigError)
     return Job(
         config,
         Input(target_at, target_files, _known(pair.target)),
@@ -64,22 +55,23 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     )
 
 
-def _fitting(pair: Pair, by_id: bool) -> list[Finding]:
-    """The warnings of a pair that TensorRT-LLM can run; PairError for another."""
-    checks = list(findings(pair))
-    (kind,) = (each for each in engine_kinds(pair, checks) if each["kind"] == KIND)
-    if kind["reasons"]:
-        errors = [check for check in checks if check.result == "error"]
-        fixes = {f"{check.name}: {check.found}": check.fix for check in errors}
-        first = kind["reasons"][0]
-        raise PairError(first, fixes.get(first, "Use a pair that TensorRT-LLM runs with DFlash"))
-    warnings = [check for check in checks if check.result == "warning"]
-    warnings += [Finding("tensorrt-llm", "warning", note, UNPROVED) for note in kind["notes"]]
-    if by_id:
-        left = ", ".join(check.name for check in checks if check.result == "not checked")
-        found = f"the target's weights stay on the Hub, which leaves unchecked: {left}"
-        warnings.append(Finding("weights-not-read", "warning", found, INSPECT))
+def _judged(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
+    """The warnings; the first error is raised."""
+    warnings = []
+    for check in checks:
+        if check.result == "error":
+            raise error(f"{check.name}: {check.found}", check.fix)
+        if check.result == "warning":
+            warnings.append(check)
     return warnings
+
+
+def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
+    """A warning of what was not checked, since weights stay on the Hub."""
+    names = [check.name for check in checks if check.result == "not checked"]
+    found = f"the target's weights stay on the Hub, which leaves unchecked: {', '.join(names)}"
+    fix = "Run `dflash-trt inspect` where the weights are"
+    return [Finding("weights-not-read", "warning", found, fix)] if names else []
 
 
 def _known(model: Outline[Any]) -> dict[str, Any]:

@@ -16,13 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dflash_trt.checkpoints.outline import Outline, Pair
 from dflash_trt.checkpoints.source import Report, small_files
 from dflash_trt.checkpoints.weights import open_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
-from dflash_trt.engines.tensorrt_llm.args import LlmArgs, env_vars
+from dflash_trt.engines.tensorrt_llm.args import env_vars
+from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.engines.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
 from dflash_trt.engines.tensorrt_llm.published import published
 from dflash_trt.hardware import machine
@@ -53,22 +52,20 @@ def write_bundle(
     if not by_id:
         _put(pair.target, engine / "target", report, link=link)
 
-    text = args.to_yaml()
     head = (
         f"# {config.name}: arguments of LLM() of TensorRT-LLM {section.version}.\n"
         "# Paths start at this folder; engine.json says why each argument is what it is.\n"
     )
-    (engine / ARGS_FILE).write_text(head + text, encoding="utf-8")
-    values: dict[str, Any] = yaml.safe_load(text)
+    (engine / ARGS_FILE).write_text(head + args.to_yaml(), encoding="utf-8")
 
     made_for = machine(section.hardware)
     environment = env_vars(config, pair, made_for)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     (engine / "env.sh").write_text("\n".join(["# shellcheck shell=sh", *lines]) + "\n")
 
-    ranks = int(values.get("tensor_parallel_size", 1))
+    ranks = args.tensor_parallel_size
     gpus = min(ranks, made_for.gpus)
-    known = published(_name(config), int(values["speculative_config"]["max_draft_len"]))
+    known = published(_name(config), args.speculative_config.max_draft_len)
     info = BundleInfo(
         kind=KIND,
         version=section.version,
@@ -78,7 +75,7 @@ def write_bundle(
         memory_bytes=made_for.gpu.memory_bytes,
         gpus=gpus,
         nodes=-(-ranks // gpus),
-        target={"id": values["model"], "revision": values["revision"]} if by_id else {},
+        target={"id": args.model, "revision": str(args.revision)} if by_id else {},
         environment=environment,
         chosen=[asdict(each) for each in args.chosen],
         published=known[1] if known else {},

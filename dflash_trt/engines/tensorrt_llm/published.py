@@ -44,7 +44,8 @@ PUBLISHED: Mapping[str, tuple[str, Mapping[int, ByDataSet]]] = {
 }
 
 
-def published(drafter: str, draft_tokens: int) -> tuple[str, ByDataSet] | None:
+def published(drafter: str, draft_tokens: int | None) -> tuple[str, ByDataSet] | None:
     """Source and acceptance lengths; drafter: its name, without who published it."""
     source, lengths = PUBLISHED.get(drafter, ("", {}))
-    return (source, lengths[draft_tokens]) if draft_tokens in lengths else None
+    found = lengths.get(draft_tokens or 0)
+    return (source, found) if found else None
