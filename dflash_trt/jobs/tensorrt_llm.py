@@ -13,7 +13,7 @@ from dflash_trt.checkpoints.source import Located, Report
 from dflash_trt.checkpoints.tokenizer import copy_tokenizer, tokenizer_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines.tensorrt_llm.args import check_args, choose_args
-from dflash_trt.engines.tensorrt_llm.bundle import checkpoint_files, write_bundle
+from dflash_trt.engines.tensorrt_llm.bundle import checkpoint_files, drafter_name, write_bundle
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.hardware import machine
@@ -48,8 +48,9 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     warnings += _judged(check_args(config, pair, hardware, args), ConfigError)
     return Job(
         config,
-        Input(target_at, target_files, _known(pair.target)),
-        Input(drafter_at, drafter_files, _known(pair.drafter)),
+        # whether the weights happen to be here must not show
+        Input(target_at, target_files, dict(pair.target.values) if by_id else _known(pair.target)),
+        Input(drafter_at, drafter_files, {"name": drafter_name(config), **_known(pair.drafter)}),
         warnings,
         partial(_write, config=config, pair=pair, args=args, report=report),
     )

@@ -65,7 +65,7 @@ def write_bundle(
 
     ranks = args.tensor_parallel_size
     gpus = min(ranks, made_for.gpus)
-    known = published(_name(config), args.speculative_config.max_draft_len)
+    known = published(drafter_name(config), args.speculative_config.max_draft_len)
     info = BundleInfo(
         kind=KIND,
         version=section.version,
@@ -109,8 +109,8 @@ def copy(source: Path, destination: Path) -> None:
         shutil.copyfile(source, destination)
 
 
-def _name(config: BuildConfig) -> str:
-    """The drafter's: of its id, or of the directory it was downloaded to."""
+def drafter_name(config: BuildConfig) -> str:
+    """Of its id, or of the directory it was downloaded to: what figures are published under."""
     return Path(config.drafter.hub or str(config.drafter.path)).name
 
 
