@@ -14,15 +14,21 @@ from typing_extensions import TypedDict
 
 from dflash_trt.errors import ConfigError
 
-STRICT = ConfigDict(extra="forbid")
+# the descriptions under the fields are those of the config's JSON Schema
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class Flops(TypedDict, total=False):
     """Dense FLOP/s by the type that is multiplied; a type that the GPU cannot is left out."""
 
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
     bf16: PositiveFloat
+    """dense FLOP/s in bf16"""
     fp8: PositiveFloat
+    """dense FLOP/s in FP8"""
     fp4: PositiveFloat
+    """dense FLOP/s in FP4"""
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,17 @@ class Gpu:
     __pydantic_config__ = STRICT
 
     name: str
-    sm: PositiveInt  # compute capability without its dot: 90, 100, 103
-    memory_bytes: PositiveInt  # all that the driver shows
-    bandwidth: PositiveFloat  # of its memory, bytes/s
+    """what it is called"""
+    sm: PositiveInt
+    """compute capability without its dot: 90, 100, 103"""
+    memory_bytes: PositiveInt
+    """all that the driver shows"""
+    bandwidth: PositiveFloat
+    """of its memory, bytes/s"""
     flops: Flops
-    link_bandwidth: PositiveFloat  # NVLink to the other GPUs of its domain, bytes/s one way
+    """by the type that is multiplied"""
+    link_bandwidth: PositiveFloat
+    """NVLink to the other GPUs of its domain, bytes/s one way"""
 
 
 @dataclass(frozen=True)
@@ -46,10 +58,15 @@ class Machine:
     __pydantic_config__ = STRICT
 
     name: str
+    """what it is called"""
     gpu: Gpu
-    gpus: PositiveInt  # of one node
+    """each of them"""
+    gpus: PositiveInt
+    """of one node"""
     nodes: PositiveInt = 1
-    nvlink_gpus: NonNegativeInt = 0  # GPUs that NVLink joins, over nodes too; 0: those of a node
+    """how many there are"""
+    nvlink_gpus: NonNegativeInt = 0
+    """GPUs that NVLink joins, over nodes too; 0: those of a node"""
 
     @property
     def all_gpus(self) -> int:

@@ -14,7 +14,7 @@ from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import Source
 from dflash_trt.errors import ConfigError
 
-PLANNED_KINDS = ("tensorrt", "tensorrt_llm")
+PLANNED_KINDS = ("tensorrt",)
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
