@@ -10,7 +10,8 @@ from dflash_trt.decoding.messages import RoundOutput
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.chat import load_chat_template
-from dflash_trt.serving.front import EngineGoneError, Front
+from dflash_trt.serving.front import Front
+from dflash_trt.serving.groups import EngineGoneError, Groups
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
@@ -35,7 +36,7 @@ class TritonPythonModel:
             settings,
             load_tokenizer(tokenizer),
             load_chat_template(tokenizer),
-            run_round,
+            Groups(settings, run_round, self.metrics),
             self.metrics,
         )
         self.side_door = SideDoor(self.front)
