@@ -33,6 +33,7 @@ from dflash_trt.serving.reaper import (
     command_line,
     processes_naming,
 )
+from dflash_trt.serving.repository import LLMAPI
 from dflash_trt.serving.security import Security, check_exposure
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
@@ -172,8 +173,16 @@ def _repository(directory: Path) -> Path:
         if (repository / "dflash" / "config.pbtxt").is_file():
             repository = repository.resolve()
             for engine in sorted((repository.parent / "engines").glob("*")):
-                read_info(engine, "onnxruntime")  # what is wrong with it is said before Triton runs
+                if (
+                    engine.name != "tensorrt_llm"
+                ):  # what is wrong with it is said before Triton runs
+                    read_info(engine, "onnxruntime")
             return repository
+        if (repository / LLMAPI / "config.pbtxt").is_file():
+            raise ServerError(
+                f"{directory} has the style llmapi, which `serve` knows nothing of",
+                f"Do as {repository / LLMAPI / '1' / 'README.md'} says",
+            )
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
