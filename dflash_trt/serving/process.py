@@ -173,10 +173,8 @@ def _repository(directory: Path) -> Path:
         if (repository / "dflash" / "config.pbtxt").is_file():
             repository = repository.resolve()
             for engine in sorted((repository.parent / "engines").glob("*")):
-                if (
-                    engine.name != "tensorrt_llm"
-                ):  # what is wrong with it is said before Triton runs
-                    read_info(engine, "onnxruntime")
+                if engine.name != "tensorrt_llm":
+                    read_info(engine, "onnxruntime")  # what is wrong is said before Triton runs
             return repository
         if (repository / LLMAPI / "config.pbtxt").is_file():
             raise ServerError(

@@ -59,7 +59,7 @@ def write_repository(
 
 
 def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> None:
-    """Writes `directory/model_repository` over TensorRT-LLM, whose `llm_args.yaml` is there already.
+    """Writes `directory/model_repository` over TensorRT-LLM; its `llm_args.yaml` is there already.
 
     The public models read it when they start. With `serving.style: llmapi`, TensorRT-LLM's own
     model instead.
