@@ -39,7 +39,7 @@ def write_llm_build(directory: Path, pair_dir: Path, args: dict[str, Any], **ser
         name="tiny",
         target={"path": pair_dir / "target"},
         drafter={"path": pair_dir / "drafter"},
-        engine={"kind": "onnxruntime"},
+        engine={"kind": "tensorrt_llm"},
         serving=serving,
     )
     pair = Pair(outline_target(pair_dir / "target"), outline_drafter(pair_dir / "drafter"))
