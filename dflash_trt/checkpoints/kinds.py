@@ -51,7 +51,7 @@ def _tensorrt_llm(
     reasons, notes = [], []
     found = target.values.get("architectures")
     architecture = str(found[0]) if isinstance(found, list) and found else "unknown"
-    if not architecture.startswith(TAPPED) or "Moe" in architecture.removeprefix("Qwen3_5Moe"):
+    if not architecture.startswith(TAPPED) or "Moe" in architecture.removeprefix("Qwen3_5"):
         reasons.append(f"target: TensorRT-LLM hands out no hidden states of {architecture}")
     elif architecture != LISTED:
         notes.append(f"TensorRT-LLM's table lists DFlash for {LISTED} only")
