@@ -282,6 +282,24 @@ def doctor(
 
 
 @app.command()
+def export(
+    engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm-serve.")],
+    config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
+) -> None:
+    """Print a script that serves the same pair on another engine, to compare like with like."""
+    from dflash_trt.config import load_config
+    from dflash_trt.export import ENGINES
+    from dflash_trt.export import export as run
+    from dflash_trt.progress import reporting
+
+    if engine not in ENGINES:
+        raise RequestError(f"no engine is called {engine!r}", f"Take {', '.join(ENGINES)}")
+    with reporting() as report:
+        text = run(load_config(config), engine, report)
+    print(text, end="")
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of the build config."""
     from dflash_trt.config import json_schema

@@ -114,7 +114,8 @@ def digests(
 def _own_digest() -> str:
     """Of the code that builds: a build by older code is not the same build."""
     package = Path(dflash_trt.__file__).parent
-    code = [file for file in package.rglob("*") if file.suffix in (".py", ".sh", ".yaml")]
+    kinds = (".py", ".sh", ".yaml", "Dockerfile")
+    code = [file for file in package.rglob("*") if file.name.endswith(kinds)]
     code = [file for file in code if "model_repository" not in file.parts]
     models = [file for file in templates().rglob("*") if file.suffix in (".py", ".pbtxt")]
     return _sha256([*sorted(code), *sorted(models)])

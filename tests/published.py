@@ -13,6 +13,7 @@ towers, next-token-prediction layers, text beyond a small tokenizer.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -535,7 +536,7 @@ def _write_file(file: Path, tensors: Mapping[str, Tensor]) -> int:
     """A header over a body that is a hole; the bytes of the body."""
     header, at = {}, 0
     for name, (dtype, shape) in tensors.items():
-        size = SIZES[dtype] * torch.Size(shape).numel()
+        size = SIZES[dtype] * math.prod(shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()

@@ -35,6 +35,7 @@ def write_deployment(directory: Path, config: BuildConfig, machine: Machine) -> 
     gpus = engine.gpus or machine.all_gpus
     per_node = min(gpus, machine.gpus)
     name = resource_name(config.name)
+    upstream = config.serving.style == "llmapi"  # TensorRT-LLM's own Triton model
     values = {
         "build": config.name,
         "name": name,
@@ -47,8 +48,8 @@ def write_deployment(directory: Path, config: BuildConfig, machine: Machine) -> 
         "nodes": -(-gpus // per_node),
         "major": machine.gpu.sm // 10,
         "minor": machine.gpu.sm % 10,
-        "model": "dflash",
-        "max_tokens": "max_tokens",
+        "model": "tensorrt_llm" if upstream else "dflash",
+        "max_tokens": "sampling_param_max_tokens" if upstream else "max_tokens",
     }
     several = values["nodes"] != 1
     files = [*EVERYWHERE, *(("leader.sh", "worker.sh") if several else ())]

@@ -12,6 +12,7 @@ from dflash_trt.checkpoints.pair import Finding, findings
 from dflash_trt.checkpoints.source import Located, Report
 from dflash_trt.checkpoints.tokenizer import copy_tokenizer, tokenizer_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.deployment import write_deployment
 from dflash_trt.engines.tensorrt_llm.args import check_args, choose_args
 from dflash_trt.engines.tensorrt_llm.bundle import checkpoint_files, drafter_name, write_bundle
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
@@ -86,3 +87,5 @@ def _write(
     write_bundle(directory, config, pair, args, report)
     copy_tokenizer(pair.target.directory, directory)
     write_llm_repository(directory, config, pair)
+    assert isinstance(config.engine, TensorRTLLM)
+    write_deployment(directory, config, machine(config.engine.hardware))
