@@ -16,6 +16,7 @@ TENSORRT_LLM = (
     (tensorrt_llm.uniform_drafter_layers, True),
     (tensorrt_llm.taps_ascending, True),
     (tensorrt_llm.listed_upstream, False),
+    (tensorrt_llm.first_generation, False),
 )
 
 

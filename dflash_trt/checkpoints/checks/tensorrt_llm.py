@@ -14,6 +14,7 @@ TAPPED = (
     "Mistral",
     "Qwen3For",
     "Qwen3MoeFor",
+    "Qwen3NextFor",
     "Qwen3_5",
     "Kimi",
     "Laguna",
@@ -100,4 +101,14 @@ def taps_ascending(pair: Pair) -> Found:
         f"the drafter's taps are {', '.join(map(str, taps))}; TensorRT-LLM captures layers in "
         "ascending order",
         "Take another engine kind, or a drafter whose taps ascend",
+    )
+
+
+def first_generation(pair: Pair) -> Found:
+    """DFlash 2 came later (pull requests 18155 and 19159, August and September 2026)."""
+    second = "DFlash2DraftModel" in str(pair.drafter.values.get("architectures"))
+    return Found(
+        not second,
+        f"the drafter is DFlash{' 2, which needs TensorRT-LLM 1.4.0rc0 or later' * second}",
+        "Leave engine.version at 1.4.0rc1",
     )

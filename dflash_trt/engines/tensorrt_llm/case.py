@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Literal
 
 from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.fields import SLIDING
 from dflash_trt.checkpoints.outline import NotKnown, Outline, Pair
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.config import BuildConfig, TensorRTLLM
@@ -76,6 +77,16 @@ class Case:
     def experts(self) -> int | None:
         """Of the target's layers; None: it is dense."""
         return known(self.target, "num_local_experts", "num_experts", "n_routed_experts")
+
+    @cached_property
+    def two_sided_windows(self) -> bool:
+        """Layers of the drafter have a window and see what is behind them in the block."""
+        if self.drafter.model is not None:
+            return any(x.window and not x.causal for x in self.drafter.layers)
+        values = self.drafter.values
+        kinds = values.get("layer_types")
+        sliding = isinstance(kinds, list) and SLIDING in kinds
+        return sliding and False in (values.get("is_causal"), values.get("causal"))
 
     @property
     def block_size(self) -> int:

@@ -3,11 +3,23 @@
 from collections.abc import Sequence
 
 from dflash_trt.checkpoints.checks import Found
+from dflash_trt.checkpoints.checks.tensorrt_llm import first_generation
 from dflash_trt.engines.tensorrt_llm.case import Case
+from dflash_trt.engines.tensorrt_llm.checks.arguments import VERSIONS
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.engines.tensorrt_llm.rules import DRAFTER
 
 CONFIG = "engine.args.speculative_config"
+
+
+def generation_of_version(case: Case, args: LlmArgs) -> Found:
+    """Older versions do not have its convolutions and its selector."""
+    found, version = first_generation(case.pair), case.engine.version
+    return Found(
+        found.ok or VERSIONS.index(version) >= VERSIONS.index("1.4.0rc0"),
+        f"{found.what}; engine.version is {version}",
+        found.fix,
+    )
 
 
 def draft_length(case: Case, args: LlmArgs) -> Found:
