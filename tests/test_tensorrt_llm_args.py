@@ -195,6 +195,7 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(drafter={"dflash_config": {**DRAFTER["dflash_config"], "markov_rank": 256}}),
         Setup(drafter={"dflash_config": {**DRAFTER["dflash_config"], "markov_rank": 0}}),
     ),
+    "grouped-drafter-attention": (Setup(drafter={"kv_lora_rank": 512}), Setup()),
     "uniform-drafter-layers": (
         Setup(drafter={"per_layer_config": {"3": {"head_dim": 128}}}),
         Setup(drafter={"per_layer_config": {"3": {"head_dim": 64}}}),
@@ -206,6 +207,10 @@ CASES: dict[str, tuple[Setup, Setup]] = {
     "generation-of-version": (
         Setup(drafter=SECOND, engine={"version": "1.3.0rc29"}),
         Setup(drafter=SECOND, engine={"version": "1.4.0rc0"}),
+    ),
+    "windows-of-version": (
+        Setup(drafter=TWO_SIDED, engine={"version": "1.3.0rc26"}),
+        Setup(drafter=TWO_SIDED),
     ),
     "draft-length": (Setup(args=spec(max_draft_len=10)), Setup(args=spec(max_draft_len=9))),
     "draft-length-as-trained": (

@@ -78,6 +78,16 @@ def drafter_method(pair: Pair) -> Found:
     )
 
 
+def grouped_drafter_attention(pair: Pair) -> Found:
+    """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
+    rank = pair.drafter.values.get("kv_lora_rank")
+    return Found(
+        rank is None,
+        f"the drafter has {'latent' if rank else 'grouped-query'} attention",
+        "Use a drafter with grouped-query attention",
+    )
+
+
 def uniform_drafter_layers(pair: Pair) -> Found:
     """Keys and values of all layers are made by one product, and turned by one RoPE."""
     layers = pair.drafter.layers

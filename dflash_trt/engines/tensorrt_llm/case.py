@@ -79,14 +79,20 @@ class Case:
         return known(self.target, "num_local_experts", "num_experts", "n_routed_experts")
 
     @cached_property
-    def two_sided_windows(self) -> bool:
-        """Layers of the drafter have a window and see what is behind them in the block."""
+    def windows(self) -> bool:
+        """Layers of the drafter see only what is near."""
         if self.drafter.model is not None:
-            return any(x.window and not x.causal for x in self.drafter.layers)
+            return any(layer.window for layer in self.drafter.layers)
+        kinds = self.drafter.values.get("layer_types")
+        return isinstance(kinds, list) and SLIDING in kinds
+
+    @cached_property
+    def two_sided_windows(self) -> bool:
+        """What is near lies behind them in the block, too."""
+        if self.drafter.model is not None:
+            return any(layer.window and not layer.causal for layer in self.drafter.layers)
         values = self.drafter.values
-        kinds = values.get("layer_types")
-        sliding = isinstance(kinds, list) and SLIDING in kinds
-        return sliding and False in (values.get("is_causal"), values.get("causal"))
+        return self.windows and False in (values.get("is_causal"), values.get("causal"))
 
     @property
     def block_size(self) -> int:

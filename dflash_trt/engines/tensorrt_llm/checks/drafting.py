@@ -22,6 +22,17 @@ def generation_of_version(case: Case, args: LlmArgs) -> Found:
     )
 
 
+def windows_of_version(case: Case, args: LlmArgs) -> Found:
+    """Older versions run layers with a window without it (pull request 16914, August 2026)."""
+    version = case.engine.version
+    return Found(
+        not case.windows or VERSIONS.index(version) >= VERSIONS.index("1.3.0rc27"),
+        f"layers of the drafter have {'a' if case.windows else 'no'} window, engine.version is "
+        f"{version}",
+        "Set engine.version to 1.3.0rc27 or later",
+    )
+
+
 def draft_length(case: Case, args: LlmArgs) -> Found:
     """Upstream stops at the start when asked for a wider block than the trained one."""
     asked, most = args.speculative_config.max_draft_len, case.block_size - 1
