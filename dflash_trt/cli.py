@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dflash_trt.cli_bench import app as bench
 from dflash_trt.errors import DflashError, RequestError
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(bench, name="bench")
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Port = typer.Option(min=1, max=65535)
 

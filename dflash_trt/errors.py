@@ -54,6 +54,10 @@ class RequestError(DflashError):
     """A prompt or a sampling value is not acceptable."""
 
 
+class BenchError(DflashError):
+    """A benchmark cannot be run or compared."""
+
+
 def _sentence(text: str) -> str:
     """End with exactly one stop, so that two of them read as a paragraph."""
     return text if text.endswith((".", "!", "?")) else text + "."

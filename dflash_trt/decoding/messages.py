@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-NO_HISTORY = -1
+NO_HISTORY = NO_DRAFT = -1
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -60,7 +60,7 @@ class DraftInput(NamedTuple):
 class DraftOutput(NamedTuple):
     """The next drafts, and what they were drawn from."""
 
-    drafts: Int64  # [n, D]
+    drafts: Int64  # [n, D]; -1: no more drafts in this row
     next_candidate_ids: Int64  # [n, D, k]; D is 1 if all are greedy
     next_candidate_probs: Float32
     draft_seconds: float

@@ -4,6 +4,7 @@ Few array operations: after an engine call they run cold, and a small model's ro
 """
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from dflash_trt.decoding.acceptance import accept_by_rules, accept_greedy
 from dflash_trt.decoding.logprobs import committed_logprobs, no_logprobs
 from dflash_trt.decoding.messages import (
+    NO_DRAFT,
     DraftInput,
     DraftOutput,
     Int64,
@@ -83,7 +85,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
         for (_, _, _, budget), (accepted, _) in zip(rows, results, strict=True)
     ]
     if not any(depths) and all(budget for _, _, _, budget in rows):  # all end with this round
-        return _no_drafts(n)
+        return no_drafts(n)
     deepest = max(1, *depths)
     depth = min(deepest, wanted)
     first = 0 if engine.info.sample_from_anchor else 1  # which row of a block is the first draft's
@@ -134,15 +136,25 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     return DraftOutput(drafts, ids.copy(), probs, time.perf_counter() - start)
 
 
+Propose = Callable[[VerifyInput, VerifyOutput], DraftOutput]
+"""What drafts behind the verified tokens. See `DraftOutput`."""
+
+
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
     """Rounds on engines of this process; without a drafter the target decodes alone."""
 
+    def propose(x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
+        return draft(drafter, draft_input(x, checked)) if drafter else no_drafts(len(x.rows))
+
+    return rounds_with(target, propose)
+
+
+def rounds_with(target: Engine, propose: Propose) -> RunRound:
+    """Rounds on a target of this process and whatever drafts for it."""
+
     def run(x: VerifyInput) -> RoundOutput:
         checked = verify(target, x)
-        if drafter is None:
-            drafted = _no_drafts(len(x.rows))
-        else:
-            drafted = draft(drafter, draft_input(x, checked))
+        drafted = propose(x, checked)
         return RoundOutput(
             checked.results,
             checked.logprobs,
@@ -162,9 +174,10 @@ def draft_input(x: VerifyInput, checked: VerifyOutput) -> DraftInput:
     return DraftInput(x.batch, x.rows, x.rules, x.uniforms, checked.results, checked.features)
 
 
-def _no_drafts(n: int) -> DraftOutput:
+def no_drafts(n: int) -> DraftOutput:
+    """Of a target that decodes alone, or of rows that are still being prefilled."""
     # one column, so that no tensor of the ensemble is ever empty
-    return DraftOutput(np.zeros((n, 1), np.int64), *no_candidates(n), 0.0)
+    return DraftOutput(np.full((n, 1), NO_DRAFT), *no_candidates(n), 0.0)
 
 
 @lru_cache(maxsize=64)

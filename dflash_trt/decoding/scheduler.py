@@ -9,6 +9,7 @@ import numpy as np
 from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.messages import (
+    NO_DRAFT,
     NO_HISTORY,
     RoundOutput,
     RunRound,
@@ -211,6 +212,9 @@ class Scheduler:
                 continue
             count = min(sequence.budget, self._draft_tokens)
             sequence.drafts = drafts[i][:count]
+            if NO_DRAFT in sequence.drafts:
+                count = sequence.drafts.index(NO_DRAFT)
+                del sequence.drafts[count:]
             if sequence.request.sampling.temperature:
                 sequence.candidate_ids = output.next_candidate_ids[i, :count]
                 sequence.candidate_probs = output.next_candidate_probs[i, :count]

@@ -136,7 +136,7 @@ class Step:
 _pool_is_set = False
 
 
-def _use_one_pool(threads: int) -> None:
+def use_one_pool(threads: int) -> None:
     """One pool for all sessions of a process: target and drafter take turns on the same cores.
 
     ONNX Runtime lets it be sized once; the first engine of the process decides.
@@ -151,7 +151,7 @@ def load_session(
     directory: Path, info: EngineInfo, options: ort.SessionOptions
 ) -> ort.InferenceSession:
     """The graph of an engine directory, with its weights; EngineError when it cannot be loaded."""
-    _use_one_pool(info.threads)
+    use_one_pool(info.threads)
     options.use_per_session_threads = False
     # planning which buffers to share takes minutes for a graph with many experts, and saves no time
     options.enable_mem_reuse = False

@@ -1,0 +1,1 @@
+"""Measuring: our engines, any server, and reports that compare like with like."""

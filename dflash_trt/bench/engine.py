@@ -1,0 +1,253 @@
+"""`dflash-trt bench engine`: ways of decoding, measured in turns over the same prompts."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.bench.results import Cell, Sample
+from dflash_trt.decoding.draft_length import DraftLength, measure
+from dflash_trt.decoding.draft_model import DraftModel
+from dflash_trt.decoding.lookup import PromptLookup
+from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.rounds import in_process, rounds_with
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.engines.onnxruntime import Engine, Step
+from dflash_trt.errors import RequestError
+
+METHODS = ("plain", "dflash", "lookup", "draft-model")
+WARM_UP_TOKENS = 16
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be measured: every combination of the lists, `repeats` times."""
+
+    tasks: dict[str, list[list[int]]]  # prompts by task
+    max_tokens: int
+    methods: tuple[str, ...] = ("plain", "dflash")
+    draft_tokens: tuple[int | None, ...] = (None,)  # of every method but plain
+    batches: tuple[int, ...] = (1,)
+    contexts: tuple[int | None, ...] = (None,)
+    temperatures: tuple[float, ...] = (0.0,)
+    repeats: int = 5
+    seed: int = 0
+    draft_model: Path | None = None  # a build whose target drafts
+
+
+class TimedEngine(Engine):
+    """An engine that adds up the seconds of its calls."""
+
+    seconds = 0.0
+
+    def _bind(self, *key: int) -> Step:
+        step = super()._bind(*key)
+
+        def run() -> None:
+            start = time.perf_counter()
+            step.run()
+            self.seconds += time.perf_counter() - start
+
+        return replace(step, run=run)
+
+
+@dataclass
+class _Way:
+    """One method with its scheduler's parts and what it has decoded."""
+
+    cell: Cell
+    rounds: RunRound
+    length: DraftLength
+    engines: list[TimedEngine]  # the target first
+    passes: list[list[Decoded]] = field(default_factory=list)
+
+
+def measure_engine(
+    engines: Path, threads: int, plan: Plan, progress: Progress, done: list[Cell]
+) -> None:
+    """Append a cell to `done` for each setting; a group's cells appear together.
+
+    `engines` holds `target/` and `drafter/`. Between two passes of one way all others have their
+    turn, in an order that rotates, so that noise of the machine meets all. Interrupted, `done`
+    keeps the groups that are whole. RequestError for a plan that these engines cannot run.
+    """
+    target, drafter = TimedEngine(engines / "target"), TimedEngine(engines / "drafter")
+    model = TimedEngine(plan.draft_model / "engines" / "target") if plan.draft_model else None
+    check_plan(plan, target, drafter, model)
+    groups = list(product(plan.tasks.items(), plan.batches, plan.contexts, plan.temperatures))
+    passes = 0
+    for (task, prompts), batch, context, temperature in groups:
+        requests = [
+            Request(prompt, plan.max_tokens, Sampling(temperature, seed=plan.seed + i))
+            for i, prompt in enumerate(of_length(prompts, context))
+        ]
+        ways = [
+            _way(cell, target, drafter, model, batch)
+            for cell in _cells(plan, task, batch, context, threads, temperature)
+        ]
+        for way in ways:
+            warm_up = [replace(r, max_tokens=min(r.max_tokens, WARM_UP_TOKENS)) for r in requests]
+            _decode(way, target, warm_up[: 2 * batch], batch)
+        for repeat in range(plan.repeats):
+            turn = repeat % len(ways)
+            for way in ways[turn:] + ways[:turn]:
+                sample, decoded = _decode(way, target, requests, batch)
+                way.cell.samples.append(sample)
+                way.passes.append(decoded)
+                passes += 1
+                progress(passes, len(groups) * len(ways) * plan.repeats)
+        plain = next((way for way in ways if way.cell.method == "plain"), None)
+        done += [_finished(way, None if temperature else plain) for way in ways]
+
+
+def check_plan(plan: Plan, target: Engine, drafter: Engine, model: Engine | None) -> None:
+    """RequestError naming what these engines cannot do."""
+    info, longest = target.info, drafter.info.block_size - 1
+    if max(plan.batches) > info.slots:
+        raise RequestError(
+            f"--batch {max(plan.batches)} is more than the engines' {info.slots} slots",
+            "Build with a larger serving.slots",
+        )
+    for drafts in plan.draft_tokens:
+        if drafts is not None and not 1 <= drafts <= longest:
+            raise RequestError(
+                f"--draft-tokens {drafts} is not 1 to {longest}, the block size less the anchor",
+                "Give a number in that range, or auto",
+            )
+    prompts = [prompt for each in plan.tasks.values() for prompt in each]
+    room = info.max_seq_len - plan.max_tokens
+    for context in (*plan.contexts, max(map(len, prompts), default=0)):
+        if context is not None and context > room:
+            raise RequestError(
+                f"a prompt of {context} tokens and {plan.max_tokens} more exceed the engines' "
+                f"{info.max_seq_len}",
+                "Shorten them, or build with a larger serving.max_seq_len",
+            )
+    if "draft-model" not in plan.methods:
+        return
+    if model is None:
+        raise RequestError("the method draft-model needs a model", "Give --draft-model BUILD")
+    for name in ("vocab_size", "slots", "max_seq_len"):
+        own, its = getattr(info, name), getattr(model.info, name)
+        if its != own:
+            raise RequestError(
+                f"the draft model's {name} is {its}, the target's is {own}",
+                "Build it with the same serving section, for a target with the same tokenizer",
+            )
+
+
+def _cells(
+    plan: Plan, task: str, batch: int, context: int | None, threads: int, temperature: float
+) -> Iterator[Cell]:
+    for method in plan.methods:
+        for drafts in (0,) if method == "plain" else plan.draft_tokens:
+            yield Cell(
+                task=task,
+                method=method,
+                draft_tokens=drafts,
+                batch=batch,
+                context=context,
+                threads=threads,
+                temperature=temperature,
+            )
+
+
+def _way(
+    cell: Cell, target: TimedEngine, drafter: TimedEngine, model: TimedEngine | None, batch: int
+) -> _Way:
+    rounds, used = in_process(target, None), [target]
+    if cell.method == "dflash":
+        rounds, used = in_process(target, drafter), [target, drafter]
+    elif cell.method == "lookup":
+        rounds = rounds_with(target, PromptLookup())
+    elif cell.method == "draft-model":
+        assert model is not None
+        rounds, used = rounds_with(target, DraftModel(model)), [target, model]
+    if cell.method == "plain":
+        return _Way(cell, rounds, DraftLength(1), used)
+    length = DraftLength(drafter.info.block_size, cell.draft_tokens)
+    if length.needs_costs:
+        measure(rounds, length, drafter.info.block_size, slots=batch)
+    return _Way(cell, rounds, length, used)
+
+
+def _decode(
+    way: _Way, target: Engine, requests: Sequence[Request], batch: int
+) -> tuple[Sample, list[Decoded]]:
+    """All requests, `batch` at a time; stop tokens are ignored, so that all ways do the same."""
+    scheduler = Scheduler(
+        way.rounds,
+        slots=batch,
+        max_seq_len=target.info.max_seq_len,
+        prefill_chunk=target.info.max_seq_len,
+        draft_length=way.length,
+    )
+    sequences = [scheduler.submit(request) for request in requests]
+    verify = draft = sampling = rest = prefill = 0.0
+    steps = 0
+    start = time.perf_counter()
+    while scheduler.busy:
+        before = [engine.seconds for engine in way.engines]
+        began = time.perf_counter()
+        scheduler.step()
+        took = time.perf_counter() - began
+        report = scheduler.report
+        if report is None or report.prompt_tokens:
+            prefill += took
+            continue
+        in_engines = [engine.seconds - was for engine, was in zip(way.engines, before, strict=True)]
+        steps += 1
+        verify += in_engines[0]
+        draft += sum(in_engines[1:])
+        sampling += report.round_trip - sum(in_engines)
+        rest += took - report.round_trip
+    sample = Sample(
+        seconds=time.perf_counter() - start,
+        tokens=sum(len(sequence.tokens) for sequence in sequences),
+        rounds=sum(sequence.rounds for sequence in sequences),
+        steps=steps,
+        verify=verify,
+        draft=draft,
+        sampling=sampling,
+        scheduler=rest,
+        prefill=prefill,
+    )
+    return sample, sequences
+
+
+def _finished(way: _Way, plain: _Way | None) -> Cell:
+    """The cell with what its texts say: how far rounds got, and how many are plain decoding's."""
+    committed = [n for each in way.passes for text in each for n in text.committed_per_round]
+    kept = [
+        sum(count > i for count in committed) / len(committed)
+        for i in range(1, max(committed, default=1))
+    ]
+    if plain is None:
+        return replace(way.cell, kept=kept)
+    pairs = [
+        (own.tokens, its.tokens)
+        for ours, theirs in zip(way.passes, plain.passes, strict=True)
+        for own, its in zip(ours, theirs, strict=True)
+    ]
+    return replace(way.cell, kept=kept, identical=(sum(a == b for a, b in pairs), len(pairs)))
+
+
+def of_length(prompts: Sequence[list[int]], context: int | None) -> list[list[int]]:
+    """The prompts as they are, or of `context` tokens each: cut, or with the next ones behind."""
+    if context is None:
+        return list(prompts)
+    doubled = [*prompts, *prompts]
+    made: list[list[int]] = []
+    for i in range(len(prompts)):
+        tokens: list[int] = []
+        following: Any = iter(doubled[i:])
+        while len(tokens) < context:
+            tokens += next(following, prompts[0])
+        made.append(tokens[:context])
+    return made

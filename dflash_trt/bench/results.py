@@ -1,0 +1,203 @@
+"""What a benchmark measured, as it lies in its JSON file."""
+
+import json
+import os
+import platform
+import resource
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import dflash_trt
+from dflash_trt.errors import RequestError
+
+PERCENTILES = (50, 90, 99)
+PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytriton")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One pass over the prompts."""
+
+    seconds: float
+    tokens: int  # generated
+    rounds: int  # of all sequences; the first token of each comes from its prompt
+    steps: int  # calls of the engines that made these rounds, batches counting once
+    verify: float  # seconds in the target, and so on: parts of `seconds`
+    draft: float
+    sampling: float  # accepting and proposing
+    scheduler: float
+    prefill: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One setting, measured as often as the others beside it and in turns with them."""
+
+    task: str  # where the prompts are from
+    method: str  # "plain", "dflash", "lookup" or "draft-model"
+    draft_tokens: int | None  # None: chosen by measured cost
+    batch: int
+    context: int | None  # tokens of each prompt; None: as they come
+    threads: int
+    temperature: float
+    samples: list[Sample] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)  # share of rounds that kept draft 1, 2, ..
+    identical: tuple[int, int] | None = None  # greedy texts equal to plain decoding's, and all
+
+    @property
+    def tau(self) -> float:
+        """Tokens committed by a round."""
+        return 1 + sum(self.kept)
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """What makes two cells comparable."""
+        return (
+            self.task,
+            self.method,
+            self.draft_tokens,
+            self.batch,
+            self.context,
+            self.threads,
+            self.temperature,
+        )
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """Cells of a group ran in turns: their samples pair up."""
+        return (self.task, self.batch, self.context, self.threads, self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """`bench engine` of a built directory."""
+
+    name: str
+    target: str
+    drafter: str
+    options: Mapping[str, Any]
+    cells: list[Cell]
+    peak_memory: int  # bytes resident, of the whole process
+    machine: Mapping[str, Any] = field(default_factory=lambda: machine())
+    versions: Mapping[str, str] = field(default_factory=lambda: versions())
+    complete: bool = True  # False: interrupted, what was measured is kept
+    format: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """One load and what came of it. Times are seconds, by `PERCENTILES`."""
+
+    users: int | None
+    rate: float | None
+    requests: int
+    errors: int
+    first_error: str | None
+    seconds: float  # from the first request to the last answer
+    prompt_tokens: int
+    tokens: int
+    rounds: int | None
+    first_token: list[float]
+    inter_token: list[float]
+    whole: list[float]
+    per_user: float  # tokens/s of an answer, from its request to its end: median
+    good: float  # answers a second that met the goal
+
+    @property
+    def total(self) -> float:
+        """Tokens/s of the server."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens committed by a round; the first token of an answer comes from its prompt."""
+        if not self.rounds:
+            return None
+        return (self.tokens - (self.requests - self.errors)) / self.rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerRun:
+    """`bench serve` of a server; machine and versions are the client's."""
+
+    url: str
+    protocol: str
+    options: Mapping[str, Any]
+    levels: list[Level]
+    machine: Mapping[str, Any] = field(default_factory=lambda: machine())
+    versions: Mapping[str, str] = field(default_factory=lambda: versions())
+    complete: bool = True
+    format: int = 1
+
+
+def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list[str]:
+    """Machine and versions in words."""
+    load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
+    return [
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['memory'] / 2**30:.0f} GiB, {machine['system']}; load {load}.",
+        "Versions: " + ", ".join(f"{name} {value}" for name, value in versions.items()) + ".",
+    ]
+
+
+def machine() -> dict[str, Any]:
+    """A timing means nothing without it."""
+    model, memory = platform.processor() or platform.machine(), 0
+    cpuinfo, meminfo = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    if meminfo.exists():
+        memory = int(meminfo.read_text().split()[1]) * 1024
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory": memory,
+        "system": platform.platform(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"dflash-trt": dflash_trt.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def peak_memory() -> int:
+    """Bytes that this process had resident at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def write_run(path: Path, run: Run | ServerRun) -> None:
+    """RequestError when the file cannot be written."""
+    try:
+        path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"cannot write {path}: {error.strerror}", "Give another file") from error
+
+
+def read_run(path: Path) -> Run:
+    """RequestError when the file is not a run that `write_run` wrote."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        cells = []
+        for cell in values.pop("cells"):
+            samples = [Sample(**sample) for sample in cell.pop("samples")]
+            identical = cell.pop("identical")
+            cells.append(
+                Cell(**cell, samples=samples, identical=identical and (identical[0], identical[1]))
+            )
+        return Run(**values, cells=cells)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RequestError(
+            f"{path} is not a result of `dflash-trt bench engine` ({error})",
+            "Give the file that it wrote with --output",
+        ) from error

@@ -1,0 +1,82 @@
+"""What else may draft: prompt lookup and a small language model. The text stays the target's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import BuildPair
+from exact import run_all, scheduler_of
+
+from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.draft_model import DraftModel
+from dflash_trt.decoding.lookup import PromptLookup, continuation
+from dflash_trt.decoding.rounds import in_process, rounds_with
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.engines.onnxruntime import Engine
+
+QWEN3 = {"family": "qwen3", "heads": 4, "kv_heads": 2, "tied": True, "taps": (0, 2)}
+NEW_TOKENS = 40
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "expected"),
+    [
+        ([1, 2, 3, 9, 1, 2, 3], 2, [9, 1]),
+        ([1, 2, 3, 9, 1, 2, 3], 9, [9, 1, 2, 3]),
+        ([7, 3, 5, 7, 3, 6, 7, 3], 1, [6]),  # the latest
+        ([4, 7, 3, 5, 8, 3, 6, 4, 7, 3], 1, [5]),  # but the longest first
+        ([1, 1, 1, 1], 3, [1]),
+        ([1, 2, 3], 3, []),
+        ([1], 3, []),
+    ],
+)
+def test_lookup_copies_what_followed(text: list[int], most: int, expected: list[int]) -> None:
+    assert continuation(text, most) == expected
+
+
+@pytest.mark.parametrize("prefill_chunk", [5, 64])
+@pytest.mark.parametrize("which", ["lookup", "another model", "itself"])
+def test_text_is_the_targets_own(built_pair: BuildPair, which: str, prefill_chunk: int) -> None:
+    """Batched, with rows that move; the target as its own draft model is always right."""
+    built = built_pair(**QWEN3)
+    other = built_pair(**QWEN3, seed=1)  # another model of the same vocabulary
+    target = Engine(built.target_engine)
+    proposals = {
+        "lookup": lambda: PromptLookup(),
+        "another model": lambda: DraftModel(Engine(other.target_engine)),
+        "itself": lambda: DraftModel(Engine(built.target_engine)),
+    }
+    requests = [
+        Request(text[: 9 + 4 * i], NEW_TOKENS - 5 * i) for i, text in enumerate(built.texts[:4])
+    ]
+    plain = scheduler_of(in_process(target, None), DraftLength(1))
+    expected = [s.tokens for s in run_all(plain, requests)]
+    rounds = rounds_with(target, proposals[which]())
+    drafting = scheduler_of(rounds, DraftLength(8, 5), slots=3, prefill_chunk=prefill_chunk)
+    sequences = run_all(drafting, requests)
+    assert [s.tokens for s in sequences] == expected
+    accepted = sum(s.accepted for s in sequences)
+    assert accepted == 0 if which == "another model" else accepted > 0
+    if which == "itself":
+        assert {n for s in sequences for n in s.committed_per_round[:-1]} == {6}
+
+
+def test_sampled_text_has_the_targets_distribution(built_pair: BuildPair) -> None:
+    """The second token of 2,000 texts each, which is the first that a draft may become."""
+    built = built_pair(**QWEN3)
+    target = Engine(built.target_engine)
+    prompt = [5, 6, 7, 5, 6, 7, 5]
+
+    def second_tokens(rounds: object) -> np.ndarray:
+        scheduler = scheduler_of(rounds, DraftLength(8, 2))  # type: ignore[arg-type]
+        requests = [Request(prompt, 2, Sampling(1.0, seed=seed)) for seed in range(2000)]
+        return np.array([s.tokens[1] for s in run_all(scheduler, requests)])
+
+    lookup = second_tokens(rounds_with(target, PromptLookup()))
+    alone = second_tokens(in_process(target, None))
+    counts = [np.bincount(x, minlength=320) for x in (lookup, alone)]
+    common = np.argsort(-counts[1])[:5]
+    for token in common:
+        a, b = counts[0][token], counts[1][token]
+        assert abs(a - b) < 4.5 * np.sqrt(a + b)
