@@ -14,9 +14,11 @@ TENSORRT_LLM = (
     (tensorrt_llm.hidden_states_captured, True),
     (tensorrt_llm.drafter_layout, True),
     (tensorrt_llm.drafter_method, True),
+    (tensorrt_llm.grouped_drafter_attention, True),
     (tensorrt_llm.uniform_drafter_layers, True),
     (tensorrt_llm.taps_ascending, True),
     (tensorrt_llm.listed_upstream, False),
+    (tensorrt_llm.first_generation, False),
 )
 
 

@@ -15,6 +15,7 @@ TAPPED = (
     "Mistral",
     "Qwen3For",
     "Qwen3MoeFor",
+    "Qwen3NextFor",
     "Qwen3_5",
     "Kimi",
     "Laguna",
@@ -77,6 +78,16 @@ def drafter_method(pair: Pair) -> Found:
     )
 
 
+def grouped_drafter_attention(pair: Pair) -> Found:
+    """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
+    rank = pair.drafter.values.get("kv_lora_rank")
+    return Found(
+        rank is None,
+        f"the drafter has {'latent' if rank else 'grouped-query'} attention",
+        "Use a drafter with grouped-query attention",
+    )
+
+
 def uniform_drafter_layers(pair: Pair) -> Found:
     """Keys and values of all layers are made by one product, and turned by one RoPE."""
     layers = pair.drafter.layers
@@ -100,4 +111,14 @@ def taps_ascending(pair: Pair) -> Found:
         f"the drafter's taps are {', '.join(map(str, taps))}; TensorRT-LLM captures layers in "
         "ascending order",
         "Take another engine kind, or a drafter whose taps ascend",
+    )
+
+
+def first_generation(pair: Pair) -> Found:
+    """DFlash 2 came later (pull requests 18155 and 19159, August and September 2026)."""
+    second = "DFlash2DraftModel" in str(pair.drafter.values.get("architectures"))
+    return Found(
+        not second,
+        f"the drafter is DFlash{' 2, which needs TensorRT-LLM 1.4.0rc0 or later' * second}",
+        "Leave engine.version at 1.4.0rc1",
     )

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Literal
 
 from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.fields import SLIDING
 from dflash_trt.checkpoints.files import read_json
 from dflash_trt.checkpoints.outline import NotKnown, Outline, Pair
 from dflash_trt.checkpoints.target import Target
@@ -78,6 +79,22 @@ class Case:
     def experts(self) -> int | None:
         """Of the target's layers; None: it is dense."""
         return known(self.target, "num_local_experts", "num_experts", "n_routed_experts")
+
+    @cached_property
+    def windows(self) -> bool:
+        """Layers of the drafter see only what is near."""
+        if self.drafter.model is not None:
+            return any(layer.window for layer in self.drafter.layers)
+        kinds = self.drafter.values.get("layer_types")
+        return isinstance(kinds, list) and SLIDING in kinds
+
+    @cached_property
+    def two_sided_windows(self) -> bool:
+        """What is near lies behind them in the block, too."""
+        if self.drafter.model is not None:
+            return any(layer.window and not layer.causal for layer in self.drafter.layers)
+        values = self.drafter.values
+        return self.windows and False in (values.get("is_causal"), values.get("causal"))
 
     @property
     def block_size(self) -> int:
