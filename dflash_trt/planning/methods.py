@@ -33,8 +33,7 @@ class Method:
         return Method(self.name, draft_tokens, tau, self.drafter)
 
 
-def plain() -> Method:
-    return Method("plain")
+PLAIN = Method("plain")
 
 
 def eagle(target: Shape, acceptance: float, draft_tokens: int = EAGLE_CHAIN) -> Method:
@@ -57,9 +56,7 @@ def accepted(acceptance: float, draft_tokens: int) -> float:
     return high
 
 
-def round_time(
-    target: Shape, method: Method, runtime: Runtime, rows: float, context: float
-) -> Step:
+def round_time(target: Shape, method: Method, runtime: Runtime, rows: int, context: float) -> Step:
     """Seconds of a round of `rows` sequences of one instance, `context` tokens long each."""
     tokens = method.draft_tokens + 1
     step = forward(target, runtime, rows, tokens, context, runtime.kv_bytes)
@@ -71,11 +68,11 @@ def round_time(
         step += forward(method.drafter, runtime, rows, tokens, context, DRAFT_BYTES)
         return step + head(target, runtime, rows, method.draft_tokens)
     each = forward(method.drafter, runtime, rows, 1, context, DRAFT_BYTES)
-    return step + (each + head(method.drafter, runtime, rows, 1)) * method.draft_tokens
+    return step + method.draft_tokens * (each + head(method.drafter, runtime, rows, 1))
 
 
 def tokens_per_second(
-    target: Shape, method: Method, runtime: Runtime, rows: float, context: float
+    target: Shape, method: Method, runtime: Runtime, rows: int, context: float
 ) -> float:
     """Of one sequence."""
     return method.acceptance / round_time(target, method, runtime, rows, context).seconds

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
 from dflash_trt.hardware import Gpu
+from dflash_trt.planning.shape import BF16 as PLAIN
 from dflash_trt.planning.shape import Format, Layer, Shape
 
 # kernels of a layer that follow each other, by what is in it; of the head and what samples
@@ -38,8 +39,17 @@ class Constants:
     @staticmethod
     @cache
     def fitted() -> "Constants":
-        found = yaml.safe_load(files(__package__).joinpath("constants.yaml").read_text("utf-8"))
-        return Constants(**found["constants"])
+        return Constants(**_written()["constants"])
+
+
+def fit_errors() -> dict[str, float]:
+    """`median` and `nine_of_ten` of |ln(predicted / measured)| over `checked` figures."""
+    return _written()["errors"]  # type: ignore[no-any-return]
+
+
+def _written() -> dict[str, Any]:
+    text = files(__package__).joinpath("constants.yaml").read_text("utf-8")
+    return yaml.safe_load(text)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class Step:
     def __add__(self, other: "Step") -> "Step":
         return Step(*(a + b for a, b in zip(self.parts(), other.parts(), strict=True)))
 
-    def __mul__(self, times: float) -> "Step":
+    def __rmul__(self, times: float) -> "Step":
         return Step(*(part * times for part in self.parts()))
 
     def parts(self) -> tuple[float, ...]:
@@ -112,13 +122,13 @@ class Runtime:
         return 2 * multiply_adds / ((speed or flops["bf16"]) * share)
 
 
-def experts_read(layer: Layer, tokens: float, layout: Layout) -> float:
+def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
     """Experts that the busiest GPU reads, each as a whole one, for a batch of tokens.
 
     Tokens choose independently and evenly: e (1 - (1 - k/e)^n) are touched. With whole experts
     on a GPU the busiest one has about sqrt(2 ln g) deviations more than its share.
     """
-    share = 1 - (1 - layer.chosen / layer.experts) ** tokens
+    share = 1 - math.pow(1 - layer.chosen / layer.experts, tokens)
     mean = layer.experts * share / layout.gpus
     if not layout.experts_parallel or layout.gpus == 1:
         return mean
@@ -127,63 +137,63 @@ def experts_read(layer: Layer, tokens: float, layout: Layout) -> float:
 
 
 def forward(
-    shape: Shape, runtime: Runtime, rows: float, tokens: float, context: float, kv_bytes: float
+    shape: Shape, runtime: Runtime, rows: int, tokens: int, context: float, kv_bytes: float
 ) -> Step:
     """One pass over `rows` sequences of `context` tokens, `tokens` new ones in each; no head."""
-    layout, gpus = runtime.layout, runtime.layout.gpus
-    split = 1 if layout.attention_dp else gpus  # GPUs that share a sequence's attention
-    own_rows = rows / gpus if layout.attention_dp else rows
-    everything = rows * tokens
+    layout, constants = runtime.layout, runtime.constants
+    split = 1 if layout.attention_dp else layout.gpus  # all but experts are whole with attention-DP
+    own_rows = math.ceil(rows / layout.gpus) if layout.attention_dp else rows
+    new, everything = own_rows * tokens, rows * tokens
     step = Step()
-    for layer in shape.layers:
-        seen = min(context + tokens, layer.window + tokens) if layer.window else context + tokens
-        cached = layer.cached * (seen if layer.cached else 0) * kv_bytes + 2 * layer.state * BF16
-        shares = min(split, layer.kv_heads)
+    for layer, count in shape.kinds.items():
+        seen = context + tokens
+        seen = min(seen, layer.window + tokens) if layer.window else seen
+        cached = layer.cached * seen * kv_bytes + 2 * layer.state * BF16  # a state is written too
         weights = layer.attention * layer.attention_format.bytes / split
-        weights += layer.mlp * layer.mlp_format.bytes / gpus
-        math_ = runtime.multiply(
-            own_rows * tokens * layer.attention / split, layer.attention_format
-        )
-        math_ += runtime.multiply(everything * layer.mlp / gpus, layer.mlp_format)
+        weights += layer.mlp * layer.mlp_format.bytes / split
+        work = runtime.multiply(new * layer.attention / split, layer.attention_format)
+        work += runtime.multiply(new * layer.mlp / split, layer.mlp_format)
         # scores and values: each query meets each position twice
-        math_ += runtime.multiply(own_rows * tokens * 2 * layer.query * seen / split, ATTENTION)
-        kernels = ATTENTION_KERNELS + MLP_KERNELS
+        work += runtime.multiply(new * 2 * layer.query * seen / split, PLAIN)
+        kernels, exchanged = ATTENTION_KERNELS + MLP_KERNELS, 0.0
         if layer.experts:
             kernels = ATTENTION_KERNELS + EXPERTS_KERNELS
             read = experts_read(layer, everything, layout)
             weights += read * layer.expert * layer.expert_format.bytes
-            math_ += runtime.multiply(
-                everything * layer.chosen * layer.expert / gpus,
+            work += runtime.multiply(
+                everything * layer.chosen * layer.expert / layout.gpus,
                 layer.expert_format,
-                runtime.constants.expert_flops,
+                constants.expert_flops,
             )
-        step += Step(
+        if not layout.attention_dp or layer.experts:
+            exchanged = 2 * _exchange(runtime, everything * shape.hidden * BF16)
+        step += count * Step(
             weights=runtime.read(weights),
-            cache=runtime.read(own_rows * cached / shares),
-            arithmetic=math_,
-            communication=2 * _exchange(runtime, everything * shape.hidden * BF16),
-            kernels=kernels * runtime.constants.kernel[runtime.software],
+            cache=runtime.read(own_rows * cached / min(split, layer.kv_heads)),
+            arithmetic=work,
+            communication=exchanged,
+            kernels=kernels * constants.kernel[runtime.software],
         )
-    return step + Step(weights=runtime.read(shape.other * BF16 / gpus))
+    return step + Step(weights=runtime.read(shape.other * BF16 / split))
 
 
-def head(shape: Shape, runtime: Runtime, rows: float, tokens: float) -> Step:
+def head(shape: Shape, runtime: Runtime, rows: int, tokens: int) -> Step:
     """The output head, split by its vocabulary, and the choice of tokens."""
-    gpus = runtime.layout.gpus
+    layout = runtime.layout
+    split = 1 if layout.attention_dp else layout.gpus
+    own_rows = math.ceil(rows / layout.gpus) if layout.attention_dp else rows
     return Step(
-        weights=runtime.read(shape.head * BF16 / gpus),
-        arithmetic=runtime.multiply(rows * tokens * shape.head / gpus, ATTENTION),
-        communication=_exchange(runtime, 0),
+        weights=runtime.read(shape.head * BF16 / split),
+        arithmetic=runtime.multiply(own_rows * tokens * shape.head / split, PLAIN),
+        communication=_exchange(runtime, 0) if split > 1 else 0.0,
         kernels=HEAD_KERNELS * runtime.constants.kernel[runtime.software],
     )
 
 
 def _exchange(runtime: Runtime, size: float) -> float:
-    """Seconds of one all-reduce, or of the all-gather and reduce-scatter of attention-DP."""
+    """Seconds of one all-reduce, or half of what brings tokens to their experts and back."""
     gpus = runtime.layout.gpus
     if gpus == 1:
         return 0.0
-    return runtime.constants.all_reduce + 2 * size * (gpus - 1) / gpus / runtime.gpu.link_bandwidth
-
-
-ATTENTION = Format("bf16", BF16, "bf16")
+    moved = 2 * size * (gpus - 1) / gpus
+    return runtime.constants.all_reduce + moved / runtime.gpu.link_bandwidth

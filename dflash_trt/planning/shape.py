@@ -6,9 +6,11 @@ out: under one part in a thousand.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cached_property
 from typing import Any
 
 from dflash_trt.errors import CheckpointError
@@ -25,11 +27,7 @@ class Format:
     multiplied: str  # the type of Gpu.flops
 
 
-PLAIN = {
-    "bfloat16": Format("bf16", 2, "bf16"),
-    "float16": Format("fp16", 2, "bf16"),
-    "float32": Format("bf16", 2, "bf16"),  # TensorRT-LLM loads it in bf16
-}
+BF16 = Format("bf16", 2, "bf16")  # float16 and, as TensorRT-LLM loads it, float32 too
 FP8 = Format("fp8", 1, "fp8")
 MXFP4 = Format("mxfp4", 0.5 + 1 / 32, "fp8")  # by MXFP8 activations
 NVFP4 = Format("nvfp4", 0.5 + 1 / 16, "fp4")
@@ -47,11 +45,11 @@ class Layer:
     state: int = 0  # for each sequence, however long (linear attention)
     window: int | None = None
     mlp: int = 0  # what every token passes: the MLP, shared experts, the router
-    mlp_format: Format = PLAIN["bfloat16"]
+    mlp_format: Format = BF16
     experts: int = 0
     chosen: int = 0  # by each token
     expert: int = 0  # one of them
-    expert_format: Format = PLAIN["bfloat16"]
+    expert_format: Format = BF16
 
     def parts(self) -> list[tuple[int, Format]]:
         """All of its parameters."""
@@ -72,6 +70,11 @@ class Shape:
     tables: int  # vocab x hidden matrices: 1 where head and embedding are tied, 0 for a drafter
     other: int = 0  # parameters outside of layers and tables: a drafter's fc
     estimated: tuple[str, ...] = ()  # what the config does not say, and what was taken
+
+    @cached_property
+    def kinds(self) -> Mapping[Layer, int]:
+        """Layers that are alike, and how many there are."""
+        return Counter(self.layers)
 
     @property
     def parameters(self) -> int:
@@ -116,10 +119,9 @@ def eagle_shape(target: Shape) -> Shape:
     Its MLP is four times as wide as the model, its head has 32,000 tokens.
     """
     hidden = target.hidden
-    bf16 = PLAIN["bfloat16"]
     layer = Layer(
         attention=2 * hidden * (hidden + hidden // 2) + hidden * hidden,
-        attention_format=bf16,
+        attention_format=BF16,
         query=hidden,
         kv_heads=8,
         cached=hidden // 2,
@@ -293,25 +295,24 @@ def _mlp(values: Values, role: str, index: int, estimated: list[str]) -> dict[st
 
 def _format(values: Values, module: str, estimated: list[str], *, expert: bool = False) -> Format:
     """How a module's matrices are stored; `quantization_config` as published models have it."""
-    plain = PLAIN.get(str(values.get("dtype") or values.get("torch_dtype")), PLAIN["bfloat16"])
     quant = values.get("quantization_config")
     if not isinstance(quant, dict):
-        return plain
+        return BF16
     left_out = [
         *(quant.get("modules_to_not_convert") or ()),
         *(quant.get("ignore") or ()),
         *(quant.get("exclude_modules") or ()),
     ]
     if any(_names(str(pattern), module) for pattern in left_out):
-        return plain
+        return BF16
     method, algorithm = quant.get("quant_method"), quant.get("quant_algo")
     if isinstance(listed := quant.get("quantized_layers"), dict) and listed:
         found = [entry for name, entry in listed.items() if _names(name, module)]
         if not found:
-            return plain
+            return BF16
         algorithm = found[0].get("quant_algo")
     if method == "mxfp4":
-        return MXFP4 if expert else plain
+        return MXFP4 if expert else BF16
     if method == "fp8" or algorithm == "FP8":
         return FP8
     groups = quant.get("config_groups")
@@ -324,8 +325,8 @@ def _format(values: Values, module: str, estimated: list[str], *, expert: bool =
         return FP8
     if bits == 4 and kind == "int":  # Kimi-K2 Thinking and K2.5: multiplied in bf16
         return Format("int4", 0.5 + 2 / (weights.get("group_size") or 128), "bf16")
-    estimated.append(f"weights quantised by {method} {algorithm or ''} are counted as {plain.name}")
-    return plain
+    estimated.append(f"weights quantised by {method} {algorithm or ''} are counted as bf16")
+    return BF16
 
 
 def _names(pattern: str, module: str) -> bool:
