@@ -127,7 +127,13 @@ def shared_memory(patient: Patient) -> Seen:
 
 
 def triton(patient: Patient) -> Seen:
-    """The server itself."""
+    """The server itself. It splits the command lines of its Python models at spaces."""
+    if len(str(patient.directory).split()) > 1:
+        return Seen(
+            "error",
+            f"Triton runs no model under a path with a space: {patient.directory}",
+            "Move the build",
+        )
     with tempfile.TemporaryDirectory(prefix="dflash-trt-") as runtime:
         try:
             return Seen("passed", str(find_binary(Path(runtime)).path))
