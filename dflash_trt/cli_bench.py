@@ -10,6 +10,10 @@ import typer
 from dflash_trt.errors import RequestError
 
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
+SERVE_OPTIONS = (
+    *("requests", "prompts", "max_tokens", "temperature", "seed"),
+    *("goal_first_token", "goal_inter_token", "model"),
+)
 OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # what cells do not say
 
 
@@ -41,8 +45,9 @@ def engine(
 ) -> None:
     """Plain decoding and DFlash in turns over the same prompts, in this process's engines."""
     from dflash_trt.bench.engine import METHODS, Plan
+    from dflash_trt.bench.engine_report import engine_page
+    from dflash_trt.bench.page import to_markdown, write_page
     from dflash_trt.bench.prompts import load_task
-    from dflash_trt.bench.report import to_markdown, write_report
     from dflash_trt.bench.results import write_run
     from dflash_trt.bench.run import run_engine
     from dflash_trt.checkpoints.tokenizer import load_tokenizer
@@ -83,10 +88,73 @@ def engine(
     if output is not None:
         write_run(output, run)
     if report is not None:
-        write_report(report, run)
-    print(to_markdown(run))
+        write_page(report, engine_page(run))
+    print(to_markdown(engine_page(run)))
     if any(cell.identical and cell.identical[0] < cell.identical[1] for cell in run.cells):
         print("error: texts differ from plain decoding's.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    url: Annotated[str, typer.Argument(help="HOST:PORT, or a URL.")],
+    protocol: Annotated[
+        str, typer.Option(help="triton-grpc, triton-http or openai.")
+    ] = "triton-grpc",
+    model: Annotated[str | None, typer.Option(help="For openai; the first listed.")] = None,
+    users: Annotated[str, typer.Option(help="Who wait for their answer; 0: none.")] = "1,4,8",
+    rates: Annotated[str, typer.Option(help="Poisson arrivals a second, too.")] = "",
+    requests: Annotated[int, typer.Option(min=1, help="Of each load.")] = 64,
+    prompts: Annotated[str, typer.Option(help="pycode, or a file of JSON lines.")] = "pycode",
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+    seed: int = 0,
+    goal_first_token: Annotated[float, typer.Option(help="Milliseconds, for goodput.")] = 500.0,
+    goal_inter_token: Annotated[float, typer.Option(help="Milliseconds, for goodput.")] = 50.0,
+    output: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write report.html and report.md to this folder.")
+    ] = None,
+) -> None:
+    """Load a server and say how fast it answers: users in turns, or arrivals by chance."""
+    import asyncio
+
+    from dflash_trt.bench.load import Goal, Load, measure_server
+    from dflash_trt.bench.page import to_markdown, write_page
+    from dflash_trt.bench.prompts import load_texts
+    from dflash_trt.bench.protocols import Ask
+    from dflash_trt.bench.results import Level, ServerRun, write_run
+    from dflash_trt.bench.server_report import server_page
+    from dflash_trt.progress import reporting
+
+    options = {name: str(value) for name, value in locals().items() if name in SERVE_OPTIONS}
+    asks = [
+        Ask(text, max_tokens, temperature, seed + i) for i, text in enumerate(load_texts(prompts))
+    ]
+    loads = [Load(users=number) for number in _numbers("users", users, int) if number]
+    loads += [Load(rate=rate) for rate in _numbers("rates", rates, float)] if rates else []
+    goal = Goal(first_token=goal_first_token / 1e3, inter_token=goal_inter_token / 1e3)
+    levels: list[Level] = []
+    complete = True
+    with reporting() as progress:
+
+        def told(done: int, total: int) -> None:
+            progress("requests", done, total)
+
+        try:
+            asyncio.run(
+                measure_server(protocol, url, model, loads, asks, requests, goal, told, levels)
+            )
+        except KeyboardInterrupt:
+            complete = False
+    run = ServerRun(url=url, protocol=protocol, options=options, levels=levels, complete=complete)
+    if output is not None:
+        write_run(output, run)
+    if report is not None:
+        write_page(report, server_page(run))
+    print(to_markdown(server_page(run)))
+    if any(level.errors for level in levels):
+        print("error: not every request was answered; the table says why.", file=sys.stderr)
         raise typer.Exit(1)
 
 

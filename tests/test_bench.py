@@ -14,7 +14,8 @@ import pytest
 from dflash_trt.bench import engine as bench_engine
 from dflash_trt.bench.compare import compare
 from dflash_trt.bench.engine import Plan, measure_engine
-from dflash_trt.bench.report import to_html, to_markdown
+from dflash_trt.bench.engine_report import engine_page
+from dflash_trt.bench.page import to_html, to_markdown
 from dflash_trt.bench.results import Cell, Run, Sample, read_run, write_run
 from dflash_trt.bench.stats import change
 from dflash_trt.cli import main
@@ -73,8 +74,8 @@ def test_the_report_holds_the_runs_figures(measured: Path) -> None:
     run = read_run(measured / "run.json")
     html = (measured / "report" / "report.html").read_text()
     markdown = (measured / "report" / "report.md").read_text()
-    assert html == to_html(run)
-    assert markdown == to_markdown(run)
+    assert html == to_html(engine_page(run))
+    assert markdown == to_markdown(engine_page(run))
     assert html.count("<svg") == 3
     assert not re.search(r'(src|href)="', html)  # nothing is fetched
     for cell in run.cells:

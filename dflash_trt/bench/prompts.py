@@ -1,5 +1,6 @@
 """Where a benchmark's prompts come from, by name."""
 
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,22 @@ def load_task(
         return [list(map(int, line)) for line in drawn]
     path = _pycode() if name == PYCODE else Path(name)
     return read_prompts(path, encode, vocab_size=vocab_size, longest=longest)[:count]
+
+
+def load_texts(name: str) -> list[str]:
+    """The prompts of "pycode" or of a file of JSON lines as text, for a server."""
+    path = _pycode() if name == PYCODE else Path(name)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        texts = [json.loads(line)["text"] for line in lines if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{path} is no file of prompts for a server ({error})",
+            'Give one with {"text": ...} in each line',
+        ) from error
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise RequestError(f"{path} holds no prompt, or an empty one", "Correct it")
+    return texts
 
 
 def _pycode() -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 import dflash_trt
 from dflash_trt.errors import RequestError
 
+PERCENTILES = (50, 90, 99)
 PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytriton")
 
 
@@ -72,7 +73,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A benchmark of an engine directory."""
+    """`bench engine` of a built directory."""
 
     name: str
     target: str
@@ -84,6 +85,62 @@ class Run:
     versions: Mapping[str, str] = field(default_factory=lambda: versions())
     complete: bool = True  # False: interrupted, what was measured is kept
     format: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """One load and what came of it. Times are seconds, by `PERCENTILES`."""
+
+    users: int | None
+    rate: float | None
+    requests: int
+    errors: int
+    first_error: str | None
+    seconds: float  # from the first request to the last answer
+    prompt_tokens: int
+    tokens: int
+    rounds: int | None
+    first_token: list[float]
+    inter_token: list[float]
+    whole: list[float]
+    per_user: float  # tokens/s of an answer, from its request to its end: median
+    good: float  # answers a second that met the goal
+
+    @property
+    def total(self) -> float:
+        """Tokens/s of the server."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens committed by a round; the first token of an answer comes from its prompt."""
+        if not self.rounds:
+            return None
+        return (self.tokens - (self.requests - self.errors)) / self.rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerRun:
+    """`bench serve` of a server; machine and versions are the client's."""
+
+    url: str
+    protocol: str
+    options: Mapping[str, Any]
+    levels: list[Level]
+    machine: Mapping[str, Any] = field(default_factory=lambda: machine())
+    versions: Mapping[str, str] = field(default_factory=lambda: versions())
+    complete: bool = True
+    format: int = 1
+
+
+def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list[str]:
+    """Machine and versions in words."""
+    load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
+    return [
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['memory'] / 2**30:.0f} GiB, {machine['system']}; load {load}.",
+        "Versions: " + ", ".join(f"{name} {value}" for name, value in versions.items()) + ".",
+    ]
 
 
 def machine() -> dict[str, Any]:
@@ -119,7 +176,7 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def write_run(path: Path, run: Run) -> None:
+def write_run(path: Path, run: Run | ServerRun) -> None:
     """RequestError when the file cannot be written."""
     try:
         path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """What runs the two models: a section for each engine kind, chosen by `kind`."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from dflash_trt.config.section import Count, Section
 from dflash_trt.hardware import Machine
@@ -54,7 +54,10 @@ class TensorRTLLM(Section):
     version: Version = Field(
         default="1.4.0rc1", description="of TensorRT-LLM; arguments are written and checked for it"
     )
-    hardware: str | Machine = Field(
+    hardware: Annotated[
+        Annotated[str, Tag("name")] | Annotated[Machine, Tag("machine")],
+        Discriminator(lambda given: "name" if isinstance(given, str) else "machine"),
+    ] = Field(
         default="dgx-b300", description="a preset's name (`dflash-trt plan`), or your own machine"
     )
     gpus: Count | None = Field(

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_trt.engines.info import read_info
+from dflash_trt.engines.info import ENGINE_FILE, read_info
+from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import reaper
 from dflash_trt.serving.health import health_of
@@ -52,8 +53,9 @@ class Server:
         self.ports = ports
         self.security = security or Security()
         self.repository = _repository(directory)
+        self._variables = _variables(self.repository)
         self.health = health_of(ports, self.security)
-        _check_ports(ports, self.security)
+        check_ports(ports, self.security)
         self._runtime = Path(tempfile.mkdtemp(prefix="dflash-trt-"))
         self.log = self._runtime / "server.log"
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
@@ -93,7 +95,7 @@ class Server:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
                 command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
-                env=environment(self._binary),
+                env=environment(self._binary) | self._variables,
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -173,8 +175,8 @@ def _repository(directory: Path) -> Path:
         if (repository / "dflash" / "config.pbtxt").is_file():
             repository = repository.resolve()
             for engine in sorted((repository.parent / "engines").glob("*")):
-                if engine.name != "tensorrt_llm":
-                    read_info(engine, "onnxruntime")  # what is wrong is said before Triton runs
+                if engine.name != tensorrt_llm.KIND:  # what is wrong is said before Triton runs
+                    read_info(engine, "onnxruntime")
             return repository
         if (repository / LLMAPI / "config.pbtxt").is_file():
             raise ServerError(
@@ -187,7 +189,15 @@ def _repository(directory: Path) -> Path:
     )
 
 
-def _check_ports(ports: Ports, security: Security) -> None:
+def _variables(repository: Path) -> dict[str, str]:
+    """What the engine wants in its environment."""
+    engine = repository.parent / "engines" / tensorrt_llm.KIND
+    made = (engine / ENGINE_FILE).is_file()
+    return tensorrt_llm.read_info(engine).environment if made else {}
+
+
+def check_ports(ports: Ports, security: Security) -> None:
+    """ServerError unless this machine has the addresses and nothing listens on the ports."""
     taken: list[int] = []
     for kind, port, host in (
         ("http", ports.http, security.http_host),

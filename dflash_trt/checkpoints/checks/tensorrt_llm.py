@@ -4,6 +4,7 @@ As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
 """
 
 from dflash_trt.checkpoints.checks import Found
+from dflash_trt.checkpoints.drafter import other_method
 from dflash_trt.checkpoints.outline import Outline, Pair
 from dflash_trt.checkpoints.target import Target
 
@@ -14,6 +15,7 @@ TAPPED = (
     "Mistral",
     "Qwen3For",
     "Qwen3MoeFor",
+    "Qwen3NextFor",
     "Qwen3_5",
     "Kimi",
     "Laguna",
@@ -61,19 +63,28 @@ def drafter_layout(pair: Pair) -> Found:
 
 
 def drafter_method(pair: Pair) -> Found:
-    """Upstream stops at heads of DSpark, which needs another decoding_type."""
+    """Each method has its decoding_type; upstream stops at heads of DSpark."""
     values = pair.drafter.values
     heads = [
         name
         for name in ("shift_label", "use_confidence_head", "enable_confidence_head", "markov_rank")
         if values.get(name)
     ]
-    dspark = values.get("projector_type") == "dspark" or bool(heads)
+    other = f"DSpark ({', '.join(heads)})" if heads else other_method(values)
     return Found(
-        not dspark,
-        f"the drafter is {'DSpark' if dspark else 'DFlash'}"
-        + (f" ({', '.join(heads)})" if heads else ""),
-        "Use a DFlash drafter: this bundle does not write decoding_type: DSpark",
+        other is None,
+        f"the drafter is {other or 'DFlash'}",
+        "Use a DFlash drafter: a bundle's decoding_type is DFlash",
+    )
+
+
+def grouped_drafter_attention(pair: Pair) -> Found:
+    """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
+    rank = pair.drafter.values.get("kv_lora_rank")
+    return Found(
+        rank is None,
+        f"the drafter has {'latent' if rank else 'grouped-query'} attention",
+        "Use a drafter with grouped-query attention",
     )
 
 
@@ -100,4 +111,14 @@ def taps_ascending(pair: Pair) -> Found:
         f"the drafter's taps are {', '.join(map(str, taps))}; TensorRT-LLM captures layers in "
         "ascending order",
         "Take another engine kind, or a drafter whose taps ascend",
+    )
+
+
+def first_generation(pair: Pair) -> Found:
+    """DFlash 2 came later (pull requests 18155 and 19159, August and September 2026)."""
+    second = "DFlash2DraftModel" in str(pair.drafter.values.get("architectures"))
+    return Found(
+        not second,
+        f"the drafter is DFlash{' 2, which needs TensorRT-LLM 1.4.0rc0 or later' * second}",
+        "Leave engine.version at 1.4.0rc1",
     )

@@ -17,6 +17,8 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import Machine
 
 VERSIONS: tuple[Version, ...] = get_args(Version)
+# upstream's `normalize_optional_fields_to_defaults`
+NULL_IS_DEFAULT = {"max_batch_size", "max_num_tokens"}
 
 
 def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
@@ -31,6 +33,8 @@ def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
             raise ConfigError(found.what, found.fix)
     overrides = dict(flat(case.engine.args, TorchLlmArgs))
     values = Values(overrides)
+    for name in NULL_IS_DEFAULT & overrides.keys():
+        values.data[name] = overrides[name] = overrides[name] or Values()[name]
     chosen = []
     for rule in RULES:
         if not _applies(rule, case, values):

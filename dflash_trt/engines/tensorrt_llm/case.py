@@ -5,8 +5,11 @@ from functools import cached_property
 from typing import Literal
 
 from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.fields import SLIDING
+from dflash_trt.checkpoints.files import read_json
 from dflash_trt.checkpoints.outline import NotKnown, Outline, Pair
 from dflash_trt.checkpoints.target import Target
+from dflash_trt.checkpoints.weights import INDEX
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import Gpu, Machine
@@ -77,6 +80,22 @@ class Case:
         """Of the target's layers; None: it is dense."""
         return known(self.target, "num_local_experts", "num_experts", "n_routed_experts")
 
+    @cached_property
+    def windows(self) -> bool:
+        """Layers of the drafter see only what is near."""
+        if self.drafter.model is not None:
+            return any(layer.window for layer in self.drafter.layers)
+        kinds = self.drafter.values.get("layer_types")
+        return isinstance(kinds, list) and SLIDING in kinds
+
+    @cached_property
+    def two_sided_windows(self) -> bool:
+        """What is near lies behind them in the block, too."""
+        if self.drafter.model is not None:
+            return any(layer.window and not layer.causal for layer in self.drafter.layers)
+        values = self.drafter.values
+        return self.windows and False in (values.get("is_causal"), values.get("causal"))
+
     @property
     def block_size(self) -> int:
         return self.drafter.number("block_size")
@@ -108,7 +127,15 @@ def known(model: Model, *names: str) -> int | None:
 
 
 def weight_bytes(model: Model) -> int:
-    """Of the files; NotKnown where there are none."""
+    """Of the weights, by their index, for they may still be on the Hub, else by the files.
+
+    NotKnown where there are neither.
+    """
+    index = model.directory / INDEX
+    about = read_json(index).get("metadata") if index.is_file() else None
+    total = about.get("total_size") if isinstance(about, dict) else None
+    if isinstance(total, int) and total > 0:
+        return total
     files = model.weights.files if model.weights else model.directory.glob("model*.safetensors")
     found = sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
     if not found:

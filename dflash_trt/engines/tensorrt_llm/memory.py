@@ -23,10 +23,11 @@ def slot_bytes(case: Case, ranks: int, max_seq_len: int, width: int) -> int:
     return 2 * layers * (max_seq_len + width) * kv * own.dim * CACHE_BYTES
 
 
-def arena_budget(case: Case, ranks: int, kv_fraction: float) -> int:
+def arena_budget(case: Case, ranks: int, kv_fraction: float | None) -> int:
     """What upstream lets the dense context take of each GPU; ranks: of tensor parallelism."""
     free = case.gpu.memory_bytes - weight_bytes(case.target) // ranks - OVERHEAD
-    return max(0, int(free * (1 - kv_fraction) * SHARE))
+    kept = 1 - (0.9 if kv_fraction is None else kv_fraction)  # upstream's default
+    return max(0, int(free * kept * SHARE))
 
 
 def arena_batch(slot: int, budget: int) -> int:

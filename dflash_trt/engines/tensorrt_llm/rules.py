@@ -53,6 +53,9 @@ def undivided(case: Case, ranks: int) -> list[str]:
             found.append(f"the {model.role}'s {own.query} heads")
         if own.kv % ranks and ranks % own.kv:
             found.append(f"the {model.role}'s {own.kv} KV heads")
+    linear = known(case.target, "linear_num_key_heads")  # of hybrids
+    if linear and linear % ranks:
+        found.append(f"the target's {linear} heads of linear attention")
     return found
 
 
@@ -90,7 +93,8 @@ def max_draft_len(case: Case, chosen: Chosen) -> Any:
 
 
 def attention_backend(case: Case, chosen: Chosen) -> Any:
-    return "TRTLLM" if case.gpu.sm in PAGED else "VANILLA"
+    paged = case.gpu.sm in PAGED and not case.two_sided_windows
+    return "TRTLLM" if paged else "VANILLA"
 
 
 def mask_token_id(case: Case, chosen: Chosen) -> Any:
@@ -99,6 +103,10 @@ def mask_token_id(case: Case, chosen: Chosen) -> Any:
 
 def target_layer_ids(case: Case, chosen: Chosen) -> Any:
     return list(case.drafter.taps)
+
+
+def cache_dtype(case: Case, chosen: Chosen) -> Any:
+    return "auto"
 
 
 def free_gpu_memory_fraction(case: Case, chosen: Chosen) -> Any:
@@ -124,9 +132,10 @@ def max_batch_size(case: Case, chosen: Chosen) -> Any:
     wanted = ceil(wanted / ranks) if alone else wanted
     if paged(chosen):
         return wanted
-    length, width = chosen["max_seq_len"], chosen["speculative_config.max_draft_len"] + 1
+    if chosen["max_seq_len"] is None:
+        return wanted
     try:
-        slot = slot_bytes(case, 1 if alone else ranks, length, width)
+        slot = slot_bytes(case, 1 if alone else ranks, chosen["max_seq_len"], verified(chosen))
         fraction = chosen["kv_cache_config.free_gpu_memory_fraction"]
         fits = arena_batch(slot, arena_budget(case, ranks, fraction))
     except NotKnown:
@@ -136,12 +145,17 @@ def max_batch_size(case: Case, chosen: Chosen) -> Any:
 
 def max_num_tokens(case: Case, chosen: Chosen) -> Any:
     least = 8192 if case.engine.objective == "latency" else 16384
-    verified = 1 + chosen["speculative_config.max_draft_len"]
-    return max(least, chosen["max_batch_size"] * verified)
+    return max(least, chosen["max_batch_size"] * verified(chosen))
+
+
+def verified(chosen: Chosen) -> int:
+    """Tokens of one sequence that a step verifies."""
+    return 1 + (chosen["speculative_config.max_draft_len"] or 0)
 
 
 def enable_chunked_prefill(case: Case, chosen: Chosen) -> Any:
-    return True if chosen["max_seq_len"] > chosen["max_num_tokens"] else UNSET
+    length = chosen["max_seq_len"]
+    return True if length is None or length > chosen["max_num_tokens"] else UNSET
 
 
 def batch_sizes(case: Case, chosen: Chosen) -> Any:
@@ -162,7 +176,7 @@ def enable_padding(case: Case, chosen: Chosen) -> Any:
 def draft_len_schedule(case: Case, chosen: Chosen) -> Any:
     if chosen["speculative_config.max_concurrency"] is not None:
         return UNSET
-    full, largest = chosen["speculative_config.max_draft_len"], chosen["max_batch_size"]
+    full, largest = verified(chosen) - 1, chosen["max_batch_size"]
     # with attention-DP the experts see the batches of all ranks
     shared = chosen["tensor_parallel_size"] if chosen["enable_attention_dp"] else 1
     free = free_tokens(case) // shared
@@ -302,14 +316,22 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "speculative_config.attention_backend",
         attention_backend,
-        "TRTLLM (paged) on SM100 and SM103, VANILLA (dense, flash-attn) elsewhere",
-        ATTENTION,
+        "TRTLLM (paged) on SM100 and SM103, VANILLA (dense, flash-attn) elsewhere and for windows "
+        "that look both ways (DFlash 2)",
+        f"{ATTENTION}; pull request 19159",
     ),
     Rule(
         "kv_cache_config.enable_block_reuse",
         enable_block_reuse,
         "off: reused tokens have no hidden states, so that the drafter misses them",
         "tests/unittest/_torch/speculative; vllm-project/vllm issue 47930",
+    ),
+    Rule(
+        "kv_cache_config.dtype",
+        cache_dtype,
+        "auto, which is the checkpoint's own: in a pool of another dtype than bfloat16 the drafter "
+        "finds no place, and has a dense context after all",
+        WORKER,
     ),
     Rule(
         "kv_cache_config.free_gpu_memory_fraction",

@@ -96,7 +96,7 @@ def marked(case: Case, status: str) -> list[str]:
 
 
 def _walk(case: Case) -> Iterator[tuple[str, type[Upstream], str, Any]]:
-    """Each key of engine.args: its dotted name, the class that it is a field of, itself, its value."""
+    """Each key of engine.args: its dotted name, the class it is a field of, the key, its value."""
 
     def walk(
         values: Mapping[str, Any], model: type[Upstream], at: str

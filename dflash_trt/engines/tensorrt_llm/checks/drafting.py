@@ -3,11 +3,34 @@
 from collections.abc import Sequence
 
 from dflash_trt.checkpoints.checks import Found
+from dflash_trt.checkpoints.checks.tensorrt_llm import first_generation
 from dflash_trt.engines.tensorrt_llm.case import Case
+from dflash_trt.engines.tensorrt_llm.checks.arguments import VERSIONS
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.engines.tensorrt_llm.rules import DRAFTER
 
 CONFIG = "engine.args.speculative_config"
+
+
+def generation_of_version(case: Case, args: LlmArgs) -> Found:
+    """Older versions do not have its convolutions and its selector."""
+    found, version = first_generation(case.pair), case.engine.version
+    return Found(
+        found.ok or VERSIONS.index(version) >= VERSIONS.index("1.4.0rc0"),
+        f"{found.what}; engine.version is {version}",
+        found.fix,
+    )
+
+
+def windows_of_version(case: Case, args: LlmArgs) -> Found:
+    """Older versions run layers with a window without it (pull request 16914, August 2026)."""
+    version = case.engine.version
+    return Found(
+        not case.windows or VERSIONS.index(version) >= VERSIONS.index("1.3.0rc27"),
+        f"layers of the drafter have {'a' if case.windows else 'no'} window, engine.version is "
+        f"{version}",
+        "Set engine.version to 1.3.0rc27 or later",
+    )
 
 
 def draft_length(case: Case, args: LlmArgs) -> Found:

@@ -82,14 +82,15 @@ def vocabulary_divides(case: Case, args: LlmArgs) -> Found:
 def experts_divide(case: Case, args: LlmArgs) -> Found:
     """Upstream's mapping wants expert parallel times expert tensor parallel to be all ranks."""
     count, ranks = case.experts, args.tensor_parallel_size
-    own, inner = args.moe_expert_parallel_size or 1, args.moe_tensor_parallel_size
+    own = max(1, args.moe_expert_parallel_size or 1)  # -1 is upstream's for not given
+    inner = args.moe_tensor_parallel_size or -1
     if count is None:
         return Found(
             own == 1,
             f"the target has no experts, moe_expert_parallel_size is {own}",
             "Leave moe_expert_parallel_size out",
         )
-    inner = max(1, ranks // own) if inner is None else inner
+    inner = max(1, ranks // own) if inner < 0 else inner
     return Found(
         count % own == 0 and own * inner == ranks,
         f"{count} experts over {own} x {inner} ranks (expert x tensor parallel) of {ranks}",
@@ -110,18 +111,29 @@ def attention_data_parallel(case: Case, args: LlmArgs) -> Found:
 def drafter_attention(case: Case, args: LlmArgs) -> Found:
     """Upstream stops at the start where the GPU has no such kernels."""
     backend, sm = args.speculative_config.attention_backend, case.gpu.sm
-    runs = {"TRTLLM": sm in PAGED, "FA4": sm >= 90, "VANILLA": True}[backend]
+    runs = {"TRTLLM": sm in PAGED, "FA4": sm == 90, "VANILLA": True}[backend]
     return Found(
         runs,
         f"the drafter's attention_backend is {backend}, {case.gpu.name} is SM{sm}",
-        "Leave it out: TRTLLM is for SM100 and SM103, FA4 for SM90 and later",
+        "Leave it out: TRTLLM is for SM100 and SM103, FA4 for SM90 (pull request 18553)",
+    )
+
+
+def drafter_windows(case: Case, args: LlmArgs) -> Found:
+    """TRTLLM's kernels have no windows that look both ways (pull request 19159)."""
+    backend, both = args.speculative_config.attention_backend, case.two_sided_windows
+    return Found(
+        not (both and backend == "TRTLLM"),
+        f"the drafter's attention_backend is {backend}, its windows look "
+        f"{'both ways' if both else 'back only'}",
+        "Leave engine.args.speculative_config.attention_backend out",
     )
 
 
 def drafter_attention_paged(case: Case, args: LlmArgs) -> Found:
     """The others hold the whole max_seq_len of every sequence, whatever is used of it."""
     backend = args.speculative_config.attention_backend
-    could = case.gpu.sm in PAGED
+    could = case.gpu.sm in PAGED and not case.two_sided_windows
     return Found(
         backend == "TRTLLM" or not could,
         f"the drafter's attention_backend is {backend}"

@@ -42,7 +42,7 @@ def dense_context(case: Case, args: LlmArgs) -> Found:
     length, width = args.max_seq_len, (own.max_draft_len or 0) + 1
     if length is None:
         return Found(True, "the dense context is not known without max_seq_len")
-    fraction = args.kv_cache_config.free_gpu_memory_fraction or 0.0
+    fraction = args.kv_cache_config.free_gpu_memory_fraction
     slot = slot_bytes(case, attention_ranks(args), length, width)
     need = (batch + 1) * slot
     budget = arena_budget(case, args.tensor_parallel_size, fraction)
@@ -54,6 +54,19 @@ def dense_context(case: Case, args: LlmArgs) -> Found:
         f"Set max_batch_size to at most {fits}"
         if fits
         else "Lower max_seq_len, or kv_cache_config.free_gpu_memory_fraction",
+    )
+
+
+def concurrency_met(case: Case, args: LlmArgs) -> Found:
+    """Where the drafter's context is dense, fewer sequences may fit than are asked for."""
+    asked = case.engine.concurrency or 0
+    each = args.tensor_parallel_size if args.enable_attention_dp else 1
+    together = (args.max_batch_size or 0) * each
+    return Found(
+        together >= asked,
+        f"{together} sequences are decoded together"
+        + (f", engine.concurrency is {asked}" if asked else ""),
+        "Lower serving.max_seq_len, or take more GPUs or a machine with more memory",
     )
 
 

@@ -4,6 +4,7 @@ from dflash_trt.checkpoints.checks import Found
 from dflash_trt.engines.tensorrt_llm.case import Case
 from dflash_trt.engines.tensorrt_llm.checks.arguments import VERSIONS, marked
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
+from dflash_trt.engines.tensorrt_llm.rules import TARGET
 
 SPECULATIVE = "engine.args.speculative_config"
 
@@ -200,6 +201,18 @@ def unstable_arguments(case: Case, args: LlmArgs) -> Found:
         not found,
         f"prototypes in engine.args: {', '.join(found) or 'none'}",
         "Pin engine.version, and build again before changing it",
+    )
+
+
+def target_as_checked(case: Case, args: LlmArgs) -> Found:
+    """Another target than the one that was checked, or another revision of it."""
+    same = args.model == TARGET or (
+        args.model == case.config.target.hub and args.revision == case.config.target.revision
+    )
+    return Found(
+        same,
+        f"model is {args.model}" + (f" at {args.revision}" if args.revision else ""),
+        "Set the config's target, and leave engine.args.model and revision out",
     )
 
 

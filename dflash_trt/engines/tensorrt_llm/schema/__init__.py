@@ -5,7 +5,8 @@ The classes have upstream's names, fields, types and defaults, as of
 reference pages of `DFlashDecodingConfig` for 1.3.0rc27 and 1.4.0rc1. What was not yet in the
 manifest of arguments before 1.3.0rc21 (`llm_args_golden_manifest.json` at 92e30752) is taken to be
 new in 1.3.0rc27, and what is not there to be new in 1.4.0rc1: a key may be older than it says here,
-never newer. Arguments that only an object of Python can be given for are left out.
+never newer. Arguments that only an object of Python can be given for are left out,
+and sizes are above zero, which upstream finds out later.
 """
 
 from dflash_trt.engines.tensorrt_llm.schema.base import Since, Status, Upstream, nested, since

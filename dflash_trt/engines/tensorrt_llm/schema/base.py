@@ -12,7 +12,7 @@ FIRST: Version = get_args(Version)[0]
 
 
 class Upstream(BaseModel):
-    """Like upstream's `StrictBaseModel` an unknown key is an error; types are not coerced either."""
+    """As in upstream's `StrictBaseModel` an unknown key is an error; nor are types coerced."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 

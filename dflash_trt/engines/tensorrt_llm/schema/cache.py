@@ -39,7 +39,7 @@ class KvCacheConfig(Upstream):
     mamba_ssm_cache_dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
     mamba_ssm_stochastic_rounding: bool = False
     mamba_ssm_philox_rounds: Annotated[int, Field(ge=1)] = 10
-    tokens_per_block: int = 32
+    tokens_per_block: Positive = 32
     mamba_state_cache_interval: Annotated[NonNegative | None, DEPRECATED] = None
     mamba_state_config: Annotated[Object, RC27] = Field(default_factory=dict)
     use_kv_cache_manager_v2: Annotated[bool | Literal["auto"], PROTOTYPE] = "auto"

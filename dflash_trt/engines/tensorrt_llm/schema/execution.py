@@ -33,7 +33,7 @@ class CudaGraphConfig(Upstream):
     """Of decoding; null in its place turns CUDA graphs off."""
 
     mode: Literal["decode"] = "decode"
-    batch_sizes: list[int] | None = None
+    batch_sizes: list[Positive] | None = None
     max_batch_size: NonNegative = 0
     enable_padding: bool = False
 

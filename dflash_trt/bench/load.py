@@ -1,0 +1,133 @@
+"""Load on a server: so many users who each wait for their answer, or arrivals by chance."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from statistics import median
+
+import numpy as np
+
+from dflash_trt.bench.protocols import Answer, Ask, Client, open_client
+from dflash_trt.bench.results import PERCENTILES, Level
+from dflash_trt.errors import BenchError
+
+Asking = Callable[[Ask], Awaitable[Answer]]
+WARM_UP = 2  # requests before the first load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What an answer must keep to count as good; seconds."""
+
+    first_token: float
+    inter_token: float  # mean of an answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Closed loop with so many users, or open loop with Poisson arrivals at a rate per second."""
+
+    users: int | None = None
+    rate: float | None = None
+
+
+async def measure_server(
+    protocol: str,
+    url: str,
+    model: str | None,
+    loads: Sequence[Load],
+    asks: Sequence[Ask],
+    count: int,
+    goal: Goal,
+    progress: Callable[[int, int], None],
+    done: list[Level],
+) -> None:
+    """Append a level for each load, of `count` requests; cancelled, `done` keeps what is whole.
+
+    BenchError when the first request fails, so that a wrong URL does not run for minutes.
+    """
+    most = max([load.users or count for load in loads])
+    answered = 0
+
+    async def ask(client: Client, which: Ask) -> Answer:
+        nonlocal answered
+        answer = await client.ask(which)
+        answered += 1
+        progress(min(answered, count * len(loads)), count * len(loads))
+        return answer
+
+    async with open_client(protocol, url, model, most) as client:
+        for which in islice(cycle(asks), WARM_UP):
+            if (error := (await client.ask(which)).error) is not None:
+                raise BenchError(
+                    f"{url} does not answer by {protocol}: {error}",
+                    "Check that the server runs, and its port and protocol",
+                )
+        for load in loads:
+            wanted = list(islice(cycle(asks), count))
+            start = time.perf_counter()
+            if load.users is not None:
+                answers = await _closed(partial(ask, client), wanted, load.users)
+            else:
+                assert load.rate is not None
+                answers = await _open(partial(ask, client), wanted, load.rate)
+            done.append(summarise(load, answers, start, goal))
+
+
+async def _closed(ask: Asking, asks: list[Ask], users: int) -> list[Answer]:
+    waiting, answers = iter(asks), []
+
+    async def user() -> None:
+        for which in waiting:
+            answers.append(await ask(which))
+
+    await asyncio.gather(*(user() for _ in range(users)))
+    return answers
+
+
+async def _open(ask: Asking, asks: list[Ask], rate: float) -> list[Answer]:
+    gaps = np.random.default_rng(asks[0].seed).exponential(1 / rate, size=len(asks))
+    running = []
+    next_at = time.perf_counter()
+    for which, gap in zip(asks, gaps.tolist(), strict=True):
+        next_at += gap
+        await asyncio.sleep(max(0.0, next_at - time.perf_counter()))
+        running.append(asyncio.ensure_future(ask(which)))
+    return list(await asyncio.gather(*running))
+
+
+def summarise(load: Load, answers: Sequence[Answer], start: float, goal: Goal) -> Level:
+    """A level from its answers; errors count, and have no part in the times."""
+    fine = [answer for answer in answers if answer.error is None and answer.came]
+    first = [answer.came[0] - answer.sent for answer in fine]
+    inter = [(answer.came[-1] - answer.came[0]) / max(answer.tokens - 1, 1) for answer in fine]
+    whole = [answer.came[-1] - answer.sent for answer in fine]
+    seconds = max([answer.came[-1] for answer in fine], default=start) - start
+    good = sum(
+        a <= goal.first_token and b <= goal.inter_token for a, b in zip(first, inter, strict=True)
+    )
+    rounds = [answer.rounds for answer in fine]
+    errors = [answer.error or "no text came" for answer in answers if answer not in fine]
+    return Level(
+        users=load.users,
+        rate=load.rate,
+        requests=len(answers),
+        errors=len(errors),
+        first_error=errors[0] if errors else None,
+        seconds=seconds,
+        prompt_tokens=sum(answer.prompt_tokens for answer in fine),
+        tokens=sum(answer.tokens for answer in fine),
+        rounds=None if None in rounds else sum(each or 0 for each in rounds),
+        first_token=_percentiles(first),
+        inter_token=_percentiles(inter),
+        whole=_percentiles(whole),
+        per_user=median(a.tokens / t for a, t in zip(fine, whole, strict=True)) if fine else 0.0,
+        good=good / seconds if seconds else 0.0,
+    )
+
+
+def _percentiles(values: Sequence[float]) -> list[float]:
+    return [float(x) for x in np.percentile(values, PERCENTILES)] if values else []

@@ -1,0 +1,83 @@
+"""A run of `bench serve` as a page."""
+
+import json
+
+from dflash_trt.bench.charts import Curve, curves
+from dflash_trt.bench.page import Page, Table
+from dflash_trt.bench.results import PERCENTILES, Level, ServerRun, measured_on
+
+
+def server_page(run: ServerRun) -> Page:
+    """Throughput and latency by load."""
+    about = [
+        f"Server: {run.url}, asked by {run.protocol}. What follows is the client's.",
+        *measured_on(run.machine, run.versions),
+        f"Options: {json.dumps(run.options)}.",
+    ]
+    if not run.complete:
+        about.append("Interrupted: what was measured until then.")
+    head = ["load", "answers", "errors", "tokens", "tokens/s in all", "tokens/s of one"]
+    head += ["tau", "good answers/s"]
+    rows = [
+        [
+            load_name(level),
+            str(level.requests - level.errors),
+            str(level.errors),
+            str(level.tokens),
+            f"{level.total:.0f}",
+            f"{level.per_user:.0f}",
+            "" if level.tau is None else f"{level.tau:.2f}",
+            f"{level.good:.2f}",
+        ]
+        for level in run.levels
+    ]
+    note = "Of one: an answer's tokens over its time from request to end, median."
+    tables = [Table("Throughput", note, head, rows)]
+    percents = "/".join(map(str, PERCENTILES))
+    note = f"Milliseconds, percentiles {percents}. Between tokens: an answer's mean."
+    head = ["load", "to the first token", "between tokens", "whole answer"]
+    rows = [
+        [
+            load_name(level),
+            *(_ms(times) for times in (level.first_token, level.inter_token, level.whole)),
+        ]
+        for level in run.levels
+    ]
+    tables.append(Table("Latency", note, head, rows))
+    failed = [level for level in run.levels if level.first_error]
+    if failed:
+        rows = [[load_name(level), level.first_error or ""] for level in failed]
+        tables.append(Table("Errors", "The first of each load.", ["load", "error"], rows))
+    return Page(f"{run.url}: server benchmark", about, _charts(run), tables)
+
+
+def load_name(level: Level) -> str:
+    return f"{level.users} users" if level.users is not None else f"{level.rate:g} requests/s"
+
+
+def _charts(run: ServerRun) -> list[str]:
+    closed = [level for level in run.levels if level.users is not None]
+    charts = []
+    if closed:
+        points = [(level.per_user, level.total) for level in closed]
+        charts.append(
+            curves(
+                "Speed of one user against all of them (numbers: users)",
+                "tokens/s of one user",
+                "tokens/s in all",
+                [Curve(run.protocol, points, [str(level.users) for level in closed])],
+            )
+        )
+    timed = [level for level in run.levels if level.first_token]
+    if timed:
+        lines = [
+            Curve(f"p{percent}", [(i, 1e3 * level.first_token[k]) for i, level in enumerate(timed)])
+            for k, percent in enumerate(PERCENTILES)
+        ]
+        names = ", ".join(load_name(level) for level in timed)
+        charts.append(curves("Time to the first token", names, "milliseconds", lines))
+    return charts
+
+
+def _ms(times: list[float]) -> str:
+    return " / ".join(f"{1e3 * value:.1f}" for value in times)
