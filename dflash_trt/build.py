@@ -49,11 +49,6 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
     """
     started = time.monotonic()
     output = output.resolve()
-    if not isinstance(config.engine, OnnxRuntime):
-        raise BuildError(
-            f"engine kind {config.engine.kind!r} is not built yet",
-            "Use engine: {kind: onnxruntime}",
-        )
     _check_output(output)
     job = _prepare(config, report)
     try:

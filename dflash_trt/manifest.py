@@ -114,7 +114,6 @@ def digests(
 def _own_digest() -> str:
     """Of the code that builds: a build by older code is not the same build."""
     package = Path(dflash_trt.__file__).parent
-    kinds = (".py", ".sh", ".yaml", "Dockerfile")
     code = [file for file in package.rglob("*") if file.is_file()]
     code = [x for x in code if not {"model_repository", "__pycache__"} & {*x.parts}]
     models = [file for file in templates().rglob("*") if file.suffix in (".py", ".pbtxt")]
