@@ -64,9 +64,65 @@ def build(
                 f"of fixed text: greedy token equal at {cost.agreement:.1%}, logits off by "
                 f"{cost.rms:.1%} rms, at most {cost.largest:.2f}"
             )
+        if settings.engine.kind == "tensorrt_llm":
+            print(f"check the machine it goes to: dflash-trt doctor {directory}")
         print(f"serve it: dflash-trt serve {directory}")
     else:
         print(f"{directory} is already built from these inputs; nothing to do")
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="Build config, YAML (see `schema`).")],
+    machine: Annotated[
+        str | None, typer.Option(help="A preset in place of the config's hardware.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence, for the speeds.")
+    ] = None,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Tokens a DFlash round commits with all its drafts.")
+    ] = None,
+    eagle_acceptance: Annotated[
+        float | None, typer.Option(min=1.0, help="The same of an EAGLE-3 chain of three drafts.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Draw the Pareto picture here.")] = None,
+    json_: Json = False,
+) -> None:
+    """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
+    from dflash_trt.checkpoints.source import locate
+    from dflash_trt.config import load_config
+    from dflash_trt.hardware import machine as named
+    from dflash_trt.planning.picture import draw
+    from dflash_trt.planning.report import plan as run
+    from dflash_trt.planning.show import show
+    from dflash_trt.progress import reporting
+
+    settings = load_config(config)
+    hardware = None if machine is None else named(machine)
+    with reporting() as report:
+        target = locate(settings.target, "target", report, weights=False).directory
+        drafter = locate(settings.drafter, "drafter", report, weights=False).directory
+    found = run(
+        settings,
+        target,
+        drafter,
+        hardware=hardware,
+        context=context,
+        acceptance=acceptance,
+        eagle_acceptance=eagle_acceptance,
+    )
+    if svg is not None:
+        try:
+            svg.write_text(draw(found), encoding="utf-8")
+        except OSError as error:
+            raise RequestError(
+                f"cannot write {svg}: {error.strerror}", "Give another --svg"
+            ) from error
+    if json_:
+        _print_json(**found)
+    else:
+        show(found)
 
 
 @app.command()
@@ -96,7 +152,9 @@ def inspect(
         if drafter is not None:
             at.append(locate_argument(drafter, "drafter", report))
         found = run(*at)
-        fits = found["engine_kinds"][0]["fits"]
+        kinds = {kind["kind"]: kind for kind in found["engine_kinds"]}
+        fits = kinds["onnxruntime"]["fits"]
+        builds = any(kind["fits"] for kind in kinds.values() if kind["state"] == "built")
         if deep and fits:
             from dflash_trt.deep import measure
 
@@ -106,7 +164,7 @@ def inspect(
         _print_json(**found)
     else:
         show(found)
-    raise typer.Exit(0 if fits else 1)
+    raise typer.Exit(0 if builds else 1)
 
 
 @app.command()
@@ -208,6 +266,12 @@ def verify(
     from dflash_trt.prompts import read_prompts
 
     manifest = read_manifest(directory)
+    if manifest["config"]["engine"]["kind"] != "onnxruntime":
+        raise RequestError(
+            "verify compares in engines of kind onnxruntime, and this build runs in TensorRT-LLM",
+            f"Run `dflash-trt doctor {directory}` on its machine: it decodes and compares what is "
+            "accepted",
+        )
     tokenizer = load_tokenizer(directory / "tokenizer")
     serving, speculation = manifest["config"]["serving"], manifest["config"]["speculation"]
     asked = read_prompts(
@@ -242,6 +306,51 @@ def verify(
             file=sys.stderr,
         )
         raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    directory: Annotated[Path, typer.Argument(help="Directory that `build` wrote.")],
+    generate: Annotated[
+        bool | None,
+        typer.Option(
+            "--generate/--no-generate",
+            help="Whether to load the model and decode. Default: if all else is well.",
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Check that this machine can run a build; exit 1 if it cannot."""
+    from dflash_trt.doctor import examine
+    from dflash_trt.report import show_checks
+
+    found = []
+    for finding in examine(directory, generate):
+        found.append(asdict(finding))
+        if not json_:
+            show_checks(found[-1:])
+    healthy = all(check["result"] != "error" for check in found)
+    if json_:
+        _print_json(directory=str(directory), healthy=healthy, checks=found)
+    raise typer.Exit(0 if healthy else 1)
+
+
+@app.command()
+def export(
+    engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm-serve.")],
+    config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
+) -> None:
+    """Print a script that serves the same pair on another engine, to compare like with like."""
+    from dflash_trt.config import load_config
+    from dflash_trt.export import ENGINES
+    from dflash_trt.export import export as run
+    from dflash_trt.progress import reporting
+
+    if engine not in ENGINES:
+        raise RequestError(f"no engine is called {engine!r}", f"Take {', '.join(ENGINES)}")
+    with reporting() as report:
+        text = run(load_config(config), engine, report)
+    print(text, end="")
 
 
 @app.command()

@@ -110,15 +110,24 @@ def _judged(first: float) -> Finding:
 
 
 def _prompts(target: Target, file: Path | None, longest: int) -> list[list[int]]:
+    if file is None:
+        return chat_prompts(target.directory, longest)
     tokenizer = load_tokenizer(target.directory)
+    return read_prompts(
+        file,
+        lambda text: list(tokenizer.encode(text).ids),
+        vocab_size=target.spec.vocab_size,
+        longest=longest,
+    )
+
+
+def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
+    """`PROMPTS` as token ids, by the tokenizer and chat template of a directory."""
+    tokenizer, render = load_tokenizer(directory), load_chat_template(directory)
 
     def encode(text: str, special: bool = True) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=special).ids)
 
-    if file is not None:
-        size = target.spec.vocab_size
-        return read_prompts(file, encode, vocab_size=size, longest=longest)
-    render = load_chat_template(target.directory)
     asked = []
     for text in PROMPTS:
         try:

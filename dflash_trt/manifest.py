@@ -7,21 +7,17 @@ on a CPU without SHA instructions SHA-256 would take several times as long as wr
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 import dflash_trt
-from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.source import Report
-from dflash_trt.checkpoints.target import Target
-from dflash_trt.checkpoints.tokenizer import tokenizer_files
-from dflash_trt.config import BuildConfig
 from dflash_trt.engines.info import stamp
 from dflash_trt.errors import BuildError
+from dflash_trt.jobs.job import Job
 from dflash_trt.serving.repository import templates
 
 MANIFEST = "manifest.json"
@@ -30,34 +26,23 @@ LARGE = 1 << 28
 Manifest = dict[str, Any]
 
 
-def inputs_manifest(
-    config: BuildConfig,
-    target: Target,
-    drafter: Drafter,
-    commits: Mapping[str, str | None],
-    report: Report,
-) -> Manifest:
-    """Everything that decides a build's bytes; no path and no time, so that it repeats.
-
-    commits: of each role, the commit where it comes from the Hub.
-    """
-    inputs = {}
-    for role, model in (("target", target), ("drafter", drafter)):
-        files = {model.directory / "config.json", *model.weights.files}
-        if role == "target":
-            files.update(tokenizer_files(model.directory))
-        inputs[role] = digests(model.directory, sorted(files), report, f"hashing the {role}")
+def inputs_manifest(job: Job, report: Report) -> Manifest:
+    """Everything that decides a build's bytes; no path and no time, so that it repeats."""
+    config, models = job.config, {"target": job.target, "drafter": job.drafter}
+    inputs = {
+        role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
+        for role, model in models.items()
+    }
     manifest = {
         "dflash_trt": {"version": dflash_trt.__version__, "sha256": _own_digest()},
         "name": config.name,
         "config": config.model_dump(mode="json", exclude={"name", "target", "drafter"}),
-        "target": asdict(target.spec),
-        "drafter": asdict(drafter.spec),
+        **{role: model.known for role, model in models.items()},
         "inputs": inputs,
         "hub": {
-            role: {"id": getattr(config, role).hub, "commit": commit}
-            for role, commit in commits.items()
-            if commit
+            role: {"id": getattr(config, role).hub, "commit": model.at.commit}
+            for role, model in models.items()
+            if model.at.commit
         },
     }
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
@@ -96,14 +81,19 @@ def matching_manifest(output: Path, inputs: Manifest) -> Manifest | None:
     if not (output / MANIFEST).is_file():
         return None
     manifest = read_manifest(output)
-    found = {_name(output, file): _stamp(file) for file in _files(output)}
+    same = {**manifest, "files": None} == {**inputs, "files": None}
+    return manifest if same and not changed_files(output, manifest) else None
+
+
+def changed_files(directory: Path, manifest: Manifest) -> list[str]:
+    """Files that are missing, more, or not as long as listed; links whose original has changed."""
+    found = {_name(directory, file): _stamp(file) for file in _files(directory)}
     del found[MANIFEST]
     listed = {
         name: {key: entry[key] for key in ("size", "mtime_ns") if key in entry}
         for name, entry in manifest["files"].items()
     }
-    same = {**manifest, "files": None} == {**inputs, "files": None}
-    return manifest if same and listed == found else None
+    return sorted(name for name in {*found, *listed} if found.get(name) != listed.get(name))
 
 
 def digests(
@@ -124,7 +114,8 @@ def digests(
 def _own_digest() -> str:
     """Of the code that builds: a build by older code is not the same build."""
     package = Path(dflash_trt.__file__).parent
-    code = [file for file in package.rglob("*.py") if "model_repository" not in file.parts]
+    code = [file for file in package.rglob("*") if file.is_file()]
+    code = [x for x in code if not {"model_repository", "__pycache__"} & {*x.parts}]
     models = [file for file in templates().rglob("*") if file.suffix in (".py", ".pbtxt")]
     return _sha256([*sorted(code), *sorted(models)])
 

@@ -1,6 +1,6 @@
 """The report of `dflash-trt inspect` as text: coloured on a terminal, plain elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -20,8 +20,17 @@ COLOURS = {
 
 def show(report: dict[str, Any]) -> None:
     """Print what `checkpoints.inspect.inspect` gave, with `measured` where there is one."""
+    _print(_lines(report))
+
+
+def show_checks(checks: list[dict[str, Any]]) -> None:
+    """Print findings, as `asdict` gives them."""
+    _print(_checks(checks))
+
+
+def _print(lines: Iterable[Line]) -> None:
     console = Console(soft_wrap=True, highlight=False)
-    for line in _lines(report):
+    for line in lines:
         # a downloaded file may hold anything, escape sequences too
         console.print(Text.assemble(*((_printable(text), style) for text, style in line)))
 
@@ -31,10 +40,7 @@ def _lines(report: dict[str, Any]) -> Iterator[Line]:
         if role in report:
             yield from _model(role, report[role])
     yield [("checks", "bold")]
-    for check in report["checks"]:
-        yield _row(check["result"], f"{check['name']:<22} {check['found']}")
-        if check["fix"]:
-            yield [(f"{'':<38}-> {check['fix']}", "bold")]
+    yield from _checks(report["checks"])
     if "measured" in report:
         yield from _measured(report["measured"])
     yield [("engine kinds", "bold")]
@@ -48,6 +54,13 @@ def _lines(report: dict[str, Any]) -> Iterator[Line]:
             yield _row("fits", kind["kind"])
         for reason in (*kind["reasons"], *kind["notes"]):
             yield [(f"{'':<16}{reason}", "")]
+
+
+def _checks(checks: list[dict[str, Any]]) -> Iterator[Line]:
+    for check in checks:
+        yield _row(check["result"], f"{check['name']:<22} {check['found']}")
+        if check["fix"]:
+            yield [(f"{'':<38}-> {check['fix']}", "bold")]
 
 
 def _model(role: str, about: dict[str, Any]) -> Iterator[Line]:

@@ -147,7 +147,7 @@ def test_a_failed_build_keeps_the_old_one(
 
     name = {
         "engine": "dflash_trt.engines.build.build_drafter",
-        "repository": "dflash_trt.build.write_repository",
+        "repository": "dflash_trt.jobs.onnxruntime.write_repository",
         "disk": "os.fsync",
     }[stage]
     monkeypatch.setattr(name, fail)
@@ -163,12 +163,12 @@ def test_a_failed_build_keeps_the_old_one(
 BUILD_AND_HANG = """
 import sys, time
 from pathlib import Path
-import dflash_trt.build
+import dflash_trt.build, dflash_trt.jobs.onnxruntime
 from dflash_trt.config import BuildConfig
 def hang(directory, **_):
     print("midway", flush=True)
     time.sleep(60)
-dflash_trt.build.write_repository = hang
+dflash_trt.jobs.onnxruntime.write_repository = hang
 pair = Path(sys.argv[1])
 paths = {role: {"path": pair / role} for role in ("target", "drafter")}
 config = BuildConfig.model_validate({"name": "tiny", **paths})

@@ -16,6 +16,7 @@ import pytest
 import stand_in
 import trustme
 from live import assert_goes_idle
+from llm_build import standins, write_llm_build
 from stand_in import Call, failure, part, parts
 from tritonclient.grpc.model_config_pb2 import DataType
 
@@ -35,9 +36,22 @@ WAIT = 60.0
 FULL = "The request queue is full. Try again later."
 
 
-@pytest.fixture(scope="module")
-def server(built: Path) -> Iterator[Ports]:
-    with running_server(built) as ports:
+@pytest.fixture(scope="module", params=["onnxruntime", "tensorrt_llm"])
+def server(
+    request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ports]:
+    directory = built
+    if request.param == "tensorrt_llm":
+        directory = write_llm_build(
+            tmp_path_factory.mktemp("llm"),
+            ROOT / "examples" / "pycode",
+            {
+                "max_batch_size": 4,
+                "max_seq_len": 1024,
+                "speculative_config": {"max_draft_len": 7, "enable_penalty": True},
+            },
+        )
+    with standins(), running_server(directory) as ports:
         yield ports
 
 

@@ -4,11 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.config import BuildConfig, json_schema, load_config
+from dflash_trt.config import BuildConfig, TensorRTLLM, json_schema, load_config
 from dflash_trt.errors import ConfigError
+from dflash_trt.hardware import Machine
 
 HUB = "name: x\ntarget: {hub: org/a, revision: main}\ndrafter: {path: b}\n"
 GOOD = "name: x\ntarget: {path: a}\ndrafter: {path: b}\n"
+LLM = GOOD + "engine:\n  kind: tensorrt_llm\n"
+MACHINE = """\
+  hardware:
+    name: x
+    gpus: 8
+    gpu: {name: y, sm: 90, memory_bytes: 1, bandwidth: 1, flops: {bf16: 1}, link_bandwidth: 1}
+"""
 
 
 def write(tmp_path: Path, text: str | bytes) -> Path:
@@ -27,12 +35,23 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     }
     assert config.speculation.draft_tokens is None
     assert config.serving.model_dump() == {
+        "style": "dflash",
         "mode": "ensemble",
         "slots": 4,
         "max_seq_len": None,
         "prefill_chunk": 256,
         "max_queue": 64,
     }
+
+
+def test_a_machine_is_a_name_or_a_description(tmp_path: Path) -> None:
+    engine = load_config(write(tmp_path, LLM)).engine
+    assert isinstance(engine, TensorRTLLM)
+    assert (engine.version, engine.hardware) == ("1.4.0rc1", "dgx-b300")
+    engine = load_config(write(tmp_path, LLM + MACHINE)).engine
+    assert isinstance(engine, TensorRTLLM)
+    assert isinstance(engine.hardware, Machine)
+    assert engine.hardware.gpu.flops == {"bf16": 1}
 
 
 def test_paths_are_relative_to_the_config_file(
@@ -75,6 +94,12 @@ def test_the_demo_config_is_as_the_readme_shows_it() -> None:
         (GOOD + "speculation: {draft_tokens: true}\n", 4, "speculation.draft_tokens", "schema"),
         (GOOD + "engine:\n  kind: tensorrt\n", 4, "not built yet", "kind: onnxruntime"),
         (GOOD + "engine:\n  kind: vllm\n", 5, "engine.kind", "schema"),
+        (LLM + "  version: 1.2.1\n", 6, "engine.version", "schema"),
+        (LLM + "  gpu: 8\n", 6, "engine.gpu", "Did you mean 'gpus'?"),
+        (LLM + "  hardware: 8\n", 6, "engine.hardware", "schema"),
+        (LLM + "  hardware: {name: x}\n", 6, "engine.hardware.gpu is missing", "schema"),
+        (LLM + MACHINE + "    colour: red\n", 10, "engine.hardware.colour", "schema"),
+        (LLM + MACHINE.replace("bf16", "fp2"), 9, "engine.hardware.gpu.flops.fp2", "schema"),
         (GOOD + "name: y\n", 4, "name", "Keep one"),
         ("name: x\ndrafter: {path: b}\n", 1, "target", "{path: DIRECTORY}"),
         ("name: x\ntarget: a\ndrafter: {path: b}\n", 2, "target", "fields: path"),

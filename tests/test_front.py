@@ -18,7 +18,8 @@ from triton_metrics import Triton
 
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front import EngineGoneError, Front
+from dflash_trt.serving.front import Front
+from dflash_trt.serving.groups import EngineGoneError, Groups
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.requests import parse_request
@@ -112,7 +113,7 @@ def _front(model: CountingModel, **values: object) -> Iterator[Front]:
     )
     settings = replace(settings, **values)
     metrics = Metrics(Triton(), settings.block_size)
-    front = Front(settings, tokenizer, _template, model, metrics)
+    front = Front(settings, tokenizer, _template, Groups(settings, model, metrics), metrics)
     yield front
     model.pause.set()
     front.close()

@@ -331,7 +331,7 @@ def test_the_dashboard_queries_what_is_exported_and_all_of_it() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     datasource, instance = dashboard["templating"]["list"]
     assert (datasource["name"], datasource["type"]) == ("datasource", "datasource")
-    assert instance["definition"] == "label_values(dflash_rounds_total, instance)"
+    assert instance["definition"] == "label_values(dflash_requests_total, instance)"
     used: set[str] = set()
     places: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:

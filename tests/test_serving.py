@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import reference
 from live import assert_goes_idle, rounds, serve_command, serving
+from llm_build import standins, write_llm_build
 from pairs import make_endless, make_pair, teach
 from tokenizers import Tokenizer
 from tritonclient.grpc import InferenceServerClient, InferInput
@@ -85,9 +86,19 @@ def expected(built: Path) -> list[Expected]:
     ]
 
 
-@pytest.fixture(scope="module")
-def server(built: Path) -> Iterator[Ports]:
-    with running_server(built) as ports:
+@pytest.fixture(
+    scope="module",
+    params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)],
+)
+def server(request: pytest.FixtureRequest, built: Path) -> Iterator[Ports]:
+    directory = built
+    if request.param == "tensorrt_llm":
+        args = {"max_batch_size": SLOTS, "max_seq_len": MAX_SEQ_LEN}
+        args |= {"speculative_config": {"max_draft_len": 7}}
+        directory = write_llm_build(
+            built.parent / "llm", built.parent / "pair", args, max_queue=MAX_QUEUE
+        )
+    with standins(), running_server(directory) as ports:
         yield ports
 
 

@@ -1,5 +1,6 @@
 """The drafter: a DFlash checkpoint in one of the formats in use."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,18 +60,27 @@ def load_drafter(directory: Path) -> Drafter:
     return Drafter(directory, zlab(file, config), weights)
 
 
-def _check_method(file: Path, config: dict[str, Any]) -> None:
-    """CheckpointError unless config.json is a DFlash drafter's."""
+def other_method(config: Mapping[str, Any]) -> str | None:
+    """What a drafter is, by its config.json, if not DFlash."""
+    names = " ".join(map(str, _method(config))).lower()
+    return next((what for part, what in OTHERS.items() if part in names), None)
+
+
+def _method(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """speculators' type, z-lab's projector type, the architectures."""
     own = config.get("dflash_config")
     projector = own.get("projector_type") if isinstance(own, dict) else None
-    kind, architectures = config.get("speculators_model_type"), config.get("architectures")
-    names = f"{kind} {projector} {architectures}".lower()
-    for part, what in OTHERS.items():
-        if part in names:
-            raise CheckpointError(
-                f"{file}: the drafter is {what}; dflash-trt runs DFlash drafters",
-                "Use a DFlash drafter of the same target",
-            )
+    return config.get("speculators_model_type"), projector, config.get("architectures")
+
+
+def _check_method(file: Path, config: dict[str, Any]) -> None:
+    """CheckpointError unless config.json is a DFlash drafter's."""
+    kind, projector, architectures = _method(config)
+    if what := other_method(config):
+        raise CheckpointError(
+            f"{file}: the drafter is {what}; dflash-trt runs DFlash drafters",
+            "Use a DFlash drafter of the same target",
+        )
     zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
     known = zlabs if kind is None else kind in ("dflash", "dflash2")
     if not known or projector not in (None, "dflash"):

@@ -90,7 +90,9 @@ def decoder_fields(file: Path, config: dict[str, Any]) -> dict[str, Any]:
         raise refuse(file, f"hidden_act is {activation!r}")
     hidden = number(file, config, "hidden_size")
     heads = number(file, config, "num_attention_heads")
-    own = section(file, config, "per_layer_config")  # by number, where a layer is not as the rest
+    # by number, where a layer is not as the rest; transformers pads the numbers with zeros
+    own = section(file, config, "per_layer_config")
+    own = {key.lstrip("0") or "0": fields for key, fields in own.items()}
     layers = tuple(
         _layer(file, config | section(file, own, str(i)), kind)
         for i, kind in enumerate(layer_types(file, config))

@@ -3,15 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.outline import Outline, Pair
+from dflash_trt.checkpoints.checks import tensorrt_llm
+from dflash_trt.checkpoints.outline import NotKnown, Pair
 from dflash_trt.checkpoints.pair import Finding
-from dflash_trt.checkpoints.target import Target
 
 LEAST_HEAD_DIM = 16  # TensorRT has no kernel for 8
-# TensorRT-LLM hands out hidden states of these (1.4.0rc1); its own table lists gpt-oss only
-TAPPED = ("GptOss", "Llama", "Qwen3For", "Qwen3_5", "Kimi", "Laguna", "MiniMaxM2")
-LISTED = "GptOssForCausalLM"
+OURS = ("target-tensors", "drafter-tensors")  # checks of what our own reader takes
+# each with whether it stands against the pair
+TENSORRT_LLM = (
+    (tensorrt_llm.hidden_states_captured, True),
+    (tensorrt_llm.drafter_layout, True),
+    (tensorrt_llm.drafter_method, True),
+    (tensorrt_llm.grouped_drafter_attention, True),
+    (tensorrt_llm.uniform_drafter_layers, True),
+    (tensorrt_llm.taps_ascending, True),
+    (tensorrt_llm.listed_upstream, False),
+    (tensorrt_llm.first_generation, False),
+)
 
 
 def engine_kinds(pair: Pair, checks: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -30,13 +38,13 @@ def engine_kinds(pair: Pair, checks: Sequence[Finding]) -> list[dict[str, Any]]:
         for layer in m.model.spec.layers[:1]
         if layer.head_dim < LEAST_HEAD_DIM
     ]
-    reasons, notes = _tensorrt_llm(pair.target, pair.drafter)
+    reasons, notes = _tensorrt_llm(pair)
     # it reads tensors itself: what only our reader refuses does not count
-    wrong = [each for each in wrong if not each.startswith(("target-tensors", "drafter-tensors"))]
+    wrong = [each for each in wrong if not each.startswith(OURS)]
     return [
         _kind("onnxruntime", "built", graphs, []),
         _kind("tensorrt", "planned", graphs + small, ["runs the same graphs"]),
-        _kind("tensorrt_llm", "planned", wrong + reasons, notes),
+        _kind("tensorrt_llm", "built", wrong + reasons, notes),
     ]
 
 
@@ -44,24 +52,15 @@ def _kind(kind: str, state: str, reasons: list[str], notes: list[str]) -> dict[s
     return {"kind": kind, "state": state, "fits": not reasons, "reasons": reasons, "notes": notes}
 
 
-def _tensorrt_llm(
-    target: Outline[Target], drafter: Outline[Drafter]
-) -> tuple[list[str], list[str]]:
-    """What its DFlash worker does not take, as of 1.4.0rc1."""
-    reasons, notes = [], []
-    found = target.values.get("architectures")
-    architecture = str(found[0]) if isinstance(found, list) and found else "unknown"
-    if not architecture.startswith(TAPPED) or "Moe" in architecture.removeprefix("Qwen3_5"):
-        reasons.append(f"target: TensorRT-LLM hands out no hidden states of {architecture}")
-    elif architecture != LISTED:
-        notes.append(f"TensorRT-LLM's table lists DFlash for {LISTED} only")
-    values = drafter.values
-    if "speculators_model_type" in values:
-        reasons.append("drafter: TensorRT-LLM reads z-lab's layout, not the speculators format")
-    if "DFlash2DraftModel" in str(values.get("architectures")):
-        notes.append("DFlash2 needs a TensorRT-LLM newer than 1.4.0rc1")
-    if values.get("projector_type") == "dspark":
-        notes.append("DSpark drafters need decoding_type DSpark")
-    if drafter.model and len({(x.num_key_value_heads, x.head_dim) for x in drafter.layers}) > 1:
-        reasons.append("drafter: its layers differ in kv heads or head_dim")
+def _tensorrt_llm(pair: Pair) -> tuple[list[str], list[str]]:
+    """What stands against its DFlash worker, and what else to know."""
+    reasons: list[str] = []
+    notes: list[str] = []
+    for look, against in TENSORRT_LLM:
+        try:
+            found = look(pair)
+        except NotKnown:
+            continue
+        if not found.ok:
+            (reasons if against else notes).append(found.what)
     return reasons, notes

@@ -11,8 +11,9 @@ from dflash_trt.checkpoints.target import Target
 from dflash_trt.errors import CheckpointError, PairError
 
 Look = Callable[[Pair], Found]
-Severity = Literal["error", "warning"]
-# error: cannot run, or never drafts well; warning: suspicious, or worse than it could be
+Severity = Literal["error", "warning", "note"]
+# error: cannot run, or never drafts well; warning: suspicious, or worse than it could be; note: of
+# an engine kind only (engines/tensorrt_llm/checks)
 OF_TARGET: tuple[tuple[Look, Severity], ...] = (
     (tensors.target_head, "error"),
     (tensors.target_tensors, "error"),
@@ -54,10 +55,10 @@ CHECKS: tuple[tuple[Look, Severity], ...] = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check says of a pair; `fix` is empty unless it is an error or a warning."""
+    """What one check says of a pair; `fix` is empty where it passed."""
 
     name: str
-    result: Literal["passed", "warning", "error", "not checked"]
+    result: Literal["passed", "note", "warning", "error", "not checked"]
     found: str
     fix: str = ""
 

@@ -9,6 +9,7 @@ import errno
 import re
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ from dflash_trt.errors import CheckpointError
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 
 # what we read, tokenizers included; no code and no pickle ever comes to this machine
-FILES = ["*.json", "*.safetensors", "*.jinja"]
+FILES_BUT_WEIGHTS = ["*.json", "*.jinja"]
+FILES = [*FILES_BUT_WEIGHTS, "*.safetensors"]
 # the same weights once more, in other layouts (gpt-oss, Mistral)
 NOT_READ = ["*/*", "consolidated*.safetensors"]
 
@@ -28,9 +30,10 @@ class Located(NamedTuple):
     commit: str | None  # of a Hub source: the commit that its revision is
 
 
-def locate(source: Source, role: str, report: Report) -> Located:
+def locate(source: Source, role: str, report: Report, *, weights: bool = True) -> Located:
     """The directory of a source, downloaded where it is on the Hub; role: "target" or "drafter".
 
+    weights: False leaves those on the Hub there.
     A branch or tag is followed anew each time; without a network the one seen last is taken.
     Raises CheckpointError, whatever goes wrong on the way.
     """
@@ -45,7 +48,7 @@ def locate(source: Source, role: str, report: Report) -> Located:
             snapshot_download(
                 source.hub,
                 revision=source.revision,
-                allow_patterns=FILES,
+                allow_patterns=FILES if weights else FILES_BUT_WEIGHTS,
                 ignore_patterns=NOT_READ,
                 local_files_only=constants.HF_HUB_OFFLINE,
                 tqdm_class=_bars(f"fetching {source.hub}", report),
@@ -53,12 +56,18 @@ def locate(source: Source, role: str, report: Report) -> Located:
         )
     except Exception as error:  # the library's, httpx's, the system's and those of its Rust part
         raise _explained(error, source, role) from error
-    if not any(directory.glob("*.safetensors")):
+    if weights and not any(directory.glob("*.safetensors")):
         raise CheckpointError(
             f"the {role} {source.hub} has no safetensors files at {source.revision!r}",
             "Pickles are never loaded: choose a revision or a copy that has them",
         )
     return Located(directory, directory.name)
+
+
+def small_files(directory: Path) -> list[Path]:
+    """What beside the weights `locate` fetches, of a directory that lies here too; sorted."""
+    found = (file for file in directory.iterdir() if file.is_file())
+    return sorted(f for f in found if any(fnmatch(f.name, each) for each in FILES_BUT_WEIGHTS))
 
 
 def locate_argument(argument: str, role: str, report: Report) -> Path:

@@ -1,6 +1,6 @@
 """The target: the model whose output distribution is kept."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def load_target(directory: Path) -> Target:
         "model_type": str(config.get("model_type", "")),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
         "prefix": _prefix(weights),
-        "eos_token_ids": _eos_token_ids(directory, config, fields["vocab_size"]),
+        "eos_token_ids": eos_token_ids(directory, config, fields["vocab_size"]),
     }
     return Target(directory, TargetSpec(**(common | fields)), weights)
 
@@ -67,7 +67,7 @@ def target_shapes(spec: TargetSpec) -> Shapes:
     return shapes
 
 
-def _eos_token_ids(directory: Path, config: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
+def eos_token_ids(directory: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     """generation_config.json first, then config.json; an id, a list of ids, or none."""
     file = directory / "generation_config.json"
     found = read_json(file).get("eos_token_id") if file.is_file() else None

@@ -1,5 +1,6 @@
 """The target's tokenizer: which files travel with a build, and how they are loaded."""
 
+import shutil
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -27,6 +28,13 @@ def tokenizer_files(directory: Path) -> list[Path]:
     return sorted(
         directory / name for name in (REQUIRED, *OPTIONAL) if (directory / name).is_file()
     )
+
+
+def copy_tokenizer(target: Path, directory: Path) -> None:
+    """Of a target's directory, into `directory/tokenizer`."""
+    (directory / "tokenizer").mkdir()
+    for file in tokenizer_files(target):
+        shutil.copyfile(file, directory / "tokenizer" / file.name)
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

@@ -18,6 +18,24 @@ MAPS = {"d2t": "I64", "t2d": "BOOL"}  # a drafter's vocabulary maps, which are n
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
+def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
+    """A checkpoint's weight files, its index with them, and its tensors by name, headers read.
+
+    CheckpointError where a file is missing or not whole, whatever it holds.
+    """
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE], read_header(directory / SINGLE)
+    if (directory / INDEX).is_file():
+        return _open_shards(directory / INDEX)
+    pickles = any(directory.glob("*.bin"))
+    raise CheckpointError(
+        f"{directory} has no {SINGLE}" + (", only pickled weights" if pickles else ""),
+        "Pickles are never loaded: save the model with save_pretrained of a current transformers"
+        if pickles
+        else "Give the directory that save_pretrained wrote",
+    )
+
+
 class Weights:
     """`model.safetensors`, or the shards that `model.safetensors.index.json` names.
 
@@ -30,20 +48,7 @@ class Weights:
 
     def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
-        self.files: list[Path] = []
-        if (directory / SINGLE).is_file():
-            stored = self._open(directory / SINGLE)
-        elif (directory / INDEX).is_file():
-            stored = self._open_shards(directory / INDEX)
-        else:
-            pickles = any(directory.glob("*.bin"))
-            raise CheckpointError(
-                f"{directory} has no {SINGLE}" + (", only pickled weights" if pickles else ""),
-                "Pickles are never loaded: save the model with save_pretrained of a current "
-                "transformers"
-                if pickles
-                else "Give the directory that save_pretrained wrote",
-            )
+        self.files, stored = open_files(directory)
         if (directory / MODELOPT_FILE).is_file():
             self.files.append(directory / MODELOPT_FILE)
         self._tensors: dict[str, Stored | Quantised] = dequantised(stored, config or {}, directory)
@@ -98,26 +103,22 @@ class Weights:
             raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
         return self._tensors[name]
 
-    def _open(self, file: Path) -> dict[str, Stored]:
-        tensors = read_header(file)
-        self.files.append(file)
-        return tensors
 
-    def _open_shards(self, index: Path) -> dict[str, Stored]:
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not places:
-            raise CheckpointError(f"{index} has no weight_map", AGAIN)
-        self.files.append(index)
-        for shard in places.values():
-            # a shard lies beside its index, nowhere else
-            if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
-                raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
-        found: dict[str, Stored] = {}
-        for shard in sorted(set(places.values())):
-            for name, tensor in self._open(index.parent / shard).items():
-                # a tensor may lie in two shards: then the index chooses
-                if places.get(name, shard) == shard:
-                    found[name] = tensor
-        for name in sorted(places.keys() - found.keys()):
-            raise CheckpointError(f"{index} lists tensor {name}, but its shard lacks it", AGAIN)
-        return found
+def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise CheckpointError(f"{index} has no weight_map", AGAIN)
+    for shard in places.values():
+        # a shard lies beside its index, nowhere else
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
+            raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
+    shards = [index.with_name(shard) for shard in sorted(set(places.values()))]
+    found: dict[str, Stored] = {}
+    for shard in shards:
+        for name, tensor in read_header(shard).items():
+            # a tensor may lie in two shards: then the index chooses
+            if places.get(name, shard.name) == shard.name:
+                found[name] = tensor
+    for name in sorted(places.keys() - found.keys()):
+        raise CheckpointError(f"{index} lists tensor {name}, but its shard lacks it", AGAIN)
+    return [index, *shards], found

@@ -1,7 +1,7 @@
 """The build config: the one schema a user writes, as YAML."""
 
 from dflash_trt.config.build import BuildConfig, json_schema, load_config
-from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM, Version
 from dflash_trt.config.source import Source
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Source",
     "TensorRT",
     "TensorRTLLM",
+    "Version",
     "json_schema",
     "load_config",
 ]

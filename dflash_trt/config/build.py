@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
@@ -14,7 +14,8 @@ from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import Source
 from dflash_trt.errors import ConfigError
 
-PLANNED_KINDS = ("tensorrt", "tensorrt_llm")
+PLANNED_KINDS = ("tensorrt",)
+OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
@@ -31,6 +32,11 @@ class Speculation(Section):
 class Serving(Section):
     """What the server holds at a time."""
 
+    style: Literal["dflash", "llmapi"] = Field(
+        default="dflash",
+        description="dflash: the public models of this project; llmapi, with engine kind "
+        "tensorrt_llm: the layout and tensors of TensorRT-LLM's own Triton model",
+    )
     mode: Literal["ensemble", "in_process"] = Field(
         default="ensemble",
         description="ensemble: verify and draft are Triton models; in_process: the public model "
@@ -70,6 +76,17 @@ class BuildConfig(Section):
             message = "engine kind '{kind}' is not built yet"
             raise PydanticCustomError("not_built", message, {"kind": engine["kind"]})
         return engine
+
+    @field_validator("serving")
+    @classmethod
+    def _goes_with_the_engine(cls, serving: Serving, info: ValidationInfo) -> Serving:
+        by_llm = isinstance(info.data.get("engine"), TensorRTLLM)
+        if serving.style == "llmapi" and not by_llm:
+            raise PydanticCustomError("style", "style llmapi needs engine.kind tensorrt_llm")
+        if by_llm and (idle := sorted(OF_ROUNDS & serving.model_fields_set)):
+            message = "{name} has no effect with engine.kind tensorrt_llm (see engine.concurrency)"
+            raise PydanticCustomError("no_effect", message, {"name": idle[0]})
+        return serving
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,10 +1,27 @@
 """What runs the two models: a section for each engine kind, chosen by `kind`."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from dflash_trt.config.section import Count, Section
+from dflash_trt.hardware import Machine
+
+# TensorRT-LLM's releases with DFlash and without the TensorRT backend (PyPI), oldest first
+Version = Literal[
+    "1.3.0rc22",
+    "1.3.0rc22.post1",
+    "1.3.0rc23",
+    "1.3.0rc23.post1",
+    "1.3.0rc24",
+    "1.3.0rc25",
+    "1.3.0rc26",
+    "1.3.0rc27",
+    "1.3.0rc28",
+    "1.3.0rc29",
+    "1.4.0rc0",
+    "1.4.0rc1",
+]
 
 
 class OnnxRuntime(Section):
@@ -34,3 +51,32 @@ class TensorRTLLM(Section):
     """A bundle for TensorRT-LLM's PyTorch backend."""
 
     kind: Literal["tensorrt_llm"] = Field(description="tensorrt_llm: NVIDIA GPUs, many at once")
+    version: Version = Field(
+        default="1.4.0rc1", description="of TensorRT-LLM; arguments are written and checked for it"
+    )
+    hardware: Annotated[
+        Annotated[str, Tag("name")] | Annotated[Machine, Tag("machine")],
+        Discriminator(lambda given: "name" if isinstance(given, str) else "machine"),
+    ] = Field(
+        default="dgx-b300", description="a preset's name (`dflash-trt plan`), or your own machine"
+    )
+    gpus: Count | None = Field(
+        default=None, description="GPUs that one instance takes; unset: all of the machine"
+    )
+    objective: Literal["latency", "throughput", "balanced"] = Field(
+        default="balanced",
+        description="latency: the quickest answer to one; throughput: the most tokens of all",
+    )
+    concurrency: Count | None = Field(
+        default=None, description="sequences decoded together; unset: by objective and memory"
+    )
+    checkpoints: Literal["copy", "link", "hub"] = Field(
+        default="copy",
+        description="copy: the bundle stands alone; link: it points to the checkpoint files; "
+        "hub: the target is fetched on the machine by its id and revision, the drafter is copied",
+    )
+    args: dict[str, Any] = Field(
+        default={},
+        description="arguments of TensorRT-LLM's `LLM(...)` by their own names, nested as there; "
+        "they go over those that are chosen by rule",
+    )

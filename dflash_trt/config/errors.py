@@ -22,6 +22,11 @@ def explain(
         loc, given = (*loc, "kind"), first["ctx"]["tag"]
     field = ".".join(str(part) for part in loc)
     where = f"{path}:{_line(root, loc)}"
+    if loc[:2] == ("engine", "hardware"):
+        what = "is missing" if first["type"] == "missing" else f"is wrong: {first['msg']}"
+        return ConfigError(
+            f"{where}: {field} {what}", "`dflash-trt schema` shows what a machine is described by"
+        )
     if first["type"] == "extra_forbidden":
         known = _fields(model, first["loc"][:-1])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
@@ -53,8 +58,9 @@ def explain(
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Without the engine's kind, which pydantic puts behind `engine`."""
-    return (loc[0], *loc[2:]) if loc[0] == "engine" and len(loc) > 1 else loc
+    """Without the engine's kind, which pydantic puts behind `engine`, nor `hardware`'s."""
+    path = (loc[0], *loc[2:]) if loc[0] == "engine" and len(loc) > 1 else loc
+    return (*path[:2], *path[3:]) if path[1:2] == ("hardware",) else path
 
 
 def _line(node: yaml.Node, loc: tuple[int | str, ...]) -> int:

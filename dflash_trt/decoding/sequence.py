@@ -45,6 +45,7 @@ class Sequence:
     candidate_probs: Float32 | None = None
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
+    dropped: bool = False  # nobody waits for it any more
 
     def __post_init__(self) -> None:
         self.rules = encode(self.request.rules)

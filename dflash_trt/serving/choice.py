@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.serving.detokenize import Detokenizer
+from dflash_trt.serving.harmony import has_channels
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.stop_words import StopWords
@@ -31,7 +32,9 @@ class Choice:
         self._first_token: float | None = None  # when it came
         self._last_token = 0.0
         self._counted = 0  # tokens that the metrics know of
-        self._detokenizer = Detokenizer(tokenizer)
+        # a channel's name would stand in the text of another without its markers
+        hidden = sequence.request.stop_ids if has_channels(tokenizer) else None
+        self._detokenizer = Detokenizer(tokenizer, hidden)
         self._stop_words = StopWords(stop_words) if stop_words else None
         self._text = prefix  # not yet given out
         self._seen = 0  # tokens given to the detokenizer

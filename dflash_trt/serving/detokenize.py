@@ -12,8 +12,10 @@ class Detokenizer:
     first token of a text differently (they drop its leading space).
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] | None = None) -> None:
+        """hidden: tokens that are no text; None: all special ones."""
         self._tokenizer = tokenizer
+        self._hidden = hidden
         self._window: list[int] = []
         self._context = 0  # tokens at the start of the window whose text was given out before it
         self._given = 0  # characters of the window's text that were given out
@@ -32,5 +34,7 @@ class Detokenizer:
         return piece
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        if self._hidden is not None:
+            tokens = [token for token in tokens if token not in self._hidden]
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=self._hidden is None)
         return text

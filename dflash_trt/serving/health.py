@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 
 from dflash_trt.serving.launch import Ports
-from dflash_trt.serving.metrics import PROMPT_TOKENS, ROUNDS
+from dflash_trt.serving.metrics import GENERATION_TOKENS, PROMPT_TOKENS
 from dflash_trt.serving.security import Security, reach
 
 # one token, over the whole way that a request takes
@@ -43,9 +43,10 @@ class Health:
         return _ask(self.metrics_url, TIMEOUT)[1]
 
     def progress(self) -> float | None:
-        """Grows with every round and prompt chunk; None when the server does not say."""
+        """Grows with every token; None when the server does not say."""
         page = self.metrics()
-        found = re.findall(rf"^(?:{ROUNDS}|{PROMPT_TOKENS})(?:{{.*}})? (\S+)$", page, re.M)
+        names = f"{GENERATION_TOKENS}|{PROMPT_TOKENS}"
+        found = re.findall(rf"^(?:{names})(?:{{.*}})? (\S+)$", page, re.M)
         return sum(map(float, found)) if found else None
 
     def post(self, path: str, body: object, timeout: float) -> int | None:

@@ -42,6 +42,7 @@ REQUESTS = "dflash_requests_total"
 ACTIVE = "trtllm_num_requests_running"
 WAITING = "trtllm_num_requests_waiting"
 KV_ROWS = "dflash_kv_rows_used"
+OF_ROUNDS = (ROUNDS, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS)  # only who runs the rounds knows
 
 WAITS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -73,11 +74,14 @@ class Family:
     buckets: tuple[float, ...] = ()
 
 
-def families(block_size: int) -> tuple[Family, ...]:
-    """All metrics of a server whose drafter has blocks of `block_size` tokens."""
+def families(block_size: int, rounds: bool = True) -> tuple[Family, ...]:
+    """All metrics of a server whose drafter has blocks of `block_size` tokens.
+
+    rounds: whether it runs the rounds itself; False: without `OF_ROUNDS`.
+    """
     positions = ("token_position", tuple(map(str, range(block_size - 1))))
     lengths = tuple(map(float, range(1, block_size + 1)))
-    return (
+    table = (
         Family(DRAFT_TOKENS, COUNTER, "tokens", "Draft tokens proposed"),
         Family(ACCEPTED_TOKENS, COUNTER, "tokens", "Draft tokens accepted"),
         Family(DRAFTED_AT, COUNTER, "tokens", "Draft tokens proposed, by position", *positions),
@@ -106,6 +110,7 @@ def families(block_size: int) -> tuple[Family, ...]:
         Family(WAITING, GAUGE, "requests", "Requests that wait for a KV row"),
         Family(KV_ROWS, GAUGE, "rows", "KV rows in use"),
     )
+    return tuple(each for each in table if rounds or each.name not in OF_ROUNDS)
 
 
 def _bounds(buckets: Sequence[float]) -> tuple[str, ...]:
@@ -146,9 +151,10 @@ class Metrics:
     No method waits for Triton. Metrics that cannot be sent are given up, with a log entry.
     """
 
-    def __init__(self, sink: Sink, block_size: int) -> None:
+    def __init__(self, sink: Sink, block_size: int, rounds: bool = True) -> None:
+        """rounds: see `families`."""
         self._sink = sink
-        self._families = families(block_size)
+        self._families = families(block_size, rounds)
         self._pending = _Pending()
         self._lock = threading.Lock()  # of _pending; held for additions only, never for a send
         self._closing = threading.Event()
@@ -164,18 +170,28 @@ class Metrics:
         scheduler: float,
         sequences: Sequence[tuple[int, int]],
     ) -> None:
-        """One round; `sequences` holds each one's draft tokens: how many proposed and accepted."""
+        """One round; sequences: see `drafted`."""
+        self.drafted(sequences)
         with self._lock:
-            self._pending.acceptance.update(sequences)
             self._pending.add(ROUNDS, 1)
             for phase, seconds in zip(PHASES, (verify, draft, hop, scheduler), strict=True):
                 self._pending.add(ROUND_SECONDS, seconds, phase)
 
+    def drafted(self, sequences: Sequence[tuple[int, int]]) -> None:
+        """Each sequence's draft tokens in a round: how many proposed and accepted."""
+        with self._lock:
+            self._pending.acceptance.update(sequences)
+
     def prefill(self, *, tokens: int, seconds: float) -> None:
         """One prompt chunk."""
+        self.prompt(tokens)
+        with self._lock:
+            self._pending.add(PREFILL_SECONDS, seconds)
+
+    def prompt(self, tokens: int) -> None:
+        """Prompt tokens that were processed."""
         with self._lock:
             self._pending.add(PROMPT_TOKENS, tokens)
-            self._pending.add(PREFILL_SECONDS, seconds)
 
     def first_token(self, *, queued: float, total: float) -> None:
         """A request's first token: the time it waited for a row, and all time since it came."""
@@ -196,10 +212,11 @@ class Metrics:
         with self._lock:
             self._pending.add(REQUESTS, 1, reason)
 
-    def state(self, *, active: int, waiting: int, kv_rows: int) -> None:
-        """What holds now, until the next call."""
+    def state(self, *, active: int, waiting: int, kv_rows: int | None = None) -> None:
+        """What holds now, until the next call; kv_rows: where they are known."""
+        rows = {} if kv_rows is None else {KV_ROWS: kv_rows}
         with self._lock:
-            self._pending.gauges = {ACTIVE: active, WAITING: waiting, KV_ROWS: kv_rows}
+            self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
 
     def close(self) -> None:
         """Sends what is pending and ends the thread; Triton then drops the metrics."""

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_trt.engines.info import read_info
+from dflash_trt.engines.info import ENGINE_FILE, read_info
+from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import reaper
 from dflash_trt.serving.health import health_of
@@ -33,9 +34,10 @@ from dflash_trt.serving.reaper import (
     command_line,
     processes_naming,
 )
+from dflash_trt.serving.repository import LLMAPI
 from dflash_trt.serving.security import Security, check_exposure
 
-START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
+START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
 REAPER_TIMEOUT = 10.0  # seconds
@@ -51,8 +53,9 @@ class Server:
         self.ports = ports
         self.security = security or Security()
         self.repository = _repository(directory)
+        self._variables = _variables(self.repository)
         self.health = health_of(ports, self.security)
-        _check_ports(ports, self.security)
+        check_ports(ports, self.security)
         self._runtime = Path(tempfile.mkdtemp(prefix="dflash-trt-"))
         self.log = self._runtime / "server.log"
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
@@ -92,7 +95,7 @@ class Server:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
                 command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
-                env=environment(self._binary),
+                env=environment(self._binary) | self._variables,
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -172,15 +175,29 @@ def _repository(directory: Path) -> Path:
         if (repository / "dflash" / "config.pbtxt").is_file():
             repository = repository.resolve()
             for engine in sorted((repository.parent / "engines").glob("*")):
-                read_info(engine, "onnxruntime")  # what is wrong with it is said before Triton runs
+                if engine.name != tensorrt_llm.KIND:  # what is wrong is said before Triton runs
+                    read_info(engine, "onnxruntime")
             return repository
+        if (repository / LLMAPI / "config.pbtxt").is_file():
+            raise ServerError(
+                f"{directory} has the style llmapi, which `serve` knows nothing of",
+                f"Do as {repository / LLMAPI / '1' / 'README.md'} says",
+            )
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",
     )
 
 
-def _check_ports(ports: Ports, security: Security) -> None:
+def _variables(repository: Path) -> dict[str, str]:
+    """What the engine wants in its environment."""
+    engine = repository.parent / "engines" / tensorrt_llm.KIND
+    made = (engine / ENGINE_FILE).is_file()
+    return tensorrt_llm.read_info(engine).environment if made else {}
+
+
+def check_ports(ports: Ports, security: Security) -> None:
+    """ServerError unless this machine has the addresses and nothing listens on the ports."""
     taken: list[int] = []
     for kind, port, host in (
         ("http", ports.http, security.http_host),

@@ -2,19 +2,25 @@
 
 import importlib.util
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from dflash_trt.checkpoints.outline import Pair
 from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
+from dflash_trt.checkpoints.target import eos_token_ids
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
+from dflash_trt.serving.llmapi import model_yaml
 from dflash_trt.serving.settings import Settings
 
+TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")
 MODELS = (*PUBLIC, "draft_verify", "verify", "draft")
+LLMAPI = "tensorrt_llm"
 
 
 def write_repository(
@@ -32,8 +38,8 @@ def write_repository(
     paths, so a built directory can be moved.
     """
     settings = Settings(
-        tokenizer="../../tokenizer",
-        engines="../../engines",
+        tokenizer=TOKENIZER,
+        engines=ENGINES,
         mode=config.serving.mode,
         eos_token_ids=frozenset(target.eos_token_ids),
         slots=config.serving.slots,
@@ -45,15 +51,36 @@ def write_repository(
     )
     parameters = {
         "dflash": settings.to_parameters(),
-        "verify": {"engine": "../../engines/target"},
-        "draft": {"engine": "../../engines/drafter"},
+        "verify": {"engine": f"{ENGINES}/target"},
+        "draft": {"engine": f"{ENGINES}/drafter"},
     }
     for model in MODELS if config.serving.mode == "ensemble" else PUBLIC:
-        template = templates() / model
-        message = read_config(template / "config.pbtxt")
-        for key, value in parameters.get(model, {}).items():
-            message.parameters[key].string_value = value
-        _write_model(directory / "model_repository" / model, template, message, name)
+        _write_model(directory / "model_repository", model, name, parameters.get(model, {}))
+
+
+def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> None:
+    """Writes `directory/model_repository` over TensorRT-LLM; its `llm_args.yaml` is there already.
+
+    The public models read it when they start. With `serving.style: llmapi`, TensorRT-LLM's own
+    model instead.
+    """
+    repository = directory / "model_repository"
+    if config.serving.style == "llmapi":
+        _write_model(repository, LLMAPI, config.name, {})
+        text = model_yaml(directory)
+        (repository / LLMAPI / "1" / "model.yaml").write_text(text, encoding="utf-8")
+        return
+    target = pair.target
+    ends = eos_token_ids(target.directory, target.values, target.number("vocab_size"))
+    parameters = {
+        "mode": "tensorrt_llm",
+        "tokenizer": TOKENIZER,
+        "engines": ENGINES,
+        "eos_token_ids": " ".join(map(str, sorted(set(ends)))),
+        "max_queue": str(config.serving.max_queue),
+    }
+    for model in PUBLIC:
+        _write_model(repository, model, config.name, parameters if model == "dflash" else {})
 
 
 def templates() -> Path:
@@ -75,7 +102,12 @@ def read_config(path: Path) -> Any:
     return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
 
 
-def _write_model(directory: Path, template: Path, message: Any, name: str) -> None:
+def _write_model(repository: Path, model: str, name: str, parameters: Mapping[str, str]) -> None:
+    """A model's template with its parameters; name: the build's."""
+    template, directory = templates() / model, repository / model
+    message = read_config(template / "config.pbtxt")
+    for key, value in parameters.items():
+        message.parameters[key].string_value = value
     version = directory / "1"
     version.mkdir(parents=True)
     for file in (template / "1").iterdir():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
+from dflash_trt.engines.tensorrt_llm.host import check_host
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.process import Server
@@ -36,6 +38,9 @@ def serve(
     def say(line: str) -> None:
         console.print(_now(), line)
 
+    bundle = directory / "engines" / tensorrt_llm.KIND
+    if bundle.is_dir():
+        check_host(tensorrt_llm.read_info(bundle))
     server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)
     front = ExitStack()
     if openai_port is not None:  # before Triton, to say at once what is wrong with it

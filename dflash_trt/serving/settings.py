@@ -21,7 +21,7 @@ class Settings:
     prefill_chunk: int
     block_size: int
     draft_tokens: int | None  # None: chosen by measured cost
-    mode: str  # "ensemble" or "in_process"
+    mode: str  # "ensemble", "in_process" or "tensorrt_llm"
 
     def to_parameters(self) -> dict[str, str]:
         """As strings, all that Triton's parameters can hold."""

@@ -17,7 +17,7 @@ class StopWords:
         if places:
             given, self._held = self._held[: min(places)], ""
             return given, True
-        keep = max((_overlap(self._held, word) for word in self._words), default=0)
+        keep = max((overlap(self._held, word) for word in self._words), default=0)
         cut = len(self._held) - keep
         given, self._held = self._held[:cut], self._held[cut:]
         return given, False
@@ -28,7 +28,7 @@ class StopWords:
         return given
 
 
-def _overlap(text: str, word: str) -> int:
+def overlap(text: str, word: str) -> int:
     """How many of the last characters of `text` are the first ones of `word`, but not all of it."""
     longest = min(len(text), len(word) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(word[:n])), 0)

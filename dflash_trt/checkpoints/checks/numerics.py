@@ -80,7 +80,8 @@ def _thetas(config: Mapping[str, Any]) -> set[float]:
 
 def _scalings(config: Mapping[str, Any]) -> set[str]:
     kinds = [rope.get("rope_type", rope.get("type", "default")) for rope in _ropes(config)]
-    return {str(kind) for kind in kinds} - {"default"}
+    # proportional: turns a part of each head, which is no scaling
+    return {str(kind) for kind in kinds} - {"default", "proportional"}
 
 
 def _ropes(config: Mapping[str, Any]) -> list[dict[str, Any]]:

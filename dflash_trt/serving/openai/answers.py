@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.serving.client import Choice, Chunk, Summary
+from dflash_trt.serving.harmony import Channels
 from dflash_trt.serving.openai.spelling import Spell
 
 Json = dict[str, Any]
@@ -85,6 +86,11 @@ def _chat_piece(chunk: Chunk, spell: Spell, offset: int | None) -> Json:
         "logprobs": _chat_logprobs(chunk, spell),
         "finish_reason": chunk.final.finish_reason if chunk.final else None,
     }
+
+
+def tell_apart(message: Json, channels: Channels, *, last: bool) -> None:
+    """Moves what was thought out of a message's `content`, as other servers of gpt-oss do."""
+    message["reasoning_content"], message["content"] = channels.push(message["content"], last=last)
 
 
 def _text_whole(choice: Choice, spell: Spell) -> Json:

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from dflash_trt.errors import DeadlineError, DflashError, ServerError
 from dflash_trt.serving.client import AsyncClient, Chunk, Summary
+from dflash_trt.serving.harmony import Channels
 from dflash_trt.serving.health import Health
 from dflash_trt.serving.openai import answers, failures
 from dflash_trt.serving.openai.answers import CHAT, TEXT, Style
@@ -40,6 +41,7 @@ class Served:
     most_drafts: int  # of a round
     connect: Callable[[], AsyncClient]
     triton: Health
+    channels: bool = False  # whether the model's text has them (harmony)
     key: str | None = None  # that requests to /v1 must bring
 
 
@@ -124,13 +126,17 @@ async def _answer(
             events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
     completion = await _while_connected(request, client.generate(prompt, **options))
-    for choice in completion.choices:
-        _check_end(choice.summary)
+    for each in completion.choices:
+        _check_end(each.summary)
     only = completion.choices[0] if len(completion.choices) == 1 else None
+    choices = [style.whole(choice, served.spell) for choice in completion.choices]
+    if served.channels and style is CHAT:
+        for choice in choices:
+            answers.tell_apart(choice["message"], Channels(), last=True)
     return JSONResponse(
         {
             **head,
-            "choices": [style.whole(choice, served.spell) for choice in completion.choices],
+            "choices": choices,
             "usage": answers.usage([choice.summary for choice in completion.choices]),
             "metrics": only
             and answers.metrics(only.summary, only.round_tokens, served.most_drafts),
@@ -150,6 +156,7 @@ async def _events(
     offsets: dict[int, int] = {}
     rounds: list[int] = []
     ended: list[Summary] = []
+    channels: dict[int, Channels] = {}
     nothing = {"usage": None} if include_usage else {}  # OpenAI has it in every chunk then
     try:
         async for chunk in _chain(first, rest):
@@ -157,6 +164,9 @@ async def _events(
                 _check_end(chunk.final)
                 ended.append(chunk.final)
             choice = style.piece(chunk, served.spell, offsets.get(chunk.index))
+            if served.channels and style is CHAT:
+                known = channels.setdefault(chunk.index, Channels())
+                answers.tell_apart(choice["delta"], known, last=chunk.final is not None)
             offsets.setdefault(chunk.index, 0)
             if chunk.logprobs:
                 texts = [answers.text(token, served.spell) for token in chunk.token_ids]

@@ -15,6 +15,7 @@ from dflash_trt.errors import ServerError
 from dflash_trt.manifest import read_manifest
 from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
+from dflash_trt.serving.harmony import has_channels
 from dflash_trt.serving.health import health_of
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.openai.app import Served, create_app
@@ -42,9 +43,11 @@ def openai_front(
     security = security or Security()
     manifest = read_manifest(directory)
     connect = _connect(ports, security)
+    tokenizer = load_tokenizer(directory / "tokenizer")
     served = Served(
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
-        spell=speller(load_tokenizer(directory / "tokenizer")),
+        spell=speller(tokenizer),
+        channels=has_channels(tokenizer),
         most_drafts=manifest["drafter"]["block_size"] - 1,
         connect=connect,
         triton=health_of(ports, security),

@@ -7,10 +7,10 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.decoding.messages import RoundOutput
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.serving import llm
 from dflash_trt.serving.chat import load_chat_template
-from dflash_trt.serving.front import EngineGoneError, Front
+from dflash_trt.serving.front import Front
+from dflash_trt.serving.groups import EngineGoneError, Groups
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
@@ -21,21 +21,19 @@ from dflash_trt.serving.tensors import from_response, inputs, parameters, timeou
 class TritonPythonModel:
     def initialize(self, args):
         said = json.loads(args["model_config"])["parameters"]
-        settings = Settings.from_parameters(
-            {key: value["string_value"] for key, value in said.items()}
-        )
+        said = {key: value["string_value"] for key, value in said.items()}
         here = Path(args["model_repository"])
-        run_round = call_ensemble
-        if settings.mode == "in_process":
-            engines = (here / settings.engines).resolve()
-            run_round = in_process(Engine(engines / "target"), Engine(engines / "drafter"))
+        engines = (here / said["engines"]).resolve()
+        if said["mode"] == "tensorrt_llm":
+            said |= llm.limits(llm.read_args(engines))
+        settings = Settings.from_parameters(said)
         tokenizer = here / settings.tokenizer
-        self.metrics = Metrics(pb, settings.block_size)
+        self.metrics = Metrics(pb, settings.block_size, rounds=settings.mode != "tensorrt_llm")
         self.front = Front(
             settings,
             load_tokenizer(tokenizer),
             load_chat_template(tokenizer),
-            run_round,
+            decoder(settings, engines, self.metrics),
             self.metrics,
         )
         self.side_door = SideDoor(self.front)
@@ -48,6 +46,19 @@ class TritonPythonModel:
         self.side_door.close()
         self.front.close()
         self.metrics.close()
+
+
+def decoder(settings, engines, metrics):
+    """By the build's mode."""
+    if settings.mode == "tensorrt_llm":
+        return llm.TensorRTLLM(settings, llm.read_args(engines), engines / "tensorrt_llm", metrics)
+    if settings.mode == "ensemble":
+        return Groups(settings, call_ensemble, metrics)
+    from dflash_trt.decoding.rounds import in_process  # noqa: PLC0415
+    from dflash_trt.engines.onnxruntime import Engine  # noqa: PLC0415
+
+    target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
+    return Groups(settings, in_process(target, drafter), metrics)
 
 
 def call_ensemble(verify_input):

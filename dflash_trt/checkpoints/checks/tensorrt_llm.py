@@ -1,0 +1,124 @@
+"""What TensorRT-LLM's DFlash worker takes, whatever it is configured to; `kinds.py` lists them.
+
+As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
+"""
+
+from dflash_trt.checkpoints.checks import Found
+from dflash_trt.checkpoints.drafter import other_method
+from dflash_trt.checkpoints.outline import Outline, Pair
+from dflash_trt.checkpoints.target import Target
+
+# targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
+TAPPED = (
+    "GptOssFor",
+    "Llama",
+    "Mistral",
+    "Qwen3For",
+    "Qwen3MoeFor",
+    "Qwen3NextFor",
+    "Qwen3_5",
+    "Kimi",
+    "Laguna",
+    "MiniMaxM2",
+)
+LISTED = "GptOssForCausalLM"  # docs/source/models/supported-models.md@00b6d5a2
+ZLABS = "Use the drafter in z-lab's layout"
+
+
+def architecture(target: Outline[Target]) -> str:
+    found = target.values.get("architectures")
+    return str(found[0]) if isinstance(found, list) and found else "unknown"
+
+
+def hidden_states_captured(pair: Pair) -> Found:
+    """The drafter is fed hidden states of the target's layers; not every model hands them out."""
+    name = architecture(pair.target)
+    tapped = name.startswith(TAPPED)
+    return Found(
+        tapped,
+        f"TensorRT-LLM hands out {'the' if tapped else 'no'} hidden states of {name}",
+        "Take another engine kind, or a target of another family",
+    )
+
+
+def listed_upstream(pair: Pair) -> Found:
+    """Other families run in upstream's tests or by users, without a promise."""
+    name = architecture(pair.target)
+    return Found(
+        name == LISTED,
+        f"the target is {name}; TensorRT-LLM's table lists DFlash for {LISTED} only",
+        "Compare acceptance with the published one before relying on it",
+    )
+
+
+def drafter_layout(pair: Pair) -> Found:
+    """The speculators format has other names, and often an embedding and a head of its own."""
+    kind = pair.drafter.values.get("speculators_model_type")
+    return Found(
+        kind is None,
+        f"the drafter is in {'the speculators format' if kind else 'its own layout'}; "
+        "TensorRT-LLM reads z-lab's",
+        ZLABS,
+    )
+
+
+def drafter_method(pair: Pair) -> Found:
+    """Each method has its decoding_type; upstream stops at heads of DSpark."""
+    values = pair.drafter.values
+    heads = [
+        name
+        for name in ("shift_label", "use_confidence_head", "enable_confidence_head", "markov_rank")
+        if values.get(name)
+    ]
+    other = f"DSpark ({', '.join(heads)})" if heads else other_method(values)
+    return Found(
+        other is None,
+        f"the drafter is {other or 'DFlash'}",
+        "Use a DFlash drafter: a bundle's decoding_type is DFlash",
+    )
+
+
+def grouped_drafter_attention(pair: Pair) -> Found:
+    """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
+    rank = pair.drafter.values.get("kv_lora_rank")
+    return Found(
+        rank is None,
+        f"the drafter has {'latent' if rank else 'grouped-query'} attention",
+        "Use a drafter with grouped-query attention",
+    )
+
+
+def uniform_drafter_layers(pair: Pair) -> Found:
+    """Keys and values of all layers are made by one product, and turned by one RoPE."""
+    layers = pair.drafter.layers
+    shapes = {(layer.num_key_value_heads, layer.head_dim) for layer in layers}
+    ropes = {(x.rope.theta, x.rope.dim, x.rope.kind, str(x.rope.parameters)) for x in layers}
+    return Found(
+        len(shapes) == len(ropes) == 1,
+        f"the drafter's layers have {len(shapes)} shapes of KV heads and {len(ropes)} RoPEs",
+        "Use a drafter whose layers are alike",
+    )
+
+
+def taps_ascending(pair: Pair) -> Found:
+    """Layers are captured in ascending order; features of another order arrive scrambled.
+
+    `DFlashSpecMetadata.__post_init__` sorts them (`_torch/speculative/dflash.py@00679c66`).
+    """
+    taps = pair.drafter.taps
+    return Found(
+        list(taps) == sorted(taps),
+        f"the drafter's taps are {', '.join(map(str, taps))}; TensorRT-LLM captures layers in "
+        "ascending order",
+        "Take another engine kind, or a drafter whose taps ascend",
+    )
+
+
+def first_generation(pair: Pair) -> Found:
+    """DFlash 2 came later (pull requests 18155 and 19159, August and September 2026)."""
+    second = "DFlash2DraftModel" in str(pair.drafter.values.get("architectures"))
+    return Found(
+        not second,
+        f"the drafter is DFlash{' 2, which needs TensorRT-LLM 1.4.0rc0 or later' * second}",
+        "Leave engine.version at 1.4.0rc1",
+    )

@@ -1,0 +1,121 @@
+"""The arguments of one deployment: chosen by rule, overridden by `engine.args`, typed."""
+
+from collections import UserDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dflash_trt.checkpoints.outline import NotKnown, Pair
+from dflash_trt.checkpoints.pair import Finding
+from dflash_trt.config import BuildConfig
+from dflash_trt.engines.tensorrt_llm.case import Case
+from dflash_trt.engines.tensorrt_llm.checks.arguments import ARGUMENT_CHECKS
+from dflash_trt.engines.tensorrt_llm.checks.table import findings
+from dflash_trt.engines.tensorrt_llm.choices import UNSET
+from dflash_trt.engines.tensorrt_llm.chosen import Chosen, LlmArgs
+from dflash_trt.engines.tensorrt_llm.rules import RULES, Rule
+from dflash_trt.engines.tensorrt_llm.schema import TorchLlmArgs, Upstream, has, nested, since
+from dflash_trt.errors import ConfigError
+from dflash_trt.hardware import Machine
+
+# upstream's `normalize_optional_fields_to_defaults`
+NULL_IS_DEFAULT = {"max_batch_size", "max_num_tokens"}
+
+
+def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
+    """What `LLM(...)` is given; `model` and the drafter are folders beside the written file.
+
+    Raises ConfigError for overrides that the version does not take, naming the argument.
+    """
+    case = Case(config, pair, machine)
+    for look in ARGUMENT_CHECKS:
+        found = look(case)
+        if not found.ok:
+            raise ConfigError(found.what, found.fix)
+    overrides = dict(flat(case.engine.args, TorchLlmArgs))
+    values = Values(overrides)
+    for name in NULL_IS_DEFAULT & overrides.keys():
+        values.data[name] = overrides[name] = overrides[name] or Values()[name]
+    chosen = []
+    for rule in RULES:
+        if not _applies(rule, case, values):
+            continue
+        try:
+            value = rule.choose(case, values)
+        except NotKnown:
+            continue
+        if value is not UNSET:
+            values.data[rule.argument] = value
+            chosen.append(Chosen(rule.argument, value, rule.how, rule.source))
+    chosen += [Chosen(name, value, "given", "engine.args") for name, value in overrides.items()]
+    args = LlmArgs.model_validate(nest(values.data))
+    args._version, args._chosen = case.engine.version, tuple(chosen)
+    return args
+
+
+def check_args(config: BuildConfig, pair: Pair, machine: Machine, args: LlmArgs) -> list[Finding]:
+    """Every check of the table; one that is an error must not be deployed.
+
+    The pair itself has its own checks (`checkpoints.pair.findings`).
+    """
+    return list(findings(Case(config, pair, machine), args))
+
+
+def env_vars(config: BuildConfig, pair: Pair, machine: Machine) -> dict[str, str]:
+    """What is set in the environment of the process that makes the `LLM`.
+
+    Both from upstream's gpt-oss recipes (`examples/configs/database/openai/gpt-oss-120b/B200`).
+    """
+    case = Case(config, pair, machine)
+    found = {"TRTLLM_ENABLE_PDL": "1"} if case.gpu.sm >= 100 else {}  # dependent launches
+    return found | ({"NCCL_GRAPH_REGISTER": "0"} if case.gpus > 1 else {})
+
+
+class Values(UserDict[str, Any]):
+    """Arguments by dotted name; those that are not set are upstream's defaults."""
+
+    def __missing__(self, name: str) -> Any:
+        model: type[Upstream] | None = TorchLlmArgs
+        *sections, last = name.split(".")
+        for section in sections:
+            assert model is not None
+            model = nested(model.model_fields[section])
+        assert model is not None
+        return model.model_fields[last].get_default(call_default_factory=True)
+
+
+def flat(
+    values: Mapping[str, Any], model: type[Upstream], at: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Sections taken apart: ("kv_cache_config.dtype", "fp8"); other mappings stay whole."""
+    for name, value in values.items():
+        section = nested(model.model_fields[name])
+        if section is not None and isinstance(value, Mapping):
+            yield from flat(value, section, f"{at}{name}.")
+        else:
+            yield f"{at}{name}", value
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The other way."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, last = name.split(".")
+        inner = found
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return found
+
+
+def _applies(rule: Rule, case: Case, values: Values) -> bool:
+    """Neither it nor a section that it lies in is overridden, and the version has it."""
+    *sections, last = rule.argument.split(".")
+    above = [".".join(sections[: i + 1]) for i in range(len(sections))]
+    if any(name in values.data for name in (rule.argument, *above)):
+        return False
+    model: type[Upstream] = TorchLlmArgs
+    for section in sections:
+        inner = nested(model.model_fields[section])
+        assert inner is not None
+        model = inner
+    return has(case.engine.version, since(model.model_fields[last]))

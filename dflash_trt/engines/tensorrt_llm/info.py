@@ -1,0 +1,67 @@
+"""`engine.json` and `llm_args.yaml` of a bundle: what whoever runs it must know."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dflash_trt.engines.info import ENGINE_FILE
+from dflash_trt.errors import EngineError
+
+KIND = "tensorrt_llm"
+ARGS_FILE = "llm_args.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleInfo:
+    """The machine is what the bundle was made for; it may run on another."""
+
+    kind: str
+    version: str  # of TensorRT-LLM
+    machine: str
+    gpu: str
+    sm: int  # compute capability of the GPUs: 90, 100, 103
+    memory_bytes: int  # of each GPU
+    gpus: int  # of each node, that one instance takes
+    nodes: int
+    target: Mapping[str, str]  # on the Hub: id and revision; empty where it lies in the bundle
+    environment: dict[str, str]
+    chosen: list[dict[str, Any]]  # of each argument that a rule chose: rule, value, why, source
+    # acceptance lengths by data set, for as many draft tokens as the bundle has
+    published: Mapping[str, float] = field(default_factory=dict)
+    published_by: str = ""
+
+
+def write_info(engine: Path, info: BundleInfo) -> None:
+    (engine / ENGINE_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
+
+
+def read_info(engine: Path) -> BundleInfo:
+    """EngineError when it is missing or damaged."""
+    path = engine / ENGINE_FILE
+    try:
+        return BundleInfo(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise EngineError(
+            f"{path} is not an engine description ({error})", "Run `dflash-trt build` again"
+        ) from error
+
+
+def read_llm_args(engine: Path) -> dict[str, Any]:
+    """The arguments of `tensorrt_llm.LLM`, with whole paths to the checkpoints in the bundle."""
+    path = engine / ARGS_FILE
+    try:
+        args: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        drafter = args["speculative_config"]
+        if "revision" not in args:
+            args["model"] = str(engine.resolve() / args["model"])
+        drafter["speculative_model"] = str(engine.resolve() / drafter["speculative_model"])
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise EngineError(
+            f"{path} does not hold the arguments of an LLM ({error})",
+            "Run `dflash-trt build` again",
+        ) from error
+    return args

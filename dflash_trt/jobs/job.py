@@ -1,0 +1,32 @@
+"""A checked pair, ready to be built."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_trt.checkpoints.pair import Finding
+from dflash_trt.checkpoints.source import Located
+from dflash_trt.config import BuildConfig
+
+if TYPE_CHECKING:
+    from dflash_trt.engines.accuracy import Accuracy
+
+
+@dataclass(frozen=True)
+class Input:
+    """One model: where it lies, and what of it decides the bytes of the build."""
+
+    at: Located
+    files: list[Path]
+    known: Mapping[str, Any]  # what was read of it, for the manifest
+
+
+@dataclass(frozen=True)
+class Job:
+    config: BuildConfig  # with what it leaves open filled in
+    target: Input
+    drafter: Input
+    warnings: list[Finding]
+    # into an empty directory: engines and model repository; how good quantised weights are
+    write: "Callable[[Path], Accuracy | None]"

@@ -1,0 +1,129 @@
+"""Builds of kind `onnxruntime`: both models as graphs, with their weights."""
+
+import shutil
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dflash_trt.checkpoints.drafter import Drafter, drafter_shapes, load_drafter
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.source import Located, Report
+from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
+from dflash_trt.checkpoints.target import Target, load_target, target_shapes
+from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_files
+from dflash_trt.config import BuildConfig, OnnxRuntime
+from dflash_trt.errors import ConfigError
+from dflash_trt.jobs.job import Input, Job
+from dflash_trt.serving.repository import write_repository
+
+if TYPE_CHECKING:
+    from dflash_trt.engines.accuracy import Accuracy
+
+DEFAULT_MAX_SEQ_LEN = 4096
+BITS: dict[str | None, Literal[4, 8]] = {"int4": 4, "int8": 8}
+
+
+def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
+    """Raises ConfigError, CheckpointError or PairError."""
+    target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
+    speculation, serving = config.speculation, config.serving
+    warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
+    config = _with_max_seq_len(config, target.spec, drafter.spec)
+    return Job(
+        config,
+        Input(
+            target_at,
+            [*_files(target), *tokenizer_files(target.directory)],
+            asdict(target.spec),
+        ),
+        Input(drafter_at, _files(drafter), asdict(drafter.spec)),
+        warnings,
+        partial(_write, config=config, target=target, drafter=drafter, report=report),
+    )
+
+
+def _files(model: Target | Drafter) -> list[Path]:
+    return [model.directory / "config.json", *model.weights.files]
+
+
+def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> BuildConfig:
+    longest, asked = target.max_position_embeddings, config.serving.max_seq_len
+    known = min(longest, drafter.max_position_embeddings)
+    length = min(known, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
+    if not drafter.block_size < length <= longest:
+        raise ConfigError(
+            f"serving.max_seq_len is {length}, but this pair takes {drafter.block_size + 1} to "
+            f"{longest} (block size to the target's max_position_embeddings)",
+            "Correct it, or leave it out",
+        )
+    serving = config.serving.model_copy(update={"max_seq_len": length})
+    return config.model_copy(update={"serving": serving})
+
+
+def _write(
+    directory: Path, *, config: BuildConfig, target: Target, drafter: Drafter, report: Report
+) -> "Accuracy | None":
+    # here, because loading it takes most of the time of a build that has nothing to do
+    from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
+
+    engine, max_seq_len = config.engine, config.serving.max_seq_len
+    assert isinstance(engine, OnnxRuntime)
+    assert max_seq_len is not None
+    slots, threads = config.serving.slots, engine.threads
+    sizes = {"slots": slots, "max_seq_len": max_seq_len, "threads": threads}
+    storage = Storage(engine.weights == "link", BITS.get(engine.quantize))
+    engines = directory / "engines"
+    for role in ("target", "drafter"):
+        (engines / role).mkdir(parents=True)
+    count = _Counter("building the target engine", len(target_shapes(target.spec)), report)
+    build_target(target, drafter.spec, engines / "target", **sizes, progress=count, storage=storage)
+    tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
+    count = _Counter("building the drafter engine", tensors, report)
+    build_drafter(drafter, target, engines / "drafter", **sizes, progress=count, storage=storage)
+    copy_tokenizer(target.directory, directory)
+    write_repository(
+        directory,
+        name=config.name,
+        target=target.spec,
+        drafter=drafter.spec,
+        config=config,
+        max_seq_len=max_seq_len,
+    )
+    if storage.bits is None:
+        return None
+    return _accuracy(engines / "target", target, drafter.spec, sizes, report)
+
+
+def _accuracy(
+    engine: Path, target: Target, drafter: DrafterSpec, sizes: dict[str, int], report: Report
+) -> "Accuracy":
+    """Against an unquantised engine that lies beside it for as long as this takes."""
+    from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare  # noqa: PLC0415
+    from dflash_trt.engines.build import build_target  # noqa: PLC0415
+    from dflash_trt.graphs.builder import COPIED  # noqa: PLC0415
+
+    original = engine.with_name("original")
+    original.mkdir()
+    step = "measuring the accuracy"
+    count = _Counter(step, len(target_shapes(target.spec)), report)
+    sizes = {**sizes, "max_seq_len": min(TOKENS, sizes["max_seq_len"])}
+    build_target(target, drafter, original, **sizes, progress=count, storage=COPIED)
+    tokenizer = load_tokenizer(target.directory)
+    texts = [tokenizer.encode(text).ids[: sizes["max_seq_len"]] or [0] for text in TEXTS]
+    found = compare(engine, original, texts)
+    shutil.rmtree(original)
+    return found
+
+
+class _Counter:
+    """Turns an engine's tensor names ("a|b": tensors a and b fused) into counts."""
+
+    def __init__(self, step: str, total: int, report: Report) -> None:
+        self._done, self._total, self._report = 0, total, partial(report, step)
+        self._report(0, total)
+
+    def __call__(self, name: str) -> None:
+        self._done = min(self._done + name.count("|") + 1, self._total)
+        self._report(self._done, self._total)

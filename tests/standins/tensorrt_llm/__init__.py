@@ -1,0 +1,29 @@
+"""A stand-in for TensorRT-LLM, which needs a GPU: its LLM API over our own engines.
+
+Put this folder's parent on PYTHONPATH. `LLM` makes ONNX engines of the two checkpoints it is given
+and decodes with them, so that texts are real and equal those of the CPU repository. What it takes
+and gives follows the published contract, and anything else fails: an argument, a field or a method
+that is not there, a value of another type.
+
+- arguments of `LLM`: `arguments.json`, the fields of tensorrt_llm/llmapi/llm_args.py@0004396
+  (between 1.3.0rc24 and rc27), and of the documentation's DFlashDecodingConfig of 1.4.0rc1
+- methods of `LLM`: tests/unittest/api_stability/references_committed/llm.yaml@e00a186 and
+  references/llm.yaml@ea35fd6; `conversation_params`, `trace_headers`, `priority` and what
+  `generate_async` does as in tensorrt_llm/llmapi/llm.py of 2026
+- `SamplingParams`: .../references_committed/sampling_params.yaml@3ba4754,
+  references/sampling_params.yaml@bc531ce, checked as tensorrt_llm/sampling_params.py@a98a906 does
+- `RequestOutput`, `CompletionOutput`: .../references{,_committed}/request_output.yaml@2a9abd9 and
+  completion_output.yaml@0249976, @0c6a62a; how they grow: tensorrt_llm/executor/result.py@a678b91,
+  where `decoding_iter` and `avg_decoded_tokens_per_iter` are too
+- what a request with a drafter may not ask: `SpecSampler.validate_request` (pull requests 17955 and
+  18401)
+
+Not published, and chosen here: whether the end id is among `token_ids` (it is), and that
+`request_perf_metrics` comes with the last response only.
+"""
+
+from tensorrt_llm.llm import LLM
+from tensorrt_llm.sampling_params import SamplingParams
+
+__version__ = "1.4.0rc1"
+__all__ = ["LLM", "SamplingParams"]
