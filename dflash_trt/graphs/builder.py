@@ -19,7 +19,7 @@ OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in 
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
 DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
-ROWS, COLUMNS = 512, 128  # transposed at a time: what stays in a core's cache
+ROWS = 512  # quantised at a time: what stays in a core's cache
 WORKERS = min(4, os.cpu_count() or 1)
 IN_FLIGHT = 1 << 28  # bytes of tensors in memory at a time, beside one that is larger
 INSIDE = 256  # bytes of a tensor that stays in model.onnx
@@ -135,58 +135,46 @@ class GraphBuilder:
             return value
         return self.op("Cast", value, to=ir.DataType.FLOAT)
 
-    def head(self, weights: Weights, name: str) -> ir.Value:
-        """An output head `[vocab, hidden]` as MatMul operand; often it is the embedding, too.
+    def rows(self, weights: Weights, names: Sequence[str]) -> ir.Value:
+        """Matrices one behind the other: `[out, in]` each to `[sum of outs, in]`, float32.
 
-        Quantised to int8 even where other layers are int4: on the demo pair int8 here adds nothing
-        to their error (5.3 % rms), and int4 a seventh of it.
+        They lie as in the checkpoint, in its dtype; linked ones are put together by the session.
         """
-        if self.storage.bits and weights.shape(name)[1] % BLOCK == 0:
-            return self._quantised(weights, (name,), f"{name}.head", 8)
-        table = self.matrix(weights, name)
-        return self.op("Transpose", self.float32(table, table.dtype), perm=(1, 0))
-
-    def linear(self, weights: Weights, *names: str, exact: bool = False) -> ir.Value:
-        """Linear layers `[out, in]` side by side, as one MatMul operand `[in, sum of outs]`.
-
-        They are written transposed, in the checkpoint's dtype: a session then loads in the time
-        and memory of float32. Linked ones are put together by the session. exact: not quantised.
-        """
-        shape = _side_by_side(weights, names)
-        if self.storage.bits and not exact and shape[0] % BLOCK == 0:
-            return self._quantised(weights, names, "|".join(names), self.storage.bits)
+        if len(names) == 1:
+            only = self.matrix(weights, names[0])
+            return self.float32(only, only.dtype)
         dtypes = {weights.dtype(name) for name in names}
         dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else ir.DataType.FLOAT
         if self.storage.link and not dtypes and all(weights.place(name) for name in names):
             parts = [self.matrix(weights, name) for name in names]
-            stored = parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
-            return self.op("Transpose", self.float32(stored, dtype), perm=(1, 0))
+            return self.float32(self.op("Concat", *parts, axis=0), dtype)
 
         def read() -> npt.NDArray[np.generic]:
-            fused, column = np.empty(shape, dtype.numpy()), 0
-            for rows in _pieces(weights, names):
-                _transpose(rows, fused[:, column : column + len(rows)])
-                column += len(rows)
-            return fused
+            return np.concatenate([weights.read(name) for name in names], dtype=dtype.numpy())
 
-        return self.float32(self.lazy("|".join(names), shape, read, dtype), dtype)
+        inputs, outputs = _side_by_side(weights, names)
+        return self.float32(self.lazy("|".join(names), (outputs, inputs), read, dtype), dtype)
 
-    def _quantised(self, weights: Weights, names: Sequence[str], as_: str, bits: Bits) -> ir.Value:
-        shape = _side_by_side(weights, names)
+    def quantised(self, weights: Weights, names: Sequence[str], bits: Bits) -> ir.Value:
+        """Matrices `[out, in]` side by side: `[in, sum of outs]`, float32; in is in whole blocks.
+
+        Transposed, because only so does ONNX Runtime multiply them as they are.
+        """
+        shape, name = _side_by_side(weights, names), f"{'|'.join(names)}.{bits}_bit"
 
         def pieces() -> Iterator[npt.NDArray[np.float32]]:
-            return (rows.astype(np.float32) for rows in _pieces(weights, names))
+            for name in names:
+                for rows in weights.pieces(name, ROWS):
+                    yield rows.astype(np.float32)
 
         dtype = ir.DataType.INT8 if bits == 8 else ir.DataType.INT4
-        stored = self.lazy(as_, shape, lambda: codes(pieces(), shape, bits), dtype)
+        stored = self.lazy(name, shape, lambda: codes(pieces(), shape, bits), dtype)
         blocks = (shape[0] // BLOCK, shape[1])
-        scale = self.lazy(
-            f"{names[0]}.{bits}_bit_scale", blocks, lambda: scales(pieces(), shape, bits)
-        )
+        scale = self.lazy(f"{name}_scale", blocks, lambda: scales(pieces(), shape, bits))
         return self.op("DequantizeLinear", stored, scale, axis=0, block_size=BLOCK)
 
     def bias(self, weights: Weights, *names: str) -> ir.Value:
-        """Biases side by side, in the order of `linear`."""
+        """Biases side by side."""
         shape = (sum(weights.shape(name)[0] for name in names),)
         return self.lazy(
             "|".join(names),
@@ -239,26 +227,8 @@ class GraphBuilder:
 
 
 def _side_by_side(weights: Weights, names: Sequence[str]) -> tuple[int, int]:
-    """The shape `[in, sum of outs]` of linear layers as one MatMul operand."""
+    """The shape `[in, sum of outs]` of linear layers `[out, in]` as one matrix."""
     return weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names)
-
-
-def _pieces(weights: Weights, names: Sequence[str]) -> Iterator[npt.NDArray[np.generic]]:
-    """Their rows in order, `ROWS` at most at a time."""
-    for name in names:
-        yield from weights.pieces(name, ROWS)
-
-
-def _transpose(rows: npt.NDArray[np.generic], into: npt.NDArray[np.generic]) -> None:
-    if rows.dtype.itemsize == into.dtype.itemsize == 2:
-        rows, into = rows.view(np.uint16), into.view(np.uint16)  # numpy is slow on a foreign dtype
-    # through tiles with a pad: at a power of two apart, values would share a line of the cache
-    pad = 64 // into.dtype.itemsize
-    tile = np.empty((len(rows), COLUMNS + pad), into.dtype)
-    for start in range(0, rows.shape[1], COLUMNS):
-        part = rows[:, start : start + COLUMNS]
-        tile[:, : part.shape[1]] = part
-        into[start : start + COLUMNS] = tile[:, : part.shape[1]].T
 
 
 def _float32(weights: Weights, name: str) -> npt.NDArray[np.float32]:

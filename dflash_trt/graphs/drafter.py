@@ -6,6 +6,7 @@ from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.speculators import draft_token_ids
 from dflash_trt.checkpoints.target import Target
+from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
@@ -54,14 +55,17 @@ def drafter_graph(
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
     # exact: how many features there are must not show in them, see `Engine._bind`
-    context = linear(g, weights, features, "fc", bias=False, exact=True)
+    context = g.op("Reshape", features, g.ints(-1, width))
+    context = linear(g, weights, context, "fc", bias=False, exact=True)
     context = rms_norm(g, context, weights, "hidden_norm", spec)
+    each = g.op("Concat", g.op("Shape", features, end=2), g.ints(spec.hidden_size), axis=0)
+    context = g.op("Reshape", context, each)
     embedding, table = _tables(g, drafter, target)
     hidden = embed(g, spec, embedding, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, context, at)
-        hidden = mlp_block(g, spec, weights, layer, hidden)
+        hidden = mlp_block(g, spec, weights, layer, hidden, at)
     token_ids = None
     if spec.draft_vocab_size is not None:
         token_ids = g.constant("token_ids", draft_token_ids(weights, spec))
@@ -71,12 +75,14 @@ def drafter_graph(
     return g
 
 
-def _tables(g: GraphBuilder, drafter: Drafter, target: Target) -> tuple[ir.Value, ir.Value]:
-    """Embedding `[vocab, hidden_size]` and head, transposed: the drafter's own or the target's."""
+def _tables(
+    g: GraphBuilder, drafter: Drafter, target: Target
+) -> tuple[ir.Value, tuple[Weights, str]]:
+    """Embedding `[vocab, hidden_size]` and the head's tensor: the drafter's own or the target's."""
     embedding = (target.weights, f"{target.spec.prefix}embed_tokens.weight")
     table = embedding if target.spec.tie_word_embeddings else (target.weights, "lm_head.weight")
     if "embed_tokens" in drafter.spec.own_tables:
         embedding = (drafter.weights, "embed_tokens.weight")
     if "lm_head" in drafter.spec.own_tables:
         table = (drafter.weights, "lm_head.weight")
-    return g.matrix(*embedding), g.head(*table)
+    return g.matrix(*embedding), table

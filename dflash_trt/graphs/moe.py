@@ -31,14 +31,14 @@ def mixture(
     experts: Experts,
     x: ir.Value,
 ) -> ir.Value:
-    """The weighted sum of the answers of each token's experts; `x` is `[n, S, hidden_size]`.
+    """The weighted sum of the answers of each token's experts; `x` is `[T, hidden_size]`.
 
     For ONNX Runtime an expert computes the tokens that chose it, and nothing if none did. In
     TensorRT no shape may depend on what is computed: there all experts compute all tokens.
     """
     routed = _route(g, spec, weights, layer, experts, x)
     body = _all_experts if g.kind == "tensorrt" else _chosen_experts
-    return g.op("Reshape", body(g, spec, weights, layer, experts, routed), g.op("Shape", x))
+    return body(g, spec, weights, layer, experts, routed)
 
 
 def _route(
@@ -51,14 +51,13 @@ def _route(
 ) -> Routed:
     biased = experts.clamped is not None
     router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
-    tokens = g.op("Reshape", x, g.ints(-1, spec.hidden_size))
-    scores = linear(g, weights, tokens, router, bias=biased, exact=True)
+    scores = linear(g, weights, x, router, bias=biased, exact=True)
     if not experts.normalised:
         scores = g.op("Softmax", scores, axis=-1)
     share, chosen = g.ops("TopK", scores, g.ints(experts.per_token), outputs=2, axis=-1)
     if experts.normalised:  # equals the softmax over all experts, divided by the sum of the chosen
         share = g.op("Softmax", share, axis=-1)
-    return Routed(tokens, chosen, share)
+    return Routed(x, chosen, share)
 
 
 def _chosen_experts(
