@@ -119,7 +119,10 @@ def _heads(
     """
     names = (f"{layer.prefix}self_attn.{projection}_proj" for projection in which)
     out = linear(g, weights, x, *names, bias=which[0] in spec.biases)
-    out = at.by_sequence(g, out, where, -1, layer.spec.head_dim)
+    # their number is written out: the parser of TensorRT does not work it out
+    each = {"q": spec.num_attention_heads}
+    heads = sum(each.get(projection, layer.spec.num_key_value_heads) for projection in which)
+    out = at.by_sequence(g, out, where, heads, layer.spec.head_dim)
     return g.op("Transpose", out, perm=(0, 2, 1, 3))
 
 
