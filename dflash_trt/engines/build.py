@@ -9,6 +9,7 @@ from pathlib import Path
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
+from dflash_trt.digests import Entry
 from dflash_trt.engines.info import EngineInfo, stamp, write_info
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.drafter import candidates, drafter_graph
@@ -27,18 +28,19 @@ def build_target(
     threads: int,
     progress: Progress,
     storage: Storage = COPIED,
-) -> None:
+) -> dict[Path, Entry]:
     """Write the target's engine; the drafter says which layers are tapped.
 
     `progress` is called with each tensor's name as it is written; `storage`: how the
-    weights lie on disk.
+    weights lie on disk. Returns what a manifest says of the large files.
     """
     # a block that starts on the last position still writes all its rows
     cache_len = max_seq_len + drafter.block_size
     graph = target_graph(target, drafter.target_layer_ids, cache_len, storage=storage)
-    graph.save(directory, progress)
+    written = graph.save(directory, progress)
     info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
     write_info(directory, info)
+    return written
 
 
 def build_drafter(
@@ -51,15 +53,16 @@ def build_drafter(
     threads: int,
     progress: Progress,
     storage: Storage = COPIED,
-) -> None:
+) -> dict[Path, Entry]:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     # features of one more block, and the block itself, stand behind the last position
     cache_len = max_seq_len + 2 * drafter.spec.block_size
     graph = drafter_graph(drafter, target, cache_len, storage=storage)
-    graph.save(directory, progress)
+    written = graph.save(directory, progress)
     spec = drafter.spec
     info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
     write_info(directory, info)
+    return written
 
 
 def _info(

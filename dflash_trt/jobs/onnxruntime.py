@@ -14,7 +14,7 @@ from dflash_trt.checkpoints.target import Target, load_target, target_shapes
 from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_files
 from dflash_trt.config import BuildConfig, OnnxRuntime
 from dflash_trt.errors import ConfigError
-from dflash_trt.jobs.job import Input, Job
+from dflash_trt.jobs.job import Input, Job, Written
 from dflash_trt.serving.repository import write_repository
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterS
 
 def _write(
     directory: Path, *, config: BuildConfig, target: Target, drafter: Drafter, report: Report
-) -> "Accuracy | None":
+) -> Written:
     # here, because loading it takes most of the time of a build that has nothing to do
     from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
@@ -78,10 +78,14 @@ def _write(
     for role in ("target", "drafter"):
         (engines / role).mkdir(parents=True)
     count = _Counter("building the target engine", len(target_shapes(target.spec)), report)
-    build_target(target, drafter.spec, engines / "target", **sizes, progress=count, storage=storage)
+    digests = build_target(
+        target, drafter.spec, engines / "target", **sizes, progress=count, storage=storage
+    )
     tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
     count = _Counter("building the drafter engine", tensors, report)
-    build_drafter(drafter, target, engines / "drafter", **sizes, progress=count, storage=storage)
+    digests |= build_drafter(
+        drafter, target, engines / "drafter", **sizes, progress=count, storage=storage
+    )
     copy_tokenizer(target.directory, directory)
     write_repository(
         directory,
@@ -92,8 +96,8 @@ def _write(
         max_seq_len=max_seq_len,
     )
     if storage.bits is None:
-        return None
-    return _accuracy(engines / "target", target, drafter.spec, sizes, report)
+        return Written(digests)
+    return Written(digests, _accuracy(engines / "target", target, drafter.spec, sizes, report))
 
 
 def _accuracy(
