@@ -1,5 +1,7 @@
 """A mixture of experts: a router chooses a few MLPs for each token and weighs what they answer."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -81,10 +83,7 @@ def _chosen_experts(
 
     def multiply(x: ir.Value, half: Half) -> ir.Value:
         pieces = g.ops("Split", x, sizes, outputs=experts.count, axis=0)
-        answers = (
-            _expert(g, weights, layer, experts, half, i, piece) for i, piece in enumerate(pieces)
-        )
-        out = g.op("Concat", *answers, axis=0)
+        out = g.op("Concat", *_answers(g, weights, layer, experts, half, pieces), axis=0)
         if experts.clamped is None:
             return out
         return g.op("Add", out, g.op("Gather", _biases(g, weights, layer, half), expert, axis=0))
@@ -140,24 +139,37 @@ def _gated(
     return g.op("Mul", g.op("Add", up, g.number(1.0)), gate)
 
 
-def _expert(
+def _answers(
     g: GraphBuilder,
     weights: Weights,
     layer: Layer,
     experts: Experts,
     half: Half,
-    index: int,
-    x: ir.Value,
-) -> ir.Value:
-    """One expert's product with its tokens."""
-    names = _names(layer, experts, half, index)
-    if experts.clamped is None:
+    pieces: Sequence[ir.Value],
+) -> list[ir.Value]:
+    """Each expert's product with its tokens."""
+    names = [_names(layer, experts, half, index) for index in range(experts.count)]
+    if experts.clamped is not None:
+        ((name,), *_) = names
+        shape, dtype = weights.shape(name)[1:], DTYPES[weights.dtype(name)]
+        read = partial(_turns_apart, weights, name)
+        matrices = (
+            g.lazy(f"{name}.{i}", shape, partial(read, i), dtype) for i in range(experts.count)
+        )
+        return [
+            g.op("MatMul", x, g.float32(matrix, dtype))
+            for x, matrix in zip(pieces, matrices, strict=True)
+        ]
+    if weights.dtype(f"{names[0][0]}.weight") == "F32":
         # exact: how many tokens share an expert must not show, see `Engine._bind`
-        return linear(g, weights, x, *names, bias=False, exact=True)
-    (name,) = names
-    shape, dtype = weights.shape(name)[1:], DTYPES[weights.dtype(name)]
-    matrix = g.lazy(f"{name}.{index}", shape, lambda: _turns_apart(weights, name, index), dtype)
-    return g.op("MatMul", x, g.float32(matrix, dtype))
+        return [
+            linear(g, weights, x, *of, bias=False, exact=True)
+            for x, of in zip(pieces, names, strict=True)
+        ]
+    # one Cast for all: of thousands, each takes the session the longer the more there are
+    stack = g.rows(weights, [f"{name}.weight" for of in names for name in of])
+    split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
+    return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
 
 
 def _stack(
