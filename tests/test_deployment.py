@@ -10,11 +10,15 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,13 @@ from live import serving
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
+from dflash_trt import deployment
 from dflash_trt.config import BuildConfig
 from dflash_trt.deployment import resource_name, write_deployment
 from dflash_trt.hardware import machine
 from dflash_trt.serving.server import free_ports
 
+ROOT = Path(__file__).parents[1]
 SCHEMAS = Path(__file__).parent / "schemas"
 KUBERNETES = "1.34"
 LINT = YamlLintConfig(
@@ -101,6 +107,34 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
     users = [line.split()[1] for line in text.splitlines() if line.startswith("USER")]
     assert users == ["10001"]
     assert ("openssh-server" in text) == (case == SEVERAL)
+
+
+def test_the_image_has_all_that_is_imported() -> None:
+    """Of our dependencies it gets those that a bundle needs: no ONNX Runtime, no graph builder."""
+    text = (Path(deployment.__file__).parent / "templates" / "Dockerfile").read_text()
+    line = text.split("--constraint /tmp/installed.txt")[1].split("&&")[0].replace("\\\n", " ")
+    installed = {re.split(r"[\[>]", word)[0] for word in shlex.split(line)}
+    required = [each for each in metadata.requires("dflash-trt") or () if "extra ==" not in each]
+    declared = {re.match(r"[\w.-]+", each)[0] for each in required}  # type: ignore[index]
+    assert installed <= declared
+    modules = ("cli", "doctor", "serving.front", "serving.client", "serving.server")
+    code = f"""
+import importlib, importlib.metadata, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {{"onnxruntime", "onnx_ir", "onnx", "pytriton", "transformers"}}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Finder())
+before = set(sys.modules)
+for module in {modules}:
+    importlib.import_module("dflash_trt." + module)
+names = importlib.metadata.packages_distributions()
+print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0], [])}})
+"""
+    out = ran(sys.executable, "-c", code)
+    assert out.returncode == 0, out.stderr
+    imported = {name.lower().replace("_", "-") for name in out.stdout.split()} & declared
+    assert imported <= installed
 
 
 def test_the_scripts(deploy: Path, case: str) -> None:
