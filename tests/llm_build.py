@@ -15,6 +15,7 @@ import yaml
 from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
 from dflash_trt.checkpoints.tokenizer import tokenizer_files
 from dflash_trt.config import BuildConfig
+from dflash_trt.engines.tensorrt_llm.info import BundleInfo, write_info
 from dflash_trt.serving.repository import write_llm_repository
 
 STANDINS = Path(__file__).parent / "standins"
@@ -33,6 +34,20 @@ def write_llm_build(directory: Path, pair_dir: Path, args: dict[str, Any], **ser
     speculative |= args.get("speculative_config", {})
     args = {"model": "target", "max_num_tokens": 8192, **args, "speculative_config": speculative}
     (engine / "llm_args.yaml").write_text(yaml.safe_dump(args))
+    info = BundleInfo(
+        kind="tensorrt_llm",
+        version="1.4.0rc1",
+        machine="dgx-b300",
+        gpu="B300",
+        sm=103,
+        memory_bytes=275040 << 20,
+        gpus=1,
+        nodes=1,
+        target={},
+        environment={},
+        chosen=[],
+    )
+    write_info(engine, info)
     (directory / "tokenizer").mkdir()
     for file in tokenizer_files(pair_dir / "target"):
         shutil.copyfile(file, directory / "tokenizer" / file.name)
@@ -53,12 +68,14 @@ def write_llm_build(directory: Path, pair_dir: Path, args: dict[str, Any], **ser
 
 @contextmanager
 def standins() -> Iterator[None]:
-    """Servers that start meanwhile find the stand-in."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(STANDINS), *([before] if before else [])])
+    """Servers that start meanwhile find the stand-in, and a GPU."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PATH")}
+    for name, place in (("PYTHONPATH", STANDINS), ("PATH", STANDINS / "bin")):
+        os.environ[name] = os.pathsep.join([str(place), *filter(None, [before[name]])])
     try:
         yield
     finally:
-        del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
