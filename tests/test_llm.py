@@ -26,7 +26,7 @@ from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front import Front
-from dflash_trt.serving.llm import TensorRTLLM, limits, read_args
+from dflash_trt.serving.llm import MPI_JOB, TensorRTLLM, limits, read_args
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.server import free_ports, running_server
@@ -252,6 +252,14 @@ def test_limits_are_those_of_the_arguments(tmp_path: Path) -> None:
     (tmp_path / "tensorrt_llm" / "llm_args.yaml").write_text("model: target\nmax_seq_len: 9\n")
     with pytest.raises(BuildError, match="max_batch_size"):
         read_args(tmp_path)
+
+
+def test_only_the_job_of_mpi_is_forgotten() -> None:
+    """As by TensorRT-LLM's own Triton model; settings such as running as root stay."""
+    for name in ("OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_precondition", "PMIX_RANK", "PMI_SIZE"):
+        assert MPI_JOB.match(name), name
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_MCA_btl", "PMIX_MCA_gds", "PATH", "PMI_SIZES"):
+        assert not MPI_JOB.match(name), name
 
 
 def test_arguments_that_tensorrt_llm_refuses_end_serve_with_the_reason(tmp_path: Path) -> None:

@@ -32,9 +32,12 @@ ARGS = Path("tensorrt_llm", "llm_args.yaml")  # in the folder of the engines
 FAILED = "TensorRT-LLM failed on this request. The server's log says why."
 REASONS = {"stop": "stop", "length": "length", "timeout": "cancelled", "cancelled": "cancelled"}
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-# of whoever started this process under MPI; TensorRT-LLM starts ranks of its own, and its own
-# Triton model clears the same (triton_backend/all_models/llmapi/tensorrt_llm/1/model.py)
-MPI_JOB = re.compile(r"OMPI_(?!MCA_(?!orte_))|ORTE_|PMIX_(?!MCA_)|PMI_")
+# variables of the MPI job, not of its settings, that this process was started in: TensorRT-LLM starts
+# ranks of its own. Its Triton model, all_models/llmapi/tensorrt_llm/1/model.py, clears the same.
+MPI_JOB = re.compile(
+    r"OMPI_(COMM_WORLD_|UNIVERSE_SIZE|FIRST_RANKS|APP_CTX_NUM_PROCS|MCA_orte_)|ORTE_"
+    r"|PMIX_(?!MCA_)|PMI_(RANK|SIZE|FD|SPAWNED|APPNUM)$"
+)
 
 
 def read_args(engines: Path) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def limits(args: Mapping[str, Any]) -> dict[str, str]:
         "slots": str(args["max_batch_size"] * ranks),
         "max_seq_len": str(args["max_seq_len"]),
         "block_size": str(args["speculative_config"]["max_draft_len"] + 1),
-        "prefill_chunk": "0",
+        "prefill_chunk": "0",  # this and the next are not ours to choose
         "draft_tokens": "auto",
     }
 
@@ -228,9 +231,9 @@ def _spread(tokens: int, rounds: int) -> list[int]:
 
 
 def _absolute(args: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The arguments with the two checkpoints' relative paths, such as `./drafter`, made whole."""
-    speculative = dict(args["speculative_config"])
-    for values, name in ((args := dict(args), "model"), (speculative, "speculative_model")):
+    """The arguments with the two checkpoints' relative paths made whole."""
+    whole = {**args, "speculative_config": {**args["speculative_config"]}}
+    for values, name in ((whole, "model"), (whole["speculative_config"], "speculative_model")):
         if (directory / values[name]).is_dir():  # else it is an id of the Hub
             values[name] = str((directory / values[name]).resolve())
-    return args | {"speculative_config": speculative}
+    return whole
