@@ -23,10 +23,11 @@ from tokenizers import Tokenizer
 from triton_metrics import Triton
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.engines.tensorrt_llm.info import read_llm_args
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front import Front
-from dflash_trt.serving.llm import MPI_JOB, TensorRTLLM, limits, read_args
+from dflash_trt.serving.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.server import free_ports, running_server
@@ -77,12 +78,11 @@ def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 @contextmanager
 def _front(directory: Path, args: dict[str, Any]) -> Iterator[tuple[Front, TensorRTLLM, Triton]]:
     build = write_llm_build(directory / "build", PAIR, {**ARGS, **args})
-    engines, triton = build / "engines", Triton()
-    given = limits(read_args(engines))
+    args, triton = read_llm_args(build / "engines" / "tensorrt_llm"), Triton()
     names = {"mode": "tensorrt_llm", "tokenizer": "", "engines": "", "max_queue": "9"}
-    settings = Settings.from_parameters({**names, "eos_token_ids": "0", **given})
+    settings = Settings.from_parameters({**names, "eos_token_ids": "0", **limits(args)})
     metrics = Metrics(triton, settings.block_size, rounds=False)
-    decoder = TensorRTLLM(settings, read_args(engines), engines / "tensorrt_llm", metrics)
+    decoder = TensorRTLLM(settings, args, metrics)
     front = Front(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)
     try:
         yield front, decoder, triton
@@ -243,15 +243,13 @@ def test_closing_tells_who_waits(tensorrt_llm: ModuleType, tmp_path: Path) -> No
         llm.generate_async([1])
 
 
-def test_limits_are_those_of_the_arguments(tmp_path: Path) -> None:
+def test_limits_are_those_of_the_arguments() -> None:
     args = {**ARGS, "tensor_parallel_size": 4, "speculative_config": {"max_draft_len": 7}}
     assert limits(args)["slots"] == "2"
     assert limits({**args, "enable_attention_dp": True})["slots"] == "8"
     assert limits(args)["block_size"] == "8"
-    (tmp_path / "tensorrt_llm").mkdir()
-    (tmp_path / "tensorrt_llm" / "llm_args.yaml").write_text("model: target\nmax_seq_len: 9\n")
     with pytest.raises(BuildError, match="max_batch_size"):
-        read_args(tmp_path)
+        limits({**args, "max_batch_size": None})
 
 
 def test_only_the_job_of_mpi_is_forgotten() -> None:
