@@ -16,12 +16,14 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hub import Repository, running_hub
+from llm_build import STANDINS
 from pairs import make_pair
 from test_build import assert_only, contents, quiet
 from test_checkpoints import edit
@@ -33,6 +35,11 @@ from dflash_trt.engines.tensorrt_llm import bundle
 from dflash_trt.engines.tensorrt_llm.info import read_info, read_llm_args
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, DflashError, PairError
 from dflash_trt.manifest import read_manifest
+from dflash_trt.serving.client import stream
+from dflash_trt.serving.health import health_of
+from dflash_trt.serving.launch import environment, find_binary
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server import free_ports
 
 COMMIT = "0" * 39 + "7"
 
@@ -212,6 +219,12 @@ def test_what_the_graphs_refuse_may_pass(pair: Path) -> None:
     with pytest.raises(CheckpointError):
         load_target(pair / "target")
     assert build(config(pair), pair / "new", quiet).built
+    models = (pair / "target", pair / "drafter")
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_trt", "inspect", *models], capture_output=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert b"fits          tensorrt_llm" in done.stdout
 
 
 def spoil_shards(pair: Path) -> None:
@@ -350,11 +363,11 @@ def start(script: Path, environment: dict[str, str], *arguments: str) -> list[st
 
 @pytest.fixture
 def two_machines(pair: Path) -> Path:
-    """A build over two machines of four GPUs, in a folder with a space in its name."""
+    """A build over two machines of four GPUs."""
     edit(pair / "target", num_attention_heads=8, head_dim=8)
     edit(pair / "drafter", num_attention_heads=8, head_dim=8)
     settings = config(pair, hardware="gb300-nvl72-slice", gpus=8)
-    output = pair / "two machines"
+    output = pair / "two-machines"
     build(settings, output, quiet)
     assert read_info(engine(output)).nodes == 2
     return output
@@ -366,6 +379,49 @@ def test_one_machine_runs_triton(original: Path, launchers: dict[str, str]) -> N
     assert lines[0] == "tritonserver"
     assert f"--model-repository={built}/model_repository" in lines
     assert lines[-2:] == ["--http-port=9000", "PDL=1"]
+
+
+def test_a_path_with_a_space_is_said_before_triton_stumbles(
+    pair: Path, launchers: dict[str, str]
+) -> None:
+    (pair / "built").rename(pair / "my build")
+    script = pair / "my build" / "launch" / "single_node.sh"
+    done = subprocess.run([script], env=launchers, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2
+    assert "a path with a space" in done.stderr
+    assert not Path(launchers["RECORD"]).exists()
+
+
+def test_the_script_serves(pair: Path, tmp_path: Path) -> None:
+    """The real tritonserver, over the stand-in of TensorRT-LLM."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    binary, ports = find_binary(runtime), free_ports()
+    environment_ = environment(binary) | {"PYTHONPATH": str(STANDINS)}
+    environment_["PATH"] = f"{environment_['PATH']}{os.pathsep}{binary.path.parent}"
+    numbers = [f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")]
+    settings = config(pair, concurrency=2)
+    build(settings, pair / "small", quiet)
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [pair / "small" / "launch" / "single_node.sh", *numbers, *binary.arguments],
+            env=environment_,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            health, deadline = health_of(ports, Security()), time.monotonic() + 60
+            while not health.is_ready() and process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            text = "".join(
+                part.text for part in stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=8)
+            )
+        finally:
+            process.terminate()
+            process.wait(30)
+    assert text
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])

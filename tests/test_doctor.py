@@ -263,6 +263,12 @@ def test_a_build_that_was_not_copied_whole_is_found(built: Path, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("installed", "machine")
+def test_a_path_with_a_space_is_an_error(built: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(built, tmp_path / "my build"))
+    assert bad(copy) == {"triton": "error"}
+
+
+@pytest.mark.usefixtures("installed", "machine")
 def test_a_port_in_use_is_a_warning(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -636,6 +636,14 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
         "enable_padding": True,
     }
     assert chosen(deploy, Setup(args={"max_batch_size": None})).max_batch_size == 2048
+    throughput = Setup(
+        engine={"objective": "throughput"}, args={"attention_dp_config": {"timeout_iters": 5}}
+    )
+    assert chosen(deploy, throughput).to_dict()["attention_dp_config"] == {
+        "enable_balance": True,
+        "batching_wait_iters": 50,
+        "timeout_iters": 5,
+    }
     assert (
         chosen(deploy, Setup(args={"cuda_graph_config": None})).to_dict()["cuda_graph_config"]
         is None

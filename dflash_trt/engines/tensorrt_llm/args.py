@@ -2,21 +2,21 @@
 
 from collections import UserDict
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from dflash_trt.checkpoints.outline import NotKnown, Pair
 from dflash_trt.checkpoints.pair import Finding
-from dflash_trt.config import BuildConfig, Version
+from dflash_trt.config import BuildConfig
 from dflash_trt.engines.tensorrt_llm.case import Case
 from dflash_trt.engines.tensorrt_llm.checks.arguments import ARGUMENT_CHECKS
 from dflash_trt.engines.tensorrt_llm.checks.table import findings
+from dflash_trt.engines.tensorrt_llm.choices import UNSET
 from dflash_trt.engines.tensorrt_llm.chosen import Chosen, LlmArgs
-from dflash_trt.engines.tensorrt_llm.rules import RULES, UNSET, Rule
-from dflash_trt.engines.tensorrt_llm.schema import TorchLlmArgs, Upstream, nested, since
+from dflash_trt.engines.tensorrt_llm.rules import RULES, Rule
+from dflash_trt.engines.tensorrt_llm.schema import TorchLlmArgs, Upstream, has, nested, since
 from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import Machine
 
-VERSIONS: tuple[Version, ...] = get_args(Version)
 # upstream's `normalize_optional_fields_to_defaults`
 NULL_IS_DEFAULT = {"max_batch_size", "max_num_tokens"}
 
@@ -66,7 +66,7 @@ def env_vars(config: BuildConfig, pair: Pair, machine: Machine) -> dict[str, str
     Both from upstream's gpt-oss recipes (`examples/configs/database/openai/gpt-oss-120b/B200`).
     """
     case = Case(config, pair, machine)
-    found = {"TRTLLM_ENABLE_PDL": "1"} if case.gpu.sm >= 90 else {}  # dependent launches
+    found = {"TRTLLM_ENABLE_PDL": "1"} if case.gpu.sm >= 100 else {}  # dependent launches
     return found | ({"NCCL_GRAPH_REGISTER": "0"} if case.gpus > 1 else {})
 
 
@@ -118,5 +118,4 @@ def _applies(rule: Rule, case: Case, values: Values) -> bool:
         inner = nested(model.model_fields[section])
         assert inner is not None
         model = inner
-    first = since(model.model_fields[last])
-    return VERSIONS.index(case.engine.version) >= VERSIONS.index(first)
+    return has(case.engine.version, since(model.model_fields[last]))

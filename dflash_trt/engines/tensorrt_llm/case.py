@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from dflash_trt.checkpoints.checks.tensorrt_llm import architecture
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.fields import SLIDING
 from dflash_trt.checkpoints.files import read_json
@@ -99,11 +100,6 @@ class Case:
     @property
     def block_size(self) -> int:
         return self.drafter.number("block_size")
-
-
-def architecture(model: Model) -> str:
-    found = model.values.get("architectures")
-    return str(found[0]) if isinstance(found, list) and found else "unknown"
 
 
 def heads(model: Model) -> Heads:

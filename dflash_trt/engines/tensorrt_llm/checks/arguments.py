@@ -2,16 +2,20 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
 from dflash_trt.checkpoints.checks import Found
-from dflash_trt.config import Version
 from dflash_trt.engines.tensorrt_llm.case import Case
-from dflash_trt.engines.tensorrt_llm.schema import Status, TorchLlmArgs, Upstream, nested, since
-
-VERSIONS: tuple[Version, ...] = get_args(Version)
+from dflash_trt.engines.tensorrt_llm.schema import (
+    Status,
+    TorchLlmArgs,
+    Upstream,
+    has,
+    nested,
+    since,
+)
 
 
 def known_arguments(case: Case) -> Found:
@@ -37,7 +41,7 @@ def arguments_of_version(case: Case) -> Found:
     for name, model, key, value in _walk(case):
         if key in model.model_fields:
             first = since(model.model_fields[key], value if isinstance(value, str) else None)
-            if VERSIONS.index(first) > VERSIONS.index(version):
+            if not has(version, first):
                 late.append((name, first))
     return Found(
         not late,
@@ -91,7 +95,7 @@ def marked(case: Case, status: str) -> list[str]:
     return [
         name
         for name, model, key, _ in _walk(case)
-        if any(m == Status(status) for m in model.model_fields[key].metadata)  # type: ignore[arg-type]
+        if status in [m.name for m in model.model_fields[key].metadata if isinstance(m, Status)]
     ]
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dflash_trt.checkpoints.checks import Found
 from dflash_trt.checkpoints.checks.tensorrt_llm import first_generation
 from dflash_trt.engines.tensorrt_llm.case import Case
-from dflash_trt.engines.tensorrt_llm.checks.arguments import VERSIONS
+from dflash_trt.engines.tensorrt_llm.choices import DRAFTER
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
-from dflash_trt.engines.tensorrt_llm.rules import DRAFTER
+from dflash_trt.engines.tensorrt_llm.schema import has
 
 CONFIG = "engine.args.speculative_config"
 
@@ -16,7 +16,7 @@ def generation_of_version(case: Case, args: LlmArgs) -> Found:
     """Older versions do not have its convolutions and its selector."""
     found, version = first_generation(case.pair), case.engine.version
     return Found(
-        found.ok or VERSIONS.index(version) >= VERSIONS.index("1.4.0rc0"),
+        found.ok or has(version, "1.4.0rc0"),
         f"{found.what}; engine.version is {version}",
         found.fix,
     )
@@ -26,7 +26,7 @@ def windows_of_version(case: Case, args: LlmArgs) -> Found:
     """Older versions run layers with a window without it (pull request 16914, August 2026)."""
     version = case.engine.version
     return Found(
-        not case.windows or VERSIONS.index(version) >= VERSIONS.index("1.3.0rc27"),
+        not case.windows or has(version, "1.3.0rc27"),
         f"layers of the drafter have {'a' if case.windows else 'no'} window, engine.version is "
         f"{version}",
         "Set engine.version to 1.3.0rc27 or later",

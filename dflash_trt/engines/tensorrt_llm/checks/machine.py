@@ -2,8 +2,8 @@
 
 from dflash_trt.checkpoints.checks import Found
 from dflash_trt.engines.tensorrt_llm.case import Case, heads
+from dflash_trt.engines.tensorrt_llm.choices import PAGED, undivided
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
-from dflash_trt.engines.tensorrt_llm.rules import PAGED, undivided
 
 PAGES = (16, 32, 64)  # tokens; FlashInferTrtllmGenFmha.SUPPORTED_TOKENS_PER_BLOCK
 RATIO = 32  # FlashInferTrtllmGenFmha.MAX_HEADS_RATIO_GENERATION

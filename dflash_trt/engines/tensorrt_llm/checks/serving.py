@@ -2,9 +2,10 @@
 
 from dflash_trt.checkpoints.checks import Found
 from dflash_trt.engines.tensorrt_llm.case import Case
-from dflash_trt.engines.tensorrt_llm.checks.arguments import VERSIONS, marked
+from dflash_trt.engines.tensorrt_llm.checks.arguments import marked
+from dflash_trt.engines.tensorrt_llm.choices import TARGET
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
-from dflash_trt.engines.tensorrt_llm.rules import TARGET
+from dflash_trt.engines.tensorrt_llm.schema import has
 
 SPECULATIVE = "engine.args.speculative_config"
 
@@ -168,7 +169,7 @@ def acceptance_per_request(case: Case, args: LlmArgs) -> Found:
     """Before pull request 17082 (August 2026) the figures of a request are zero."""
     version = case.engine.version
     return Found(
-        VERSIONS.index(version) >= VERSIONS.index("1.3.0rc27"),
+        has(version, "1.3.0rc27"),
         f"engine.version is {version}",
         "Take 1.3.0rc27 or later, or read acceptance from the server's metrics only",
     )

@@ -5,6 +5,12 @@
 set -euo pipefail
 
 build=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+case $build in
+*[[:space:]]*)
+  echo "Triton starts no Python model under a path with a space: move $build" >&2
+  exit 2
+  ;;
+esac
 nodes=@NODES@
 if [ "$nodes" -gt 1 ] && [ -z "${TLLM_SPAWN_PROXY_PROCESS:-}" ]; then
   echo "this build takes $nodes machines: start it with launch/slurm.sh or launch/mpi.sh" >&2

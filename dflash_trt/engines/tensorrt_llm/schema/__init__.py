@@ -9,16 +9,26 @@ never newer. Arguments that only an object of Python can be given for are left o
 and sizes are above zero, which upstream finds out later.
 """
 
-from dflash_trt.engines.tensorrt_llm.schema.base import Since, Status, Upstream, nested, since
+from dflash_trt.engines.tensorrt_llm.schema.base import (
+    VERSIONS,
+    Since,
+    Status,
+    Upstream,
+    has,
+    nested,
+    since,
+)
 from dflash_trt.engines.tensorrt_llm.schema.llm import TorchLlmArgs
 from dflash_trt.engines.tensorrt_llm.schema.speculative import DFlashDecodingConfig
 
 __all__ = [
+    "VERSIONS",
     "DFlashDecodingConfig",
     "Since",
     "Status",
     "TorchLlmArgs",
     "Upstream",
+    "has",
     "nested",
     "since",
 ]

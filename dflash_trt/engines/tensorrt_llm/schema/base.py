@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from dflash_trt.config import Version
 
-FIRST: Version = get_args(Version)[0]
+VERSIONS: tuple[Version, ...] = get_args(Version)  # oldest first
 
 
 class Upstream(BaseModel):
@@ -45,7 +45,12 @@ def since(field: FieldInfo, value: object = None) -> Version:
     """The version that a field, or its `value`, is known from."""
     marks = [mark for mark in field.metadata if isinstance(mark, Since)]
     own = [m.version for m in marks if m.value is None]
-    return next((m.version for m in marks if m.value == value), own[0] if own else FIRST)
+    return next((m.version for m in marks if m.value == value), own[0] if own else VERSIONS[0])
+
+
+def has(version: Version, first: Version) -> bool:
+    """Whether `version` is `first` or later."""
+    return VERSIONS.index(version) >= VERSIONS.index(first)
 
 
 def nested(field: FieldInfo) -> type[Upstream] | None:
