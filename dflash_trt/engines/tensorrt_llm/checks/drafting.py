@@ -50,7 +50,8 @@ def draft_length_as_trained(case: Case, args: LlmArgs) -> Found:
     return Found(
         asked is None or asked >= most,
         f"max_draft_len is {asked}, the drafter was trained to draft {most}",
-        f"Leave out max_draft_len (and speculation.draft_tokens), or set it to {most}",
+        f"Set it to {most}, or leave it and speculation.draft_tokens out; to verify fewer give "
+        f"{CONFIG}.draft_len_schedule, which takes the first drafts of a whole block",
     )
 
 
