@@ -204,6 +204,7 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(drafter={"dflash_config": {"mask_token_id": 1, "target_layer_ids": [9, 1, 17]}}),
         Setup(drafter={"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 9, 17]}}),
     ),
+    "first-generation": (Setup(drafter=SECOND), Setup()),
     "generation-of-version": (
         Setup(drafter=SECOND, engine={"version": "1.3.0rc29"}),
         Setup(drafter=SECOND, engine={"version": "1.4.0rc0"}),

@@ -13,7 +13,7 @@ CONFIG = "engine.args.speculative_config"
 
 
 def generation_of_version(case: Case, args: LlmArgs) -> Found:
-    """Older versions do not have its convolutions and its selector."""
+    """Older versions do not have the convolutions and the selector of DFlash 2."""
     found, version = first_generation(case.pair), case.engine.version
     return Found(
         found.ok or has(version, "1.4.0rc0"),
