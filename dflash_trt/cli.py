@@ -72,6 +72,60 @@ def build(
 
 
 @app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="Build config, YAML (see `schema`).")],
+    machine: Annotated[
+        str | None, typer.Option(help="A preset in place of the config's hardware.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence, for the speeds.")
+    ] = None,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Tokens a DFlash round commits with all its drafts.")
+    ] = None,
+    eagle_acceptance: Annotated[
+        float | None, typer.Option(min=1.0, help="The same of an EAGLE-3 chain of three drafts.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Draw the Pareto picture here.")] = None,
+    json_: Json = False,
+) -> None:
+    """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
+    from dflash_trt.checkpoints.source import locate
+    from dflash_trt.config import load_config
+    from dflash_trt.hardware import machine as named
+    from dflash_trt.planning.picture import draw
+    from dflash_trt.planning.report import plan as run
+    from dflash_trt.planning.show import show
+    from dflash_trt.progress import reporting
+
+    settings = load_config(config)
+    hardware = None if machine is None else named(machine)
+    with reporting() as report:
+        target = locate(settings.target, "target", report, weights=False).directory
+        drafter = locate(settings.drafter, "drafter", report, weights=False).directory
+    found = run(
+        settings,
+        target,
+        drafter,
+        hardware=hardware,
+        context=context,
+        acceptance=acceptance,
+        eagle_acceptance=eagle_acceptance,
+    )
+    if svg is not None:
+        try:
+            svg.write_text(draw(found), encoding="utf-8")
+        except OSError as error:
+            raise RequestError(
+                f"cannot write {svg}: {error.strerror}", "Give another --svg"
+            ) from error
+    if json_:
+        _print_json(**found)
+    else:
+        show(found)
+
+
+@app.command()
 def inspect(
     target: Annotated[str, typer.Argument(help="Its directory, or ORG/NAME@REVISION.")],
     drafter: Annotated[str | None, typer.Argument(help="The same of its drafter.")] = None,

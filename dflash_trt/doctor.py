@@ -181,7 +181,7 @@ def driver(patient: Patient) -> Seen:
             "Run it on the machine with the GPUs; start a container with --gpus all",
         )
     version = patient.all_gpus[0].driver
-    if int(version.split(".")[0]) < LEAST_DRIVER:
+    if int(version.partition(".")[0]) < LEAST_DRIVER:
         return Seen(
             "warning",
             f"NVIDIA driver {version}, older than the {LEAST_DRIVER} of CUDA 13",
@@ -313,7 +313,7 @@ def generation(patient: Patient) -> Seen:
     info, limit = patient.info, int(patient.args.get("max_seq_len") or 1024)
     if info.nodes > 1:
         return Seen("not checked", f"it takes {info.nodes} machines, and this is one")
-    prompts = chat_prompts(patient.directory / "tokenizer", limit - first_generation.TOKENS)
+    prompts = chat_prompts(patient.directory / "tokenizer", max(1, limit - first_generation.TOKENS))
     runtime = Path(tempfile.mkdtemp(prefix="dflash-trt-doctor-"))
     result, log = runtime / "result.json", runtime / "log"
     (runtime / "prompts.json").write_text(json.dumps(prompts))
@@ -326,12 +326,14 @@ def generation(patient: Patient) -> Seen:
             env=os.environ | info.environment,
             start_new_session=True,  # its ranks are processes, too
         )
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GENERATION_TIMEOUT)
-        late = process.poll() is None
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GENERATION_TIMEOUT)
+            late = process.poll() is None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if result.is_file():
         made = Generated(**json.loads(result.read_text()))
         shutil.rmtree(runtime)

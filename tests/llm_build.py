@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -44,6 +45,9 @@ def write_llm_build(directory: Path, pair_dir: Path, args: dict[str, Any], **ser
     )
     pair = Pair(outline_target(pair_dir / "target"), outline_drafter(pair_dir / "drafter"))
     write_llm_repository(directory, config, pair)
+    manifest = {"dflash_trt": "", "name": "tiny", "config": {}, "files": {}}
+    manifest["drafter"] = {"block_size": pair.drafter.number("block_size")}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
     return directory
 
 

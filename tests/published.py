@@ -123,6 +123,7 @@ def _qwen35(hub: str, cls: str = "Qwen3_5ForConditionalGeneration", **text: Any)
     kind = transformers.Qwen3_5MoeConfig if "Moe" in cls else transformers.Qwen3_5Config
     text |= {"max_position_embeddings": 262144, "eos_token_id": 248046}
     text |= _rope(1e7, partial_rotary_factor=0.25)
+    text |= {"tie_word_embeddings": "4B" in hub}
     mask = ("<|fim_pad|>", 248070 if "3.8" in hub or "3.6-27B" in hub else 248077)
     return Target(hub, cls, kind(text_config=text, tie_word_embeddings="4B" in hub), mask)
 
@@ -452,7 +453,12 @@ def _write_config(directory: Path, target: Target) -> None:
         }
     if target.quantised == "nvfp4":
         config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-        algorithm = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16}
+        algorithm = {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": "FP8",
+            "group_size": 16,
+            "exclude_modules": ["*lm_head", "*self_attn*", "*shared_experts*", "*.layers.0.*"],
+        }
         _write_json(directory / "hf_quant_config.json", {"quantization": algorithm})
     _write_json(directory / "config.json", config)
     ends = target.config.get_text_config().eos_token_id

@@ -35,6 +35,7 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     }
     assert config.speculation.draft_tokens is None
     assert config.serving.model_dump() == {
+        "style": "dflash",
         "mode": "ensemble",
         "slots": 4,
         "max_seq_len": None,

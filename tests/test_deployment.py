@@ -22,12 +22,14 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from live import serving
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
 from dflash_trt.config import BuildConfig
 from dflash_trt.deployment import resource_name, write_deployment
 from dflash_trt.hardware import machine
+from dflash_trt.serving.server import free_ports
 
 SCHEMAS = Path(__file__).parent / "schemas"
 KUBERNETES = "1.34"
@@ -294,3 +296,15 @@ def test_the_probe_generates_unless_tokens_flow(tmp_path: Path, style: str) -> N
         assert len(server.asked) == 2
         assert not healthy(port)
     assert not healthy(port)  # nobody listens
+
+
+def test_the_probe_asks_a_real_server(built: Path, tmp_path: Path) -> None:
+    write_deployment(tmp_path, made(), machine("dgx-b300"))
+    ports = free_ports()
+    probe = [str(tmp_path / "deploy" / "probe.sh")]
+    env = {"HTTP_PORT": str(ports.http), "METRICS_PORT": str(ports.metrics)}
+    with serving(built, ports):
+        for _ in range(2):
+            asked = subprocess.run(probe, env=os.environ | env, timeout=60)
+            assert asked.returncode == 0
+    assert subprocess.run(probe, env=os.environ | env, timeout=60).returncode != 0

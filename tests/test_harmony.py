@@ -24,6 +24,7 @@ ANSWER = (
     "<|start|>assistant<|channel|>final<|message|>It is <|1|> é."
 )
 CALL = "<|start|>assistant to=f<|channel|>commentary <|constrain|>json<|message|>{}"
+FIRST_CALL = " to=f<|channel|>commentary json<|message|>{}"
 WAIT = 60.0
 
 
@@ -46,6 +47,7 @@ def test_thoughts_are_told_from_what_is_said(size: int) -> None:
         ("<|channel|>analysis<|message|>Hm<|end|>" + CALL, ("Hm", CALL)),
         ("<|channel|>commentary<|message|>First this.", ("", "First this.")),
         ("<|channel|>analysis<|message|>cut off <|en", ("cut off <|en", "")),
+        (FIRST_CALL, ("", FIRST_CALL)),
         ("", ("", "")),
     ):
         channels = Channels()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import signal
 import sys
 import threading
 import time
@@ -14,18 +15,21 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
+from live import serving
 from llm_build import STANDINS, standins, write_llm_build
 from tokenizers import Tokenizer
 from triton_metrics import Triton
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import BuildError, ServerError
+from dflash_trt.serving.client import Client
 from dflash_trt.serving.front import Front
 from dflash_trt.serving.llm import TensorRTLLM, limits, read_args
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
-from dflash_trt.serving.server import running_server
+from dflash_trt.serving.server import free_ports, running_server
 from dflash_trt.serving.settings import Settings
 
 PAIR = Path(__file__).parents[1] / "examples" / "pycode"
@@ -254,6 +258,26 @@ def test_arguments_that_tensorrt_llm_refuses_end_serve_with_the_reason(tmp_path:
         running_server(build),
     ):
         pass
+
+
+def test_serve_and_the_openai_front(tmp_path: Path) -> None:
+    build = write_llm_build(tmp_path / "build", PAIR, ARGS)
+    ports, port = free_ports(), free_ports().http
+    with standins(), serving(build, ports, "--openai-port", str(port)) as (process, _):
+        with Client(f"127.0.0.1:{ports.grpc}") as client:
+            [expected] = client.generate("def main():", max_tokens=20).choices
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-") as api:
+            answer = api.completions.create(
+                model="tiny", prompt="def main():", max_tokens=20, temperature=0
+            )
+            assert answer.choices[0].text == expected.text
+            assert answer.usage is not None
+            assert answer.usage.rounds == expected.summary.rounds
+            assert answer.metrics["speculative_decoding"]["per_step_accepted"]
+            with pytest.raises(openai.BadRequestError, match="logprobs is not possible"):
+                api.completions.create(model="tiny", prompt="x", logprobs=2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT) == 0
 
 
 class TestStandIn:

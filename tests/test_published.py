@@ -23,6 +23,7 @@ from dflash_trt.config import BuildConfig, load_config
 from dflash_trt.engines.tensorrt_llm import bundle
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.export import ENGINES, export
+from dflash_trt.planning.report import plan
 
 pytestmark = pytest.mark.models
 
@@ -139,6 +140,18 @@ def test_it_builds_or_is_refused_as_it_says(cache: Path, tmp_path: Path, file: P
     assert (engine / "drafter" / "model.safetensors").stat().st_size > 1 << 29
     assert (result.directory / "deploy" / "kubernetes" / "deployment.yaml").is_file()
     assert result.manifest["hub"]["drafter"]["id"] == PAIRS[file.stem].drafter_hub
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_it_can_be_planned(cache: Path, file: Path) -> None:
+    """From the JSON files alone it counts the bytes of weights that the stand-ins have."""
+    models = directories(cache, file.stem)
+    found = plan(load_config(file), *models)
+    for role, model in zip(("target", "drafter"), models, strict=True):
+        size = sum(each.stat().st_size for each in model.glob("*.safetensors"))
+        assert found[role]["weight_bytes"] == pytest.approx(size, rel=0.02)
+    assert found["machine"]["name"] == file.parent.name
+    assert any(layout["by_context"][32768]["sequences"] for layout in found["memory"])
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")

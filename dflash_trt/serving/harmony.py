@@ -27,7 +27,8 @@ class Channels:
 
     def __init__(self) -> None:
         self._held = ""  # may become a marker
-        self._header: str | None = None  # so far; None: what comes is text
+        self._header: str | None = ""  # so far; None: what comes is text
+        self._begun = False
         self._thinks = False
 
     def push(self, text: str, *, last: bool) -> tuple[str, str]:
@@ -41,6 +42,7 @@ class Channels:
             if marker == MESSAGE:
                 header = self._header or ""
                 self._thinks, self._header = header.endswith(CHANNEL + THOUGHTS), None
+                self._begun = True
                 if " to=" in header:
                     parts[False] += header + MESSAGE
             elif marker == END:
@@ -51,6 +53,8 @@ class Channels:
         cut = len(self._held) - keep
         self._give(self._held[:cut], parts)
         self._held = self._held[cut:]
+        if last and not self._begun and self._header:  # it does not write in channels after all
+            parts[False] += self._header
         return parts[True], parts[False]
 
     def _give(self, text: str, parts: dict[bool, str]) -> None:

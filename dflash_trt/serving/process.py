@@ -37,7 +37,7 @@ from dflash_trt.serving.reaper import (
 from dflash_trt.serving.repository import LLMAPI
 from dflash_trt.serving.security import Security, check_exposure
 
-START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
+START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
 REAPER_TIMEOUT = 10.0  # seconds

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dflash_trt.engines.tensorrt_llm.info import BundleInfo
@@ -30,11 +31,12 @@ def gpus() -> list[SeenGpu]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = []
     for line in text.splitlines():
-        index, uuid, name, capability, *memory, driver = (part.strip() for part in line.split(","))
-        if visible is None or index in visible.split(",") or uuid in visible.split(","):
-            total, free = (int(size) * MIB for size in memory)
-            sm = int(capability.replace(".", ""))
-            found.append(SeenGpu(int(index), name, sm, total, free, driver))
+        with suppress(ValueError):  # "[N/A]": no GPU of the kind that this is for
+            index, uuid, name, capability, total, free, driver = map(str.strip, line.split(","))
+            sizes = int(total) * MIB, int(free) * MIB
+            gpu = SeenGpu(int(index), name, int(capability.replace(".", "")), *sizes, driver)
+            if visible is None or {index, uuid} & {*visible.split(",")}:
+                found.append(gpu)
     return found
 
 

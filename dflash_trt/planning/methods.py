@@ -1,0 +1,78 @@
+"""Ways to decode: plain, with an EAGLE-3-like chain of draft tokens, and with DFlash."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dflash_trt.planning.roofline import Runtime, Step, forward, head
+from dflash_trt.planning.shape import Shape, eagle_shape
+
+DRAFT_BYTES = 2  # of a number in a drafter's cache: bf16
+EAGLE_CHAIN = 3  # draft tokens of an EAGLE-3 chain, TensorRT-LLM's usual max_draft_len
+# gpt-oss-120b with three draft tokens: TensorRT-LLM's reference for its own accuracy test
+EAGLE_ACCEPTANCE = 2.8943
+
+
+@dataclass(frozen=True)
+class Method:
+    """How to draft.
+
+    acceptance: tokens that a round commits with `draft_tokens` drafts, the target's own included.
+    """
+
+    name: Literal["plain", "EAGLE-3", "DFlash"]
+    draft_tokens: int = 0
+    acceptance: float = 1.0
+    drafter: Shape | None = None
+
+    def shortened(self, draft_tokens: int) -> "Method":
+        """The same with fewer drafts. Each draft is taken to be accepted as often as the others."""
+        if draft_tokens == self.draft_tokens:
+            return self
+        chance = accepted(self.acceptance, self.draft_tokens)
+        tau = sum(chance**i for i in range(draft_tokens + 1))
+        return Method(self.name, draft_tokens, tau, self.drafter)
+
+
+PLAIN = Method("plain")
+
+
+def eagle(target: Shape, acceptance: float, draft_tokens: int = EAGLE_CHAIN) -> Method:
+    return Method("EAGLE-3", draft_tokens, acceptance, eagle_shape(target))
+
+
+def dflash(drafter: Shape, acceptance: float, draft_tokens: int) -> Method:
+    return Method("DFlash", draft_tokens, acceptance, drafter)
+
+
+def accepted(acceptance: float, draft_tokens: int) -> float:
+    """How often a draft is accepted whose predecessors were: sum of p^i, i = 0 .. n, is tau."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(draft_tokens + 1)) < acceptance:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def round_time(target: Shape, method: Method, runtime: Runtime, rows: int, context: float) -> Step:
+    """Seconds of a round of `rows` sequences of one instance, `context` tokens long each."""
+    tokens = method.draft_tokens + 1
+    step = forward(target, runtime, rows, tokens, context, runtime.kv_bytes)
+    step += head(target, runtime, rows, tokens)
+    if method.drafter is None or not method.draft_tokens:
+        return step
+    step += Step(host=runtime.constants.host[runtime.software])
+    if method.name == "DFlash":  # a pass over the whole block, and the target's head
+        step += forward(method.drafter, runtime, rows, tokens, context, DRAFT_BYTES)
+        return step + head(target, runtime, rows, method.draft_tokens)
+    each = forward(method.drafter, runtime, rows, 1, context, DRAFT_BYTES)
+    return step + method.draft_tokens * (each + head(method.drafter, runtime, rows, 1))
+
+
+def tokens_per_second(
+    target: Shape, method: Method, runtime: Runtime, rows: int, context: float
+) -> float:
+    """Of one sequence."""
+    return method.acceptance / round_time(target, method, runtime, rows, context).seconds

@@ -1,0 +1,221 @@
+"""`dflash-trt plan`: what a config's pair needs of a machine and what it gives there."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.checkpoints.files import read_json
+from dflash_trt.checkpoints.outline import config_values
+from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
+from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.errors import ConfigError
+from dflash_trt.hardware import PRESETS, Machine, machine
+from dflash_trt.planning import published
+from dflash_trt.planning.methods import (
+    EAGLE_ACCEPTANCE,
+    EAGLE_CHAIN,
+    PLAIN,
+    accepted,
+    dflash,
+    eagle,
+)
+from dflash_trt.planning.plan import Deployment, Point, curve, front, layouts
+from dflash_trt.planning.roofline import Constants, fit_errors
+from dflash_trt.planning.shape import Shape, Values, drafter_shape, target_shape
+
+CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
+CONTEXT = 4096  # tokens of a sequence for the speeds, its prompt included
+BLOCK = 16  # z-lab's default
+PAGED = (100, 103)  # compute capabilities where the drafter's context can be in the KV pool
+CHANCE = 0.8  # of a draft to be accepted, where nothing is published for a drafter
+
+
+def plan(
+    config: BuildConfig,
+    target: Path,
+    drafter: Path,
+    *,
+    hardware: Machine | None = None,
+    context: int | None = None,
+    acceptance: float | None = None,
+    eagle_acceptance: float | None = None,
+) -> dict[str, Any]:
+    """The plan, ready for JSON; seconds, bytes and tokens/s.
+
+    target, drafter: directories with at least a config.json. hardware: in place of the config's.
+    Raises ConfigError when no machine is named or an acceptance length cannot be.
+    """
+    args = config.engine.args if isinstance(config.engine, TensorRTLLM) else {}
+    host = hardware or _machine(config)
+    gpus = _gpus(config, host)
+    values = config_values(target, "target")
+    if (file := target / MODELOPT_FILE).is_file():
+        stated, more = values.get("quantization_config"), read_json(file).get("quantization")
+        values["quantization_config"] = {**(more or {}), **(stated or {})}
+    draft_values = config_values(drafter, "drafter")
+    shape = target_shape(values)
+    block = _block(config, draft_values)
+    deployment = Deployment(
+        machine=host,
+        gpus=gpus,
+        target=shape,
+        drafter=drafter_shape(draft_values, shape),
+        block=block,
+        kv_bytes=_kv_bytes(values, args),
+        paged=_backend(host, args) == "TRTLLM",
+    )
+    tau, source = _acceptance(config, acceptance, block - 1)
+    limit = config.serving.max_seq_len
+    context = context or min(CONTEXT, limit or CONTEXT)
+    chain = eagle_acceptance or EAGLE_ACCEPTANCE
+    if chain > EAGLE_CHAIN + 1:
+        raise ConfigError(
+            f"--eagle-acceptance {chain:g} is more than {EAGLE_CHAIN + 1}, the tokens of a round",
+            "Give the mean number of tokens that a round commits",
+        )
+    constants = Constants.fitted()
+    methods = (
+        PLAIN,
+        eagle(shape, chain),
+        dflash(deployment.drafter, tau, block - 1),
+    )
+    curves = {method.name: curve(deployment, method, context, constants) for method in methods}
+    return {
+        "name": config.name,
+        "machine": {"name": host.name, "gpu": host.gpu.name, "gpus": gpus},
+        "target": _model(shape, _name(config.target.hub, target)),
+        "drafter": _model(deployment.drafter, _name(config.drafter.hub, drafter)),
+        "assumed": {
+            "context": context,
+            "block": block,
+            "acceptance": tau,
+            "acceptance_from": source,
+            "eagle_acceptance": chain,
+            "kv_bytes": deployment.kv_bytes,
+            "attention_backend": _backend(host, args),
+        },
+        "memory": _memory(deployment),
+        "speed": [_point(point, points) for points in curves.values() for point in points],
+        "errors": fit_errors(),
+    }
+
+
+def _machine(config: BuildConfig) -> Machine:
+    if isinstance(config.engine, TensorRTLLM):
+        return machine(config.engine.hardware)
+    raise ConfigError(
+        f"a plan is for NVIDIA machines, and engine kind {config.engine.kind} names none",
+        f"Give --machine: one of {', '.join(PRESETS)}",
+    )
+
+
+def _gpus(config: BuildConfig, host: Machine) -> int:
+    asked = config.engine.gpus if isinstance(config.engine, TensorRTLLM) else None
+    if asked is not None and asked > host.all_gpus:
+        raise ConfigError(
+            f"engine.gpus is {asked}, but {host.name} has {host.all_gpus}",
+            f"Set it to at most {host.all_gpus}, or leave it out",
+        )
+    return asked or host.all_gpus
+
+
+def _block(config: BuildConfig, values: Values) -> int:
+    found = values.get("block_size")
+    trained = found if type(found) is int and 2 <= found <= 1024 else BLOCK
+    return min(trained, (config.speculation.draft_tokens or trained) + 1)
+
+
+def _kv_bytes(values: Values, args: Mapping[str, Any]) -> float:
+    """Bytes of a number in the target's KV cache."""
+    asked = (args.get("kv_cache_config") or {}).get("dtype", "auto")
+    if asked == "auto":
+        quant = values.get("quantization_config") or {}
+        asked = str(quant.get("kv_cache_quant_algo") or "").lower()
+    return {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}.get(asked, 2.0)
+
+
+def _backend(host: Machine, args: Mapping[str, Any]) -> str:
+    asked = (args.get("speculative_config") or {}).get("attention_backend")
+    return asked or ("TRTLLM" if host.gpu.sm in PAGED else "VANILLA")
+
+
+def _acceptance(config: BuildConfig, given: float | None, drafts: int) -> tuple[float, str]:
+    """The tokens of a round with `drafts` drafts, and where that is from."""
+    most = drafts + 1
+    if given is not None:
+        if not 1 <= given <= most:
+            raise ConfigError(
+                f"--acceptance {given:g} is not from 1 to {most}, the tokens of a round",
+                "Give the mean number of tokens that a round commits",
+            )
+        return given, "given"
+    if (measured := published.acceptance(config.drafter.hub or "")) is not None:
+        tau, whole = measured
+        chance = accepted(
+            tau, whole
+        )  # of each draft; fewer drafts than were measured are asked for
+        return sum(chance**i for i in range(most)), "published, mean of its tasks"
+    return sum(CHANCE**i for i in range(most)), f"taken: {CHANCE:.0%} of drafts accepted"
+
+
+def _name(hub: str | None, directory: Path) -> str:
+    return hub or directory.name
+
+
+def _model(shape: Shape, name: str) -> dict[str, Any]:
+    formats = {kind.name for layer in shape.kinds for count, kind in layer.parts() if count}
+    return {
+        "name": name,
+        "parameters": shape.parameters,
+        "weight_bytes": round(shape.weight_bytes),
+        "formats": sorted(formats),
+        "layers": len(shape.layers),
+        "experts": max((layer.experts for layer in shape.layers), default=0),
+        "estimated": list(shape.estimated),
+    }
+
+
+def _memory(deployment: Deployment) -> list[dict[str, Any]]:
+    rows = []
+    for layout in layouts(deployment):
+        if layout.experts_parallel and not layout.attention_dp:
+            continue  # as without: whole experts weigh what their slices do
+        instances = deployment.gpus // layout.gpus
+        fits = {context: deployment.fit(layout, context) for context in CONTEXTS}
+        one = fits[CONTEXTS[0]]
+        rows.append(
+            {
+                "layout": str(layout),
+                "gpus": layout.gpus,
+                "instances": instances,
+                "target_bytes": round(one.target),
+                "drafter_bytes": round(one.drafter),
+                "free_bytes": round(one.free),
+                "kv_bytes_per_token": round(one.per_token),
+                "by_context": {
+                    context: {
+                        "sequences": instances * found.sequences,
+                        "kv_bytes": round(found.sequence),
+                        "drafter_context_bytes": round(found.drafting),
+                        "free_gpu_memory_fraction": round(found.fraction, 3),
+                    }
+                    for context, found in fits.items()
+                },
+            }
+        )
+    return rows
+
+
+def _point(point: Point, points: list[Point]) -> dict[str, Any]:
+    return {
+        "method": point.method,
+        "concurrency": point.concurrency,
+        "layout": str(point.layout),
+        "draft_tokens": point.draft_tokens,
+        "acceptance": round(point.acceptance, 3),
+        "tokens_per_user": round(point.per_user, 1),
+        "tokens_per_gpu": round(point.per_gpu, 1),
+        "round": asdict(point.step),
+        "on_front": point in front(points),
+    }

@@ -1,0 +1,125 @@
+"""A plan as text."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+METHODS = ("plain", "EAGLE-3", "DFlash")
+GIB = 1 << 30
+WIDTH = 140
+
+
+def show(plan: Mapping[str, Any]) -> None:
+    """Print what `planning.report.plan` gave."""
+    console = Console(soft_wrap=True, highlight=False)
+    console.width = max(console.width, WIDTH)  # a narrow terminal wraps, rather than hide numbers
+    for line in _heading(plan):
+        console.print(line, markup=False)
+    for table in (_memory(plan), _speed(plan)):
+        console.print()
+        console.print(table)
+    console.print()
+    for line in _remarks(plan):
+        console.print(line, markup=False)
+
+
+def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
+    machine, assumed = plan["machine"], plan["assumed"]
+    yield f"{plan['name']} on {machine['gpus']} x {machine['gpu']} ({machine['name']})"
+    for role in ("target", "drafter"):
+        model = plan[role]
+        experts = f", {model['experts']} experts" if model["experts"] else ""
+        yield (
+            f"  {role:<8} {model['name']}: {model['parameters'] / 1e9:.2f} B parameters in "
+            f"{' and '.join(model['formats'])}, {model['weight_bytes'] / GIB:.1f} GiB, "
+            f"{model['layers']} layers{experts}"
+        )
+        for remark in model["estimated"]:
+            yield f"  {'':<8} an estimate: {remark}"
+    yield (
+        f"  KV cache {assumed['kv_bytes']:g} bytes a number; drafter attention "
+        f"{assumed['attention_backend']}; "
+        f"acceptance length {assumed['acceptance']:.2f} of {assumed['block']} "
+        f"({assumed['acceptance_from']}), EAGLE-3 {assumed['eagle_acceptance']:.2f}"
+    )
+
+
+def _memory(plan: Mapping[str, Any]) -> Table:
+    table = Table(title="Memory of a GPU, and sequences on all of them by length", **STYLE)
+    for name in ("layout", "target\nGiB", "drafter\nGiB", "left\nGiB", "KV of a\ntoken, KiB"):
+        table.add_column(name, justify="left" if name == "layout" else "right", no_wrap=True)
+    for context in plan["memory"][0]["by_context"]:
+        table.add_column(f"\n{int(context) // 1024}k", justify="right", no_wrap=True)
+    for row in plan["memory"]:
+        name = row["layout"] if row["gpus"] == 1 else f"{row['instances']} x {row['layout']}"
+        bytes_ = (row["target_bytes"], row["drafter_bytes"], row["free_bytes"])
+        cells = [f"{count / GIB:.1f}" for count in bytes_]
+        counts = [entry["sequences"] for entry in row["by_context"].values()]
+        fits = [f"{count:,}" if count else "-" for count in counts]
+        table.add_row(name, *cells, f"{row['kv_bytes_per_token'] / 1024:.1f}", *fits)
+    return table
+
+
+def _speed(plan: Mapping[str, Any]) -> Table:
+    context = plan["assumed"]["context"]
+    table = Table(title=f"tokens/s, sequences of {context} tokens, best layout of each", **STYLE)
+    table.add_column("sequences", justify="right", no_wrap=True)
+    for method in METHODS:
+        for name in ("user", "GPU"):
+            header = f"{method if name == 'user' else ''}\n{name}"
+            table.add_column(header, justify="right", no_wrap=True)
+        if method == "DFlash":
+            table.add_column("\nover plain", justify="right", no_wrap=True)
+            table.add_column("\ndrafts", justify="right", no_wrap=True)
+            table.add_column("\nround, ms", justify="right", no_wrap=True)
+        table.add_column("\nlayout", no_wrap=True)
+    by_level: dict[int, dict[str, Any]] = {}
+    for point in plan["speed"]:
+        by_level.setdefault(point["concurrency"], {})[point["method"]] = point
+    for level, points in sorted(by_level.items()):
+        cells = [f"{level:,}"]
+        for method in METHODS:
+            point = points.get(method)
+            if point is None:
+                cells += [""] * (6 if method == "DFlash" else 3)
+                continue
+            cells += [f"{point['tokens_per_user']:,.0f}", f"{point['tokens_per_gpu']:,.0f}"]
+            if method == "DFlash":
+                plain = points.get("plain")
+                ratio = point["tokens_per_user"] / plain["tokens_per_user"] if plain else 0
+                cells += [f"{ratio:.2f}x" if plain else "", str(point["draft_tokens"])]
+                cells.append(f"{1000 * sum(point['round'].values()):.2f}")
+            cells.append(point["layout"])
+        table.add_row(*cells)
+    return table
+
+
+def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
+    errors = plan["errors"]
+    median, most = (math.expm1(errors[name]) for name in ("median", "nine_of_ten"))
+    yield (
+        f"These are estimates. Of {errors['checked']} published figures that the model was not "
+        f"fitted to, half are off by less than {median:.0%} and nine of ten by less than "
+        f"{most:.0%} (docs/planning.md). Prefill is not in them."
+    )
+    if plan["assumed"]["attention_backend"] != "TRTLLM":
+        entries = plan["memory"][-1]["by_context"].values()
+        fractions = [x["free_gpu_memory_fraction"] for x in entries if x["sequences"]]
+        if fractions:
+            yield (
+                "The drafter's context is a dense arena: these sequences fit with a "
+                f"free_gpu_memory_fraction of {min(fractions):.2f} to {max(fractions):.2f}."
+            )
+    if not plan["speed"]:
+        yield "The weights do not fit: take more GPUs, larger ones, or a quantised checkpoint."
+
+
+STYLE: dict[str, Any] = {
+    "title_justify": "left",
+    "box": None,
+    "pad_edge": False,
+    "padding": (0, 2, 0, 0),
+}
