@@ -58,12 +58,12 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
 
 
 def _judged(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
-    """The warnings; the first error is raised."""
+    """The warnings and notes; the first error is raised."""
     warnings = []
     for check in checks:
         if check.result == "error":
             raise error(f"{check.name}: {check.found}", check.fix)
-        if check.result == "warning":
+        if check.result in ("warning", "note"):
             warnings.append(check)
     return warnings
 

@@ -22,7 +22,7 @@ from dflash_trt.planning.methods import (
 )
 from dflash_trt.planning.plan import Deployment, Point, curve, front, layouts
 from dflash_trt.planning.roofline import Constants, fit_errors
-from dflash_trt.planning.shape import Shape, Values, drafter_shape, target_shape
+from dflash_trt.planning.shape import Shape, Values, drafter_shape, section, target_shape
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 CONTEXT = 4096  # tokens of a sequence for the speeds, its prompt included
@@ -51,8 +51,8 @@ def plan(
     gpus = _gpus(config, host)
     values = config_values(target, "target")
     if (file := target / MODELOPT_FILE).is_file():
-        stated, more = values.get("quantization_config"), read_json(file).get("quantization")
-        values["quantization_config"] = {**(more or {}), **(stated or {})}
+        more = section(read_json(file), "quantization")
+        values["quantization_config"] = more | section(values, "quantization_config")
     draft_values = config_values(drafter, "drafter")
     shape = target_shape(values)
     block = _block(config, draft_values)
@@ -128,16 +128,15 @@ def _block(config: BuildConfig, values: Values) -> int:
 
 def _kv_bytes(values: Values, args: Mapping[str, Any]) -> float:
     """Bytes of a number in the target's KV cache."""
-    asked = (args.get("kv_cache_config") or {}).get("dtype", "auto")
+    asked = section(args, "kv_cache_config").get("dtype", "auto")
     if asked == "auto":
-        quant = values.get("quantization_config") or {}
-        asked = str(quant.get("kv_cache_quant_algo") or "").lower()
-    return {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}.get(asked, 2.0)
+        asked = section(values, "quantization_config").get("kv_cache_quant_algo")
+    return {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}.get(str(asked).lower(), 2.0)
 
 
 def _backend(host: Machine, args: Mapping[str, Any]) -> str:
-    asked = (args.get("speculative_config") or {}).get("attention_backend")
-    return asked or ("TRTLLM" if host.gpu.sm in PAGED else "VANILLA")
+    asked = section(args, "speculative_config").get("attention_backend")
+    return str(asked) if asked else ("TRTLLM" if host.gpu.sm in PAGED else "VANILLA")
 
 
 def _acceptance(config: BuildConfig, given: float | None, drafts: int) -> tuple[float, str]:
@@ -152,9 +151,7 @@ def _acceptance(config: BuildConfig, given: float | None, drafts: int) -> tuple[
         return given, "given"
     if (measured := published.acceptance(config.drafter.hub or "")) is not None:
         tau, whole = measured
-        chance = accepted(
-            tau, whole
-        )  # of each draft; fewer drafts than were measured are asked for
+        chance = accepted(tau, whole)  # of each draft: fewer may be asked for than were measured
         return sum(chance**i for i in range(most)), "published, mean of its tasks"
     return sum(CHANCE**i for i in range(most)), f"taken: {CHANCE:.0%} of drafts accepted"
 
