@@ -24,13 +24,13 @@ from test_build import quiet
 from test_checkpoints import edit
 from test_inspect import run  # noqa: F401  (a fixture)
 
-from dflash_trt import doctor
 from dflash_trt.build import build
 from dflash_trt.config import BuildConfig
-from dflash_trt.doctor import examine
+from dflash_trt.doctor import examine, place, runtime
 from dflash_trt.engines.tensorrt_llm.first_generation import Generated
 from dflash_trt.engines.tensorrt_llm.host import gpus, not_on_nvlink
 from dflash_trt.engines.tensorrt_llm.info import read_info
+from dflash_trt.serving.launch import Ports
 
 MACHINES = {  # name, compute capability, MiB as the driver shows them
     "dgx-b300": ("NVIDIA B300 SXM6 AC", "10.3", 275040),
@@ -272,8 +272,8 @@ def test_a_path_with_a_space_is_an_error(built: Path, tmp_path: Path) -> None:
 def test_a_port_in_use_is_a_warning(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        ports = doctor.Ports(taken.getsockname()[1], 8001, 8002)
-        monkeypatch.setattr(doctor, "PORTS", ports)
+        ports = Ports(taken.getsockname()[1], 8001, 8002)
+        monkeypatch.setattr(place, "PORTS", ports)
         (found,) = (each for each in examine(built, False) if each.name == "ports")
     assert found.result == "warning"
     assert str(ports.http) in found.found
@@ -314,7 +314,7 @@ def test_a_first_generation_says_what_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = teach(make_pair(tmp_path, tied=False))
-    monkeypatch.setattr(doctor, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]])
+    monkeypatch.setattr(runtime, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]])
     result, found, length = first_generation(make_build(tmp_path))
     assert result == "passed"
     assert "128 tokens of 2 prompts, loaded in" in found
@@ -363,7 +363,7 @@ def test_how_an_acceptance_length_is_judged(
     built: Path, length: float | None, published: dict[str, float], result: str
 ) -> None:
     info = replace(read_info(built / "engines" / "tensorrt_llm"), published=published)
-    seen = doctor._judged(Generated(6, 384, length, 12.0), info)
+    seen = runtime._judged(Generated(6, 384, length, 12.0), info)
     assert seen.result == result
     assert ("published 3.7 to 5.3" in seen.found) == (bool(published) and (length or 0) > 2)
 
