@@ -316,6 +316,7 @@ def script() -> ModuleType:
 def test_the_docs_show_what_the_plan_says(script: ModuleType) -> None:
     written = script.DOCS.read_text("utf-8")
     assert script.document(written) == written, "run scripts/calibrate_plan.py --docs"
+    assert script.picture() == script.PICTURE.read_text("utf-8")
 
 
 def test_the_constants_are_the_fitted_ones(script: ModuleType) -> None:
