@@ -28,8 +28,9 @@ from dflash_trt.build import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.doctor import examine, place, runtime
 from dflash_trt.engines.tensorrt_llm.first_generation import Generated
-from dflash_trt.engines.tensorrt_llm.host import gpus, not_on_nvlink
-from dflash_trt.engines.tensorrt_llm.info import read_info
+from dflash_trt.engines.tensorrt_llm.host import check_host, gpus, not_on_nvlink
+from dflash_trt.engines.tensorrt_llm.info import read_info, write_info
+from dflash_trt.errors import EngineError
 from dflash_trt.serving.launch import Ports
 
 MACHINES = {  # name, compute capability, MiB as the driver shows them
@@ -287,6 +288,28 @@ def test_little_shared_memory_is_an_error(built: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("installed", "machine")
+def test_a_target_on_the_hub_had_better_be_in_the_cache(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    engine, commit = copy / "engines" / "tensorrt_llm", "7" * 40
+    target = {"id": "org/target", "revision": commit}
+    write_info(engine, replace(read_info(engine), target=target))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--org--target" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index = {"weight_map": {"a": shards[0], "b": shards[1]}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    for number, result in enumerate(["warning", "warning", "passed"]):
+        (found,) = (each for each in examine(copy, False) if each.name == "hub-target")
+        assert found.result == result
+        assert (f"hf download org/target --revision {commit}" in found.fix) == (number < 2)
+        if number < 2:
+            (snapshot / shards[number]).write_bytes(b"x")
+
+
+@pytest.mark.usefixtures("installed", "machine")
 def test_several_machines_need_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_pair(tmp_path, tied=False, heads=8, head_dim=8)
     build = make_build(tmp_path, hardware="gb300-nvl72-slice", gpus=8)
@@ -297,6 +320,8 @@ def test_several_machines_need_a_launcher(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert "launcher" not in bad(build)
+    with pytest.raises(EngineError, match=r"takes 2 machines.*launch/slurm\.sh"):
+        check_host(read_info(build / "engines" / "tensorrt_llm"))
     assert results(build, True)["generation"] == "not checked"
 
 
