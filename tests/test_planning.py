@@ -249,6 +249,9 @@ def test_fewer_drafts_are_accepted_as_the_model_card_says() -> None:
     assert whole.shortened(9) is whole
     assert whole.shortened(5).acceptance == pytest.approx(4.3, rel=0.06)
     assert whole.shortened(3).acceptance == pytest.approx(3.3, rel=0.06)
+    # the drafter fills its whole block all the same
+    drafter = published.drafting("z-lab/gpt-oss-120b-DFlash", "gpt-oss-120b", 5.3)
+    assert drafter.shortened(3).block == drafter.block == 10
     assert accepted(1.0, 5) == pytest.approx(0, abs=1e-6)
 
 
@@ -313,6 +316,7 @@ def script() -> ModuleType:
 def test_the_docs_show_what_the_plan_says(script: ModuleType) -> None:
     written = script.DOCS.read_text("utf-8")
     assert script.document(written) == written, "run scripts/calibrate_plan.py --docs"
+    assert script.picture() == script.PICTURE.read_text("utf-8")
 
 
 def test_the_constants_are_the_fitted_ones(script: ModuleType) -> None:
@@ -409,6 +413,7 @@ def test_a_plan_of_two_configs(run: Any, config: Path, tmp_path: Path) -> None:
     assert by_length[-1] > 0
     assert {point["method"] for point in plan["speed"]} == {"plain", "EAGLE-3", "DFlash"}
     assert plan["assumed"]["acceptance_from"].startswith("taken")
+    assert plan["built"]["layout"].startswith("TP8")
     root = ElementTree.parse(picture).getroot()
     text = "".join(root.itertext())
     assert "8 x B300" in text
@@ -445,7 +450,8 @@ def test_what_cannot_be_planned_is_said(run: Any, config: Path) -> None:
     code, _, error = run("plan", config)
     assert code == 2
     assert "--machine" in error
-    assert run("plan", config, "--machine", "hgx-h100")[0] == 0
+    code, out, _ = run("plan", config, "--machine", "hgx-h100", "--json")
+    assert (code, json.loads(out)["built"]) == (0, None)
     (config.parent / "target" / "config.json").write_text("{}")
     code, _, error = run("plan", config, "--machine", "hgx-h100")
     assert (code, "states no" in error) == (1, True)

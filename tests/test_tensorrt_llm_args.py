@@ -663,6 +663,24 @@ def test_more_gpus_than_there_are(deploy: Deploy) -> None:
         chosen(deploy, Setup(engine={"gpus": 16}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"max_position_embeddings": -1}, "max_seq_len would be -1"),
+        ({"block_size": 0}, "speculative_config.max_draft_len would be -1"),
+    ],
+)
+def test_a_drafter_with_odd_numbers(deploy: Deploy, changes: Fields, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        chosen(deploy, Setup(drafter=changes))
+
+
+@pytest.mark.parametrize("field", ["num_attention_heads", "num_key_value_heads", "head_dim"])
+def test_heads_that_cannot_be(deploy: Deploy, field: str) -> None:
+    found = checked(deploy, Setup(drafter={field: -4}))
+    assert found["heads-divide"].result == "not checked"
+
+
 def test_the_environment(deploy: Deploy) -> None:
     config, pair = deploy(Setup())
     b300 = machine("dgx-b300")

@@ -85,9 +85,7 @@ class Shape:
     @property
     def weight_bytes(self) -> float:
         """Of all GPUs together; tables and fc are never quantised."""
-        layers = sum(
-            count * format.bytes for layer in self.layers for count, format in layer.parts()
-        )
+        layers = sum(n * kind.bytes for layer in self.layers for n, kind in layer.parts())
         return layers + 2 * (self.tables * self.head + self.other)
 
     @property
@@ -189,10 +187,8 @@ def _kind(values: Values, index: int, estimated: list[str]) -> str:
 
 def _grouped(values: Values, role: str, kind: str) -> dict[str, int]:
     """Attention whose heads share keys and values in groups."""
-    hidden, heads = (
-        _number(values, "hidden_size", role),
-        _number(values, "num_attention_heads", role),
-    )
+    hidden = _number(values, "hidden_size", role)
+    heads = _number(values, "num_attention_heads", role)
     kv_heads = _int(values, "num_key_value_heads") or heads
     head_dim = _int(values, "head_dim") or hidden // heads
     both = 2  # keys and values
@@ -217,10 +213,8 @@ def _is_qwen_next(values: Values) -> bool:
 
 def _latent(values: Values, role: str) -> dict[str, int]:
     """DeepSeek's MLA: one compressed row a token, which every GPU holds."""
-    hidden, heads = (
-        _number(values, "hidden_size", role),
-        _number(values, "num_attention_heads", role),
-    )
+    hidden = _number(values, "hidden_size", role)
+    heads = _number(values, "num_attention_heads", role)
     rank, rope = _number(values, "kv_lora_rank", role), _number(values, "qk_rope_head_dim", role)
     plain, value = _number(values, "qk_nope_head_dim", role), _number(values, "v_head_dim", role)
     query = heads * (plain + rope)
@@ -238,7 +232,7 @@ def _latent(values: Values, role: str) -> dict[str, int]:
 
 
 def _linear(values: Values) -> dict[str, int]:
-    """Gated delta rule (Qwen3-Next): a state of fixed size, in float32: twice a cache's numbers."""
+    """Gated delta rule (Qwen3-Next); its state is float32, counted as two numbers each."""
     hidden = _number(values, "hidden_size", "target")
     config = section(values, "linear_attn_config")
     heads = _int(values, "linear_num_value_heads") or _int(config, "num_heads") or 0
