@@ -10,11 +10,15 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,13 @@ from live import serving
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from dflash_trt.config import BuildConfig
+from dflash_trt import deployment
+from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.deployment import resource_name, write_deployment
 from dflash_trt.hardware import machine
 from dflash_trt.serving.server import free_ports
 
+ROOT = Path(__file__).parents[1]
 SCHEMAS = Path(__file__).parent / "schemas"
 KUBERNETES = "1.34"
 LINT = YamlLintConfig(
@@ -58,6 +64,13 @@ def made(name: str = "gpt-oss.120b_x", style: str = "dflash", **engine: Any) -> 
     )
 
 
+def write(directory: Path, config: BuildConfig) -> None:
+    engine = config.engine
+    assert isinstance(engine, TensorRTLLM)
+    preset = machine(engine.hardware)
+    write_deployment(directory, config, preset, engine.gpus or preset.all_gpus)
+
+
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -66,8 +79,7 @@ def case(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def deploy(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp(case)
-    section = CASES[case]
-    write_deployment(directory, made(**section), machine(section["hardware"]))
+    write(directory, made(**CASES[case]))
     return directory / "deploy"
 
 
@@ -103,13 +115,87 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
     assert ("openssh-server" in text) == (case == SEVERAL)
 
 
+def test_the_image_has_all_that_is_imported() -> None:
+    """Of our dependencies it gets those that a bundle needs: no ONNX Runtime, no graph builder."""
+    text = (Path(deployment.__file__).parent / "templates" / "Dockerfile").read_text()
+    line = text.split("--constraint /tmp/installed.txt")[1].split("&&")[0].replace("\\\n", " ")
+    installed = {re.split(r"[\[>]", word)[0] for word in shlex.split(line)}
+    required = [each for each in metadata.requires("dflash-trt") or () if "extra ==" not in each]
+    declared = {re.match(r"[\w.-]+", each)[0] for each in required}  # type: ignore[index]
+    assert installed <= declared
+    modules = ("cli", "doctor", "serving.front", "serving.client", "serving.server")
+    code = f"""
+import importlib, importlib.metadata, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {{"onnxruntime", "onnx_ir", "onnx", "pytriton", "transformers"}}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Finder())
+before = set(sys.modules)
+for module in {modules}:
+    importlib.import_module("dflash_trt." + module)
+names = importlib.metadata.packages_distributions()
+print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0], [])}})
+"""
+    out = ran(sys.executable, "-c", code)
+    assert out.returncode == 0, out.stderr
+    imported = {name.lower().replace("_", "-") for name in out.stdout.split()} & declared
+    assert imported <= installed
+
+
 def test_the_scripts(deploy: Path, case: str) -> None:
     scripts = sorted(deploy.glob("*.sh"))
-    names = {"probe.sh"} | ({"leader.sh", "worker.sh"} if case == SEVERAL else set())
+    names = {"probe.sh", "start.sh"} | ({"leader.sh", "worker.sh"} if case == SEVERAL else set())
     assert {script.name for script in scripts} == names
     checked = ran("shellcheck", *scripts)
     assert checked.returncode == 0, checked.stdout
     assert all(os.access(script, os.X_OK) for script in scripts)
+
+
+def run_with_fakes(script: Path, tmp_path: Path, **env: str) -> list[str]:
+    """What mpirun's script is given, with commands that a test machine lacks."""
+    fakes = tmp_path / "fakes"
+    fakes.mkdir(exist_ok=True)
+    launch = script.parents[1] / "launch"
+    launch.mkdir(exist_ok=True)
+    echo = "#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n"
+    for file, text in (
+        (fakes / "ssh", f'#!/bin/sh\necho "$@" >> {tmp_path}/ssh.log\n'),
+        (fakes / "install", "#!/bin/sh\n"),
+        (launch / "mpi.sh", echo),
+    ):
+        file.write_text(text)
+        file.chmod(0o755)
+    path = {"PATH": f"{fakes}:{os.environ['PATH']}", "HOME": str(tmp_path), **env}
+    done = subprocess.run(
+        [script], env=os.environ | path, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
+    write(tmp_path, made())
+    start = tmp_path / "deploy" / "start.sh"
+    said = run_with_fakes(start, tmp_path, TRITON_ARGS="--log-verbose=1")
+    *_, http, grpc, verbose = said
+    rule = http.removeprefix("--http-restricted-api=")
+    assert grpc == f"--grpc-restricted-protocol={rule}"
+    assert verbose == "--log-verbose=1"
+    closed, key = rule.split(":admin-key=")
+    assert closed == "model-repository,shared-memory,trace,logging"
+    assert len(key) == 64
+    assert run_with_fakes(start, tmp_path)[-1] != grpc  # another key each time
+
+
+def test_the_leader_starts_ranks_on_every_pod(tmp_path: Path) -> None:
+    write(tmp_path, made(hardware="gb300-nvl72-slice"))
+    group = {"LWS_LEADER_ADDRESS": "a-0.a.ns", "LWS_GROUP_SIZE": "2"}
+    said = run_with_fakes(tmp_path / "deploy" / "leader.sh", tmp_path, **group)
+    assert said[:3] == ["--host", "a-0.a.ns:4,a-0-1.a.ns:4", "--mca"]
+    assert said[3] == "plm_rsh_args"
+    assert "-p 2222" in said[4]
+    assert "a-0-1.a.ns true" in (tmp_path / "ssh.log").read_text()
 
 
 def test_the_yaml(deploy: Path) -> None:
@@ -211,11 +297,11 @@ def test_it_repeats_and_links_do_not_travel(tmp_path: Path) -> None:
     config = made(checkpoints="hub")
     texts = []
     for name in ("one", "two"):
-        write_deployment(tmp_path / name, config, machine("dgx-b300"))
+        write(tmp_path / name, config)
         files = sorted(file for file in (tmp_path / name).rglob("*") if file.is_file())
         texts.append([file.read_bytes() for file in files])
     assert texts[0] == texts[1]
-    write_deployment(tmp_path / "link", made(checkpoints="link"), machine("dgx-b300"))
+    write(tmp_path / "link", made(checkpoints="link"))
     assert not (tmp_path / "link").exists()
 
 
@@ -272,7 +358,7 @@ def answering() -> Iterator[tuple[type[Answers], int]]:
 
 @pytest.mark.parametrize("style", ["dflash", "llmapi"])
 def test_the_probe_generates_unless_tokens_flow(tmp_path: Path, style: str) -> None:
-    write_deployment(tmp_path, made(style=style), machine("dgx-b300"))
+    write(tmp_path, made(style=style))
 
     def healthy(port: int) -> bool:
         ports = {"HTTP_PORT": str(port), "METRICS_PORT": str(port), "TMPDIR": str(tmp_path)}
@@ -299,7 +385,7 @@ def test_the_probe_generates_unless_tokens_flow(tmp_path: Path, style: str) -> N
 
 
 def test_the_probe_asks_a_real_server(built: Path, tmp_path: Path) -> None:
-    write_deployment(tmp_path, made(), machine("dgx-b300"))
+    write(tmp_path, made())
     ports = free_ports()
     probe = [str(tmp_path / "deploy" / "probe.sh")]
     env = {"HTTP_PORT": str(ports.http), "METRICS_PORT": str(ports.metrics)}

@@ -23,10 +23,11 @@ from tokenizers import Tokenizer
 from triton_metrics import Triton
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.engines.tensorrt_llm.info import read_llm_args
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front import Front
-from dflash_trt.serving.llm import TensorRTLLM, limits, read_args
+from dflash_trt.serving.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.server import free_ports, running_server
@@ -36,7 +37,6 @@ PAIR = Path(__file__).parents[1] / "examples" / "pycode"
 ARGS: dict[str, Any] = {
     "max_batch_size": 2,
     "max_seq_len": 512,
-    "speculative_config": {"max_draft_len": 7},
 }
 WAIT = 30.0
 
@@ -78,12 +78,11 @@ def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 @contextmanager
 def _front(directory: Path, args: dict[str, Any]) -> Iterator[tuple[Front, TensorRTLLM, Triton]]:
     build = write_llm_build(directory / "build", PAIR, {**ARGS, **args})
-    engines, triton = build / "engines", Triton()
-    given = limits(read_args(engines))
+    args, triton = read_llm_args(build / "engines" / "tensorrt_llm"), Triton()
     names = {"mode": "tensorrt_llm", "tokenizer": "", "engines": "", "max_queue": "9"}
-    settings = Settings.from_parameters({**names, "eos_token_ids": "0", **given})
+    settings = Settings.from_parameters({**names, "eos_token_ids": "0", **limits(args)})
     metrics = Metrics(triton, settings.block_size, rounds=False)
-    decoder = TensorRTLLM(settings, read_args(engines), engines / "tensorrt_llm", metrics)
+    decoder = TensorRTLLM(settings, args, metrics)
     front = Front(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)
     try:
         yield front, decoder, triton
@@ -114,7 +113,8 @@ def _until(holds: Any) -> None:
 
 
 def test_what_it_cannot_do_is_refused(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
-    with _front(tmp_path, {"max_num_tokens": 30}) as (front, _, _):
+    args = {"max_num_tokens": 30, "enable_chunked_prefill": False}
+    with _front(tmp_path, args) as (front, _, _):
         for values, words in (
             ({"logprobs": 0}, "logprobs is not possible: with a drafter"),
             ({"min_p": 0.1}, "min_p is not possible"),
@@ -191,7 +191,10 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
             reply.gone.set()
         assert replies[2].parts()[-1].finish_reason == ["length"]
         for reply in replies[:2]:
-            assert reply.parts()[-1] == ("CANCELLED", "The request was cancelled.")
+            said = reply.got.get(timeout=WAIT)
+            while isinstance(said, Part):  # the last of them perhaps after it has left
+                said = reply.got.get(timeout=WAIT)
+            assert said == ("CANCELLED", "The request was cancelled.")
         late = FakeReply()
         front.submit(_inputs(max_tokens=480, ignore_eos=True), late, timeout=0.05)
         end = late.parts()[-1]
@@ -240,18 +243,27 @@ def test_closing_tells_who_waits(tensorrt_llm: ModuleType, tmp_path: Path) -> No
         llm.generate_async([1])
 
 
-def test_limits_are_those_of_the_arguments(tmp_path: Path) -> None:
-    args = {**ARGS, "tensor_parallel_size": 4}
+def test_limits_are_those_of_the_arguments() -> None:
+    args = {**ARGS, "tensor_parallel_size": 4, "speculative_config": {"max_draft_len": 7}}
     assert limits(args)["slots"] == "2"
     assert limits({**args, "enable_attention_dp": True})["slots"] == "8"
     assert limits(args)["block_size"] == "8"
-    build = write_llm_build(tmp_path, PAIR, {"speculative_config": {"max_draft_len": 7}})
     with pytest.raises(BuildError, match="max_batch_size"):
-        read_args(build / "engines")
+        limits({**args, "max_batch_size": None})
+
+
+def test_only_the_job_of_mpi_is_forgotten() -> None:
+    """As by TensorRT-LLM's own Triton model; settings such as running as root stay."""
+    for name in ("OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_precondition", "PMIX_RANK", "PMI_SIZE"):
+        assert MPI_JOB.match(name), name
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_MCA_btl", "PMIX_MCA_gds", "PATH", "PMI_SIZES"):
+        assert not MPI_JOB.match(name), name
 
 
 def test_arguments_that_tensorrt_llm_refuses_end_serve_with_the_reason(tmp_path: Path) -> None:
-    build = write_llm_build(tmp_path / "build", PAIR, {**ARGS, "max_batchsize": 3})
+    build = write_llm_build(tmp_path / "build", PAIR, ARGS)
+    with (build / "engines" / "tensorrt_llm" / "llm_args.yaml").open("a") as file:
+        file.write("max_batchsize: 3\n")
     with (
         pytest.raises(ServerError, match=r"model dflash did not load: .*max_batchsize"),
         standins(),

@@ -21,13 +21,14 @@ from dflash_trt.config import load_config
 from dflash_trt.errors import ConfigError, ServerError
 from dflash_trt.serving.health import health_of
 from dflash_trt.serving.launch import command, environment, find_binary
+from dflash_trt.serving.process import Server
 from dflash_trt.serving.repository import read_config
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server import free_ports, serve
+from dflash_trt.serving.server import free_ports
 
 ROOT = Path(__file__).parents[1]
 PAIR = ROOT / "examples" / "pycode"
-ARGS = {"max_batch_size": 2, "max_seq_len": 512, "speculative_config": {"max_draft_len": 7}}
+ARGS = {"max_batch_size": 2, "max_seq_len": 512}
 # triton_backend/all_models/llmapi/tensorrt_llm/config.pbtxt@0a71057 of NVIDIA/TensorRT-LLM
 INPUTS = {
     "STRING [-1]": "text_input image_url sampling_param_stop",
@@ -167,9 +168,8 @@ def test_the_layout_runs_with_and_without_auto_completion(build: Path, complete:
 
 
 def test_serve_says_how_it_is_started(build: Path) -> None:
-    ports = free_ports()
     with pytest.raises(ServerError, match="style llmapi") as caught:
-        serve(build, ports.http, ports.grpc, ports.metrics)
+        Server(build, free_ports())
     assert "README.md" in caught.value.fix
 
 

@@ -45,7 +45,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pair.target_dir
 
 
-@pytest.fixture(scope="module", params=["ensemble", "in_process", "tensorrt_llm"])
+@pytest.fixture(
+    scope="module",
+    params=["ensemble", "in_process", pytest.param("tensorrt_llm", marks=pytest.mark.models)],
+)
 def mode(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -1,7 +1,7 @@
 """Write what deploys a `tensorrt_llm` build: a Dockerfile and Kubernetes manifests.
 
 ```
-deploy/   Dockerfile, probe.sh; over several nodes leader.sh and worker.sh
+deploy/   Dockerfile, start.sh, probe.sh; over several nodes leader.sh and worker.sh
 deploy/kubernetes/   a kustomize base: Deployment or LeaderWorkerSet, Service, PodMonitor, ...
 ```
 
@@ -15,16 +15,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.hardware import Machine
+from dflash_trt.serving.security import CHANGES
 
 TEMPLATES = Path(__file__).with_name("templates")
-EVERYWHERE = ("Dockerfile", "probe.sh")
+EVERYWHERE = ("Dockerfile", "probe.sh", "start.sh")
 MANIFESTS = ("cache", "disruptionbudget", "kustomization", "podmonitor", "service")
 LONGEST_NAME = 45  # of what Kubernetes takes 63; the controller appends to it
 
 
-def write_deployment(directory: Path, config: BuildConfig, machine: Machine) -> None:
+def write_deployment(directory: Path, config: BuildConfig, machine: Machine, ranks: int) -> None:
     """Write `directory/deploy`; the same arguments give the same bytes.
 
+    ranks: GPUs that one instance takes, over nodes where it is more than one has.
     Nothing is written with `engine.checkpoints: link`: links into this machine's checkpoints do
     not travel.
     """
@@ -32,8 +34,7 @@ def write_deployment(directory: Path, config: BuildConfig, machine: Machine) -> 
     assert isinstance(engine, TensorRTLLM)
     if engine.checkpoints == "link":
         return
-    gpus = engine.gpus or machine.all_gpus
-    per_node = min(gpus, machine.gpus)
+    per_node = min(ranks, machine.gpus)
     name = resource_name(config.name)
     upstream = config.serving.style == "llmapi"  # TensorRT-LLM's own Triton model
     values = {
@@ -45,9 +46,10 @@ def write_deployment(directory: Path, config: BuildConfig, machine: Machine) -> 
         "version": engine.version,
         "hub": engine.checkpoints == "hub",
         "gpus": per_node,
-        "nodes": -(-gpus // per_node),
+        "nodes": -(-ranks // per_node),
         "major": machine.gpu.sm // 10,
         "minor": machine.gpu.sm % 10,
+        "closed": ",".join(CHANGES),
         "model": "tensorrt_llm" if upstream else "dflash",
         "max_tokens": "sampling_param_max_tokens" if upstream else "max_tokens",
     }

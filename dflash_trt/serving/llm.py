@@ -14,13 +14,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.engines.tensorrt_llm.info import ARGS_FILE
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.serving.front import INTERNAL, Report
 from dflash_trt.serving.metrics import Metrics
@@ -28,33 +26,29 @@ from dflash_trt.serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
-ARGS = Path("tensorrt_llm", "llm_args.yaml")  # in the folder of the engines
 FAILED = "TensorRT-LLM failed on this request. The server's log says why."
 REASONS = {"stop": "stop", "length": "length", "timeout": "cancelled", "cancelled": "cancelled"}
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-# of whoever started this process under MPI; TensorRT-LLM starts ranks of its own, and its own
-# Triton model clears the same (triton_backend/all_models/llmapi/tensorrt_llm/1/model.py)
-MPI_JOB = re.compile(r"OMPI_(?!MCA_(?!orte_))|ORTE_|PMIX_(?!MCA_)|PMI_")
-
-
-def read_args(engines: Path) -> dict[str, Any]:
-    """The arguments of `LLM(...)` as the build wrote them."""
-    args: dict[str, Any] = yaml.safe_load((engines / ARGS).read_text(encoding="utf-8"))
-    for name in ("max_batch_size", "max_seq_len", "speculative_config"):
-        if not args.get(name):
-            raise BuildError(f"{ARGS} states no {name}", "Give it in engine.args and build again")
-    return args
+# variables of the MPI job that this process was started in, not its settings: TensorRT-LLM starts
+# ranks of its own. Its Triton model, all_models/llmapi/tensorrt_llm/1/model.py, clears the same.
+MPI_JOB = re.compile(
+    r"OMPI_(COMM_WORLD_|UNIVERSE_SIZE|FIRST_RANKS|APP_CTX_NUM_PROCS|MCA_orte_)|ORTE_"
+    r"|PMIX_(?!MCA_)|PMI_(RANK|SIZE|FD|SPAWNED|APPNUM)$"
+)
 
 
 def limits(args: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters of `Settings` that the arguments decide."""
+    """The parameters of `Settings` that the arguments of `LLM(...)` decide."""
+    for name in ("max_batch_size", "max_seq_len"):
+        if not args.get(name):
+            raise BuildError(f"{ARGS_FILE} states no {name}", "Give engine.args one, build again")
     # with attention data parallelism every rank has a batch of its own
     ranks = args.get("tensor_parallel_size", 1) if args.get("enable_attention_dp") else 1
     return {
         "slots": str(args["max_batch_size"] * ranks),
         "max_seq_len": str(args["max_seq_len"]),
         "block_size": str(args["speculative_config"]["max_draft_len"] + 1),
-        "prefill_chunk": "0",
+        "prefill_chunk": "0",  # this and the next are not ours to choose
         "draft_tokens": "auto",
     }
 
@@ -62,10 +56,7 @@ def limits(args: Mapping[str, Any]) -> dict[str, str]:
 class TensorRTLLM:
     """A `front.Decoder`; the LLM is loaded when it is made, which takes minutes."""
 
-    def __init__(
-        self, settings: Settings, args: Mapping[str, Any], directory: Path, metrics: Metrics
-    ) -> None:
-        """directory: where relative paths of `args` start."""
+    def __init__(self, settings: Settings, args: Mapping[str, Any], metrics: Metrics) -> None:
         for name in [name for name in os.environ if MPI_JOB.match(name)]:
             del os.environ[name]
         # Triton's embedded interpreter does not look at it
@@ -78,7 +69,7 @@ class TensorRTLLM:
         self._metrics = metrics
         self._sampling_params = tensorrt_llm.SamplingParams
         self._drafts = settings.block_size - 1
-        self._llm = tensorrt_llm.LLM(**_absolute(args, directory))
+        self._llm = tensorrt_llm.LLM(**args)
         self._running: dict[Sequence, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
@@ -225,12 +216,3 @@ def _spread(tokens: int, rounds: int) -> list[int]:
     """Tokens of each of some rounds; where they came together nobody knows: as even as can be."""
     rounds = max(rounds, tokens > 0)
     return [tokens * (i + 1) // rounds - tokens * i // rounds for i in range(rounds)]
-
-
-def _absolute(args: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The arguments with the two checkpoints' relative paths, such as `./drafter`, made whole."""
-    speculative = dict(args["speculative_config"])
-    for values, name in ((args := dict(args), "model"), (speculative, "speculative_model")):
-        if (directory / values[name]).is_dir():  # else it is an id of the Hub
-            values[name] = str((directory / values[name]).resolve())
-    return args | {"speculative_config": speculative}

@@ -5,11 +5,10 @@ hand on; the README beside them says where they are.
 """
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from dflash_trt.serving.llm import ARGS, read_args
+from dflash_trt.engines.tensorrt_llm.info import KIND, read_llm_args
 
 # as triton_backend/all_models/llmapi/tensorrt_llm/1/model.py reads it
 TRITON = {"max_batch_size": 0, "decoupled": True, "cancellation_check_period_ms": 100}
@@ -20,15 +19,9 @@ def model_yaml(directory: Path) -> str:
 
     Paths start at the build: the process runs there.
     """
-    args = read_args(directory / "engines")
-    speculative = dict(args["speculative_config"])
-    here = directory / "engines" / ARGS.parent
+    args, root = read_llm_args(directory / "engines" / KIND), directory.resolve()
+    speculative = args["speculative_config"]
     for values, name in ((args, "model"), (speculative, "speculative_model")):
-        if (here / values[name]).is_dir():  # else it is an id of the Hub
-            values[name] = str((here / values[name]).relative_to(directory))
-    content: dict[str, Any] = {
-        **args,
-        "speculative_config": speculative,
-        "triton_config": TRITON,
-    }
-    return yaml.safe_dump(content, sort_keys=False)
+        if Path(values[name]).is_relative_to(root):  # else it is an id of the Hub
+            values[name] = str(Path(values[name]).relative_to(root))
+    return yaml.safe_dump({**args, "triton_config": TRITON}, sort_keys=False)

@@ -13,6 +13,7 @@ from dflash_trt.checkpoints.outline import Pair
 from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
 from dflash_trt.checkpoints.target import eos_token_ids
 from dflash_trt.config import BuildConfig
+from dflash_trt.engines.tensorrt_llm.info import KIND
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.llmapi import model_yaml
 from dflash_trt.serving.settings import Settings
@@ -20,7 +21,7 @@ from dflash_trt.serving.settings import Settings
 TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")
 MODELS = (*PUBLIC, "draft_verify", "verify", "draft")
-LLMAPI = "tensorrt_llm"
+LLMAPI = "tensorrt_llm"  # the name of TensorRT-LLM's own model
 
 
 def write_repository(
@@ -73,7 +74,7 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
     target = pair.target
     ends = eos_token_ids(target.directory, target.values, target.number("vocab_size"))
     parameters = {
-        "mode": "tensorrt_llm",
+        "mode": KIND,
         "tokenizer": TOKENIZER,
         "engines": ENGINES,
         "eos_token_ids": " ".join(map(str, sorted(set(ends)))),

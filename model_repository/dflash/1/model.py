@@ -7,6 +7,7 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.decoding.messages import RoundOutput
+from dflash_trt.engines.tensorrt_llm.info import KIND, read_llm_args
 from dflash_trt.serving import llm
 from dflash_trt.serving.chat import load_chat_template
 from dflash_trt.serving.front import Front
@@ -24,11 +25,11 @@ class TritonPythonModel:
         said = {key: value["string_value"] for key, value in said.items()}
         here = Path(args["model_repository"])
         engines = (here / said["engines"]).resolve()
-        if said["mode"] == "tensorrt_llm":
-            said |= llm.limits(llm.read_args(engines))
+        if said["mode"] == KIND:
+            said |= llm.limits(read_llm_args(engines / KIND))
         settings = Settings.from_parameters(said)
         tokenizer = here / settings.tokenizer
-        self.metrics = Metrics(pb, settings.block_size, rounds=settings.mode != "tensorrt_llm")
+        self.metrics = Metrics(pb, settings.block_size, rounds=settings.mode != KIND)
         self.front = Front(
             settings,
             load_tokenizer(tokenizer),
@@ -50,8 +51,8 @@ class TritonPythonModel:
 
 def decoder(settings, engines, metrics):
     """By the build's mode."""
-    if settings.mode == "tensorrt_llm":
-        return llm.TensorRTLLM(settings, llm.read_args(engines), engines / "tensorrt_llm", metrics)
+    if settings.mode == KIND:
+        return llm.TensorRTLLM(settings, read_llm_args(engines / KIND), metrics)
     if settings.mode == "ensemble":
         return Groups(settings, call_ensemble, metrics)
     from dflash_trt.decoding.rounds import in_process  # noqa: PLC0415
