@@ -147,7 +147,7 @@ def _ticks(largest: float) -> list[float]:
     rough = max(largest, 1e-9) / 5
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= rough)
-    return [step * i for i in range(math.ceil(largest / step * (1 - 1e-9)) + 1)]
+    return [step * i for i in range(max(math.ceil(largest / step * (1 - 1e-9)), 1) + 1)]
 
 
 def _number(value: float) -> str:

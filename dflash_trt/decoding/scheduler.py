@@ -210,7 +210,8 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 self._release(sequence)
                 continue
-            count = min(sequence.budget, self._draft_tokens)
+            # the target adds a token of its own
+            count = min(sequence.budget - 1, self._draft_tokens)
             sequence.drafts = drafts[i][:count]
             if NO_DRAFT in sequence.drafts:
                 count = sequence.drafts.index(NO_DRAFT)
