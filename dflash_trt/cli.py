@@ -42,7 +42,7 @@ def build(
     with reporting() as report:
         result = run(settings, directory, report)
     for warning in result.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(f"{warning.result}: {warning}", file=sys.stderr)
     files = result.manifest["files"]
     size = sum(entry["size"] for entry in files.values())
     if json_:

@@ -1,6 +1,7 @@
 """Fit the plan's constants to published figures, and write what they explain into the docs.
 
-    python scripts/calibrate_plan.py        constants.yaml, then the tables in docs/planning.md
+    python scripts/calibrate_plan.py           constants.yaml, then as with --docs
+    python scripts/calibrate_plan.py --docs    the tables and the picture of docs/planning.md
 
 Seven numbers are fitted, to the figures marked `use: calibrate`: the squares of ln(predicted /
 measured) are made small by Gauss-Newton steps over the numbers' logarithms. One is taken, not
@@ -9,17 +10,21 @@ fitted: the seconds of a small all-reduce, for which no figure tells it from sma
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from statistics import quantiles
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import yaml
 
+from dflash_trt.config import BuildConfig
 from dflash_trt.hardware import machine
 from dflash_trt.planning.methods import EAGLE_ACCEPTANCE, PLAIN, eagle
+from dflash_trt.planning.picture import draw
 from dflash_trt.planning.plan import Deployment, curve, per_gpu_at
 from dflash_trt.planning.published import (
     Figure,
@@ -30,11 +35,13 @@ from dflash_trt.planning.published import (
     predict,
     target,
 )
+from dflash_trt.planning.report import plan
 from dflash_trt.planning.roofline import Constants
 
 ROOT = Path(__file__).parents[1]
 CONSTANTS = ROOT / "dflash_trt" / "planning" / "constants.yaml"
 DOCS = ROOT / "docs" / "planning.md"
+PICTURE = DOCS.with_suffix(".svg")
 BEGIN, END = "<!-- by scripts/calibrate_plan.py: -->\n", "<!-- end -->\n"
 ALL_REDUCE = 6e-6  # seconds, taken: one-shot, fused with the norm, eight GPUs
 START = Constants(
@@ -111,6 +118,26 @@ def document(text: str) -> str:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + tables() + END + after
+
+
+def picture() -> str:
+    """The plan of gpt-oss-120b on a DGX B300."""
+    pair = data()["pareto"]
+    drafter = pair["drafter"]
+    config = BuildConfig(
+        name="picture",
+        target={"hub": f"openai/{pair['target']}", "revision": "main"},
+        drafter={"hub": drafter, "revision": "main"},
+        engine={"kind": "tensorrt_llm", "hardware": pair["machine"]},
+    )
+    values = {"target": data()["models"][pair["target"]]}
+    values["drafter"] = data()["drafters"][drafter]["config"]
+    with TemporaryDirectory() as directory:
+        places = {role: Path(directory, role) for role in values}
+        for role, place in places.items():
+            place.mkdir()
+            (place / "config.json").write_text(json.dumps(values[role]))
+        return draw(plan(config, **places))
 
 
 def tables() -> str:
@@ -216,3 +243,4 @@ if __name__ == "__main__":
         write_constants(fit(START))
         Constants.fitted.cache_clear()
     DOCS.write_text(document(DOCS.read_text("utf-8")), "utf-8")
+    PICTURE.write_text(picture(), "utf-8")

@@ -10,11 +10,15 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,13 @@ from live import serving
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
+from dflash_trt import deployment
 from dflash_trt.config import BuildConfig
 from dflash_trt.deployment import resource_name, write_deployment
 from dflash_trt.hardware import machine
 from dflash_trt.serving.server import free_ports
 
+ROOT = Path(__file__).parents[1]
 SCHEMAS = Path(__file__).parent / "schemas"
 KUBERNETES = "1.34"
 LINT = YamlLintConfig(
@@ -103,13 +109,87 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
     assert ("openssh-server" in text) == (case == SEVERAL)
 
 
+def test_the_image_has_all_that_is_imported() -> None:
+    """Of our dependencies it gets those that a bundle needs: no ONNX Runtime, no graph builder."""
+    text = (Path(deployment.__file__).parent / "templates" / "Dockerfile").read_text()
+    line = text.split("--constraint /tmp/installed.txt")[1].split("&&")[0].replace("\\\n", " ")
+    installed = {re.split(r"[\[>]", word)[0] for word in shlex.split(line)}
+    required = [each for each in metadata.requires("dflash-trt") or () if "extra ==" not in each]
+    declared = {re.match(r"[\w.-]+", each)[0] for each in required}  # type: ignore[index]
+    assert installed <= declared
+    modules = ("cli", "doctor", "serving.front", "serving.client", "serving.server")
+    code = f"""
+import importlib, importlib.metadata, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {{"onnxruntime", "onnx_ir", "onnx", "pytriton", "transformers"}}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Finder())
+before = set(sys.modules)
+for module in {modules}:
+    importlib.import_module("dflash_trt." + module)
+names = importlib.metadata.packages_distributions()
+print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0], [])}})
+"""
+    out = ran(sys.executable, "-c", code)
+    assert out.returncode == 0, out.stderr
+    imported = {name.lower().replace("_", "-") for name in out.stdout.split()} & declared
+    assert imported <= installed
+
+
 def test_the_scripts(deploy: Path, case: str) -> None:
     scripts = sorted(deploy.glob("*.sh"))
-    names = {"probe.sh"} | ({"leader.sh", "worker.sh"} if case == SEVERAL else set())
+    names = {"probe.sh", "start.sh"} | ({"leader.sh", "worker.sh"} if case == SEVERAL else set())
     assert {script.name for script in scripts} == names
     checked = ran("shellcheck", *scripts)
     assert checked.returncode == 0, checked.stdout
     assert all(os.access(script, os.X_OK) for script in scripts)
+
+
+def run_with_fakes(script: Path, tmp_path: Path, **env: str) -> list[str]:
+    """What mpirun's script is given, with commands that a test machine lacks."""
+    fakes = tmp_path / "fakes"
+    fakes.mkdir(exist_ok=True)
+    launch = script.parents[1] / "launch"
+    launch.mkdir(exist_ok=True)
+    echo = "#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n"
+    for file, text in (
+        (fakes / "ssh", f'#!/bin/sh\necho "$@" >> {tmp_path}/ssh.log\n'),
+        (fakes / "install", "#!/bin/sh\n"),
+        (launch / "mpi.sh", echo),
+    ):
+        file.write_text(text)
+        file.chmod(0o755)
+    path = {"PATH": f"{fakes}:{os.environ['PATH']}", "HOME": str(tmp_path), **env}
+    done = subprocess.run(
+        [script], env=os.environ | path, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
+    write_deployment(tmp_path, made(), machine("dgx-b300"))
+    start = tmp_path / "deploy" / "start.sh"
+    said = run_with_fakes(start, tmp_path, TRITON_ARGS="--log-verbose=1")
+    *_, http, grpc, verbose = said
+    rule = http.removeprefix("--http-restricted-api=")
+    assert grpc == f"--grpc-restricted-protocol={rule}"
+    assert verbose == "--log-verbose=1"
+    closed, key = rule.split(":admin-key=")
+    assert closed == "model-repository,shared-memory,trace,logging"
+    assert len(key) == 64
+    assert run_with_fakes(start, tmp_path)[-1] != grpc  # another key each time
+
+
+def test_the_leader_starts_ranks_on_every_pod(tmp_path: Path) -> None:
+    write_deployment(tmp_path, made(hardware="gb300-nvl72-slice"), machine("gb300-nvl72-slice"))
+    group = {"LWS_LEADER_ADDRESS": "a-0.a.ns", "LWS_GROUP_SIZE": "2"}
+    said = run_with_fakes(tmp_path / "deploy" / "leader.sh", tmp_path, **group)
+    assert said[:3] == ["--host", "a-0.a.ns:4,a-0-1.a.ns:4", "--mca"]
+    assert said[3] == "plm_rsh_args"
+    assert "-p 2222" in said[4]
+    assert "a-0-1.a.ns true" in (tmp_path / "ssh.log").read_text()
 
 
 def test_the_yaml(deploy: Path) -> None:

@@ -24,13 +24,14 @@ from test_build import quiet
 from test_checkpoints import edit
 from test_inspect import run  # noqa: F401  (a fixture)
 
-from dflash_trt import doctor
 from dflash_trt.build import build
 from dflash_trt.config import BuildConfig
-from dflash_trt.doctor import examine
+from dflash_trt.doctor import examine, place, runtime
 from dflash_trt.engines.tensorrt_llm.first_generation import Generated
-from dflash_trt.engines.tensorrt_llm.host import gpus, not_on_nvlink
-from dflash_trt.engines.tensorrt_llm.info import read_info
+from dflash_trt.engines.tensorrt_llm.host import check_host, gpus, not_on_nvlink
+from dflash_trt.engines.tensorrt_llm.info import read_info, write_info
+from dflash_trt.errors import EngineError
+from dflash_trt.serving.launch import Ports
 
 MACHINES = {  # name, compute capability, MiB as the driver shows them
     "dgx-b300": ("NVIDIA B300 SXM6 AC", "10.3", 275040),
@@ -272,8 +273,8 @@ def test_a_path_with_a_space_is_an_error(built: Path, tmp_path: Path) -> None:
 def test_a_port_in_use_is_a_warning(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        ports = doctor.Ports(taken.getsockname()[1], 8001, 8002)
-        monkeypatch.setattr(doctor, "PORTS", ports)
+        ports = Ports(taken.getsockname()[1], 8001, 8002)
+        monkeypatch.setattr(place, "PORTS", ports)
         (found,) = (each for each in examine(built, False) if each.name == "ports")
     assert found.result == "warning"
     assert str(ports.http) in found.found
@@ -287,6 +288,28 @@ def test_little_shared_memory_is_an_error(built: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("installed", "machine")
+def test_a_target_on_the_hub_had_better_be_in_the_cache(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    engine, commit = copy / "engines" / "tensorrt_llm", "7" * 40
+    target = {"id": "org/target", "revision": commit}
+    write_info(engine, replace(read_info(engine), target=target))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--org--target" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index = {"weight_map": {"a": shards[0], "b": shards[1]}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    for number, result in enumerate(["warning", "warning", "passed"]):
+        (found,) = (each for each in examine(copy, False) if each.name == "hub-target")
+        assert found.result == result
+        assert (f"hf download org/target --revision {commit}" in found.fix) == (number < 2)
+        if number < 2:
+            (snapshot / shards[number]).write_bytes(b"x")
+
+
+@pytest.mark.usefixtures("installed", "machine")
 def test_several_machines_need_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_pair(tmp_path, tied=False, heads=8, head_dim=8)
     build = make_build(tmp_path, hardware="gb300-nvl72-slice", gpus=8)
@@ -297,6 +320,8 @@ def test_several_machines_need_a_launcher(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert "launcher" not in bad(build)
+    with pytest.raises(EngineError, match=r"takes 2 machines.*launch/slurm\.sh"):
+        check_host(read_info(build / "engines" / "tensorrt_llm"))
     assert results(build, True)["generation"] == "not checked"
 
 
@@ -314,7 +339,7 @@ def test_a_first_generation_says_what_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = teach(make_pair(tmp_path, tied=False))
-    monkeypatch.setattr(doctor, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]])
+    monkeypatch.setattr(runtime, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]])
     result, found, length = first_generation(make_build(tmp_path))
     assert result == "passed"
     assert "128 tokens of 2 prompts, loaded in" in found
@@ -363,7 +388,7 @@ def test_how_an_acceptance_length_is_judged(
     built: Path, length: float | None, published: dict[str, float], result: str
 ) -> None:
     info = replace(read_info(built / "engines" / "tensorrt_llm"), published=published)
-    seen = doctor._judged(Generated(6, 384, length, 12.0), info)
+    seen = runtime._judged(Generated(6, 384, length, 12.0), info)
     assert seen.result == result
     assert ("published 3.7 to 5.3" in seen.found) == (bool(published) and (length or 0) > 2)
 

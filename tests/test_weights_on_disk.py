@@ -26,7 +26,7 @@ from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.graphs.quantised import codes, scales
 from dflash_trt.manifest import LARGE, digests
-from dflash_trt.serving.process import _repository
+from dflash_trt.serving.process import find_repository
 
 TEXT = list(range(40, 100))
 
@@ -88,7 +88,7 @@ def test_an_original_that_is_gone_or_changed_is_named(linked: Path, change: str)
     for load in (
         lambda: Engine(linked / "built" / "engines" / "target"),
         lambda: Engine(linked / "built" / "engines" / "drafter"),
-        lambda: _repository(linked / "built"),  # what `serve` does first
+        lambda: find_repository(linked / "built"),  # what `serve` does first
     ):
         with pytest.raises((EngineError, ServerError), match=change) as raised:
             load()

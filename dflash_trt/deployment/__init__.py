@@ -1,7 +1,7 @@
 """Write what deploys a `tensorrt_llm` build: a Dockerfile and Kubernetes manifests.
 
 ```
-deploy/   Dockerfile, probe.sh; over several nodes leader.sh and worker.sh
+deploy/   Dockerfile, start.sh, probe.sh; over several nodes leader.sh and worker.sh
 deploy/kubernetes/   a kustomize base: Deployment or LeaderWorkerSet, Service, PodMonitor, ...
 ```
 
@@ -15,9 +15,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.hardware import Machine
+from dflash_trt.serving.security import CHANGES
 
 TEMPLATES = Path(__file__).with_name("templates")
-EVERYWHERE = ("Dockerfile", "probe.sh")
+EVERYWHERE = ("Dockerfile", "probe.sh", "start.sh")
 MANIFESTS = ("cache", "disruptionbudget", "kustomization", "podmonitor", "service")
 LONGEST_NAME = 45  # of what Kubernetes takes 63; the controller appends to it
 
@@ -48,6 +49,7 @@ def write_deployment(directory: Path, config: BuildConfig, machine: Machine) -> 
         "nodes": -(-gpus // per_node),
         "major": machine.gpu.sm // 10,
         "minor": machine.gpu.sm % 10,
+        "closed": ",".join(CHANGES),
         "model": "tensorrt_llm" if upstream else "dflash",
         "max_tokens": "sampling_param_max_tokens" if upstream else "max_tokens",
     }

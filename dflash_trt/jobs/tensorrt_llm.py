@@ -44,7 +44,9 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     drafter_files = checkpoint_files(pair.drafter)
     hardware = machine(section.hardware)
     checks = [check for check in findings(pair) if check.name not in OURS]
-    warnings = _judged(checks, PairError) + (_unchecked(checks) if by_id else [])
+    warnings = _judged(checks, PairError)
+    if by_id and pair.target.weights is None:
+        warnings += _unchecked(checks)
     args = choose_args(config, pair, hardware)
     warnings += _judged(check_args(config, pair, hardware, args), ConfigError)
     return Job(
@@ -58,19 +60,20 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
 
 
 def _judged(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
-    """The warnings; the first error is raised."""
+    """The warnings and notes; the first error is raised."""
     warnings = []
     for check in checks:
         if check.result == "error":
             raise error(f"{check.name}: {check.found}", check.fix)
-        if check.result == "warning":
+        if check.result in ("warning", "note"):
             warnings.append(check)
     return warnings
 
 
 def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
     """A warning of what was not checked, since weights stay on the Hub."""
-    names = [check.name for check in checks if check.result == "not checked"]
+    left = [check for check in checks if check.result == "not checked"]
+    names = [check.name for check in left if check.found.startswith("the target is refused")]
     found = f"the target's weights stay on the Hub, which leaves unchecked: {', '.join(names)}"
     fix = "Run `dflash-trt inspect` where the weights are"
     return [Finding("weights-not-read", "warning", found, fix)] if names else []

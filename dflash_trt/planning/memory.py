@@ -8,14 +8,12 @@ take 0.7 of the rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pul
 
 from dataclasses import dataclass
 
+from dflash_trt.engines.tensorrt_llm.memory import CACHE_BYTES, OVERHEAD, SHARE
 from dflash_trt.hardware import Gpu
 from dflash_trt.planning.roofline import Layout
 from dflash_trt.planning.shape import Shape
 
-OVERHEAD = 4 << 30  # bytes of CUDA, graphs and activations, in upstream's formula
-ARENA_SHARE = 0.7
 POOL_FRACTION = 0.85  # free_gpu_memory_fraction where the pool has everything
-DRAFT_BYTES = 2  # of a number in the drafter's cache: bf16
 STATE_BYTES = 2
 
 
@@ -58,7 +56,7 @@ def arena_slot(drafter: Shape, layout: Layout, max_seq_len: int, block: int) -> 
     """Bytes on each GPU of one sequence in the dense arena; windows do not make it smaller."""
     split = 1 if layout.attention_dp else layout.gpus
     return sum(
-        count * layer.cached * (max_seq_len + block) * DRAFT_BYTES / min(split, layer.kv_heads)
+        count * layer.cached * (max_seq_len + block) * CACHE_BYTES / min(split, layer.kv_heads)
         for layer, count in drafter.kinds.items()
     )
 
@@ -82,12 +80,12 @@ def fit(
     free = gpu.memory_bytes - own - drafting - OVERHEAD
     sequence = cache(target, layout, context + block, kv_bytes)
     if paged:
-        slot = cache(drafter, layout, context, DRAFT_BYTES)
+        slot = cache(drafter, layout, context, CACHE_BYTES)
         fraction = POOL_FRACTION
         count = int(free * fraction / (sequence + slot))
     else:  # the fraction with which pool and arena hold equally many, one slot being for padding
         slot = arena_slot(drafter, layout, context, block)
-        count = int((ARENA_SHARE * free - slot) / (slot + ARENA_SHARE * sequence))
+        count = int((SHARE * free - slot) / (slot + SHARE * sequence))
         fraction = count * sequence / free if count > 0 else 0.0
     windowless = sum(n * x.cached for x, n in target.kinds.items() if not x.window)
     heads = min((x.kv_heads for x in target.kinds if x.cached), default=1)

@@ -1,12 +1,12 @@
 """Ways to decode: plain, with an EAGLE-3-like chain of draft tokens, and with DFlash."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from dflash_trt.engines.tensorrt_llm.memory import CACHE_BYTES
 from dflash_trt.planning.roofline import Runtime, Step, forward, head
 from dflash_trt.planning.shape import Shape, eagle_shape
 
-DRAFT_BYTES = 2  # of a number in a drafter's cache: bf16
 EAGLE_CHAIN = 3  # draft tokens of an EAGLE-3 chain, TensorRT-LLM's usual max_draft_len
 # gpt-oss-120b with three draft tokens: TensorRT-LLM's reference for its own accuracy test
 EAGLE_ACCEPTANCE = 2.8943
@@ -17,12 +17,14 @@ class Method:
     """How to draft.
 
     acceptance: tokens that a round commits with `draft_tokens` drafts, the target's own included.
+    block: tokens that a DFlash drafter fills, however few of them are verified.
     """
 
     name: Literal["plain", "EAGLE-3", "DFlash"]
     draft_tokens: int = 0
     acceptance: float = 1.0
     drafter: Shape | None = None
+    block: int = 0
 
     def shortened(self, draft_tokens: int) -> "Method":
         """The same with fewer drafts. Each draft is taken to be accepted as often as the others."""
@@ -30,7 +32,7 @@ class Method:
             return self
         chance = accepted(self.acceptance, self.draft_tokens)
         tau = sum(chance**i for i in range(draft_tokens + 1))
-        return Method(self.name, draft_tokens, tau, self.drafter)
+        return replace(self, draft_tokens=draft_tokens, acceptance=tau)
 
 
 PLAIN = Method("plain")
@@ -41,7 +43,7 @@ def eagle(target: Shape, acceptance: float, draft_tokens: int = EAGLE_CHAIN) -> 
 
 
 def dflash(drafter: Shape, acceptance: float, draft_tokens: int) -> Method:
-    return Method("DFlash", draft_tokens, acceptance, drafter)
+    return Method("DFlash", draft_tokens, acceptance, drafter, draft_tokens + 1)
 
 
 def accepted(acceptance: float, draft_tokens: int) -> float:
@@ -65,9 +67,9 @@ def round_time(target: Shape, method: Method, runtime: Runtime, rows: int, conte
         return step
     step += Step(host=runtime.constants.host[runtime.software])
     if method.name == "DFlash":  # a pass over the whole block, and the target's head
-        step += forward(method.drafter, runtime, rows, tokens, context, DRAFT_BYTES)
-        return step + head(target, runtime, rows, method.draft_tokens)
-    each = forward(method.drafter, runtime, rows, 1, context, DRAFT_BYTES)
+        step += forward(method.drafter, runtime, rows, method.block, context, CACHE_BYTES)
+        return step + head(target, runtime, rows, method.block - 1)
+    each = forward(method.drafter, runtime, rows, 1, context, CACHE_BYTES)
     return step + method.draft_tokens * (each + head(method.drafter, runtime, rows, 1))
 
 

@@ -10,7 +10,7 @@ LEFT, RIGHT, TOP, BOTTOM = 88, 32, 92, 116  # margins of the plot
 # colour-blind safe (Okabe and Ito)
 COLOURS = {"plain": "#6b7280", "EAGLE-3": "#d55e00", "DFlash": "#0072b2"}
 LABELS = {"plain": "plain decoding", "EAGLE-3": "EAGLE-3-like chain", "DFlash": "DFlash"}
-APART = 30  # pixels between labels of points
+APART = 20  # pixels between the middle of a label and points or other labels
 Dot = tuple[float, float]
 
 
@@ -35,17 +35,23 @@ def draw(plan: Mapping[str, Any]) -> str:
         return across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 
     body = _axes([i * step for i in range(round(right / step) + 1)], levels, place)
-    taken: list[Dot] = []
+    dots = {
+        method: [place(point["tokens_per_user"], point["tokens_per_gpu"]) for point in front]
+        for method, front in fronts.items()
+    }
+    taken = [dot for each in dots.values() for dot in each]
     for method, front in reversed(fronts.items()):
-        dots = [place(point["tokens_per_user"], point["tokens_per_gpu"]) for point in front]
-        body += _line(method, front, dots, taken)
+        body += _line(method, front, dots[method], taken)
     return _document(plan, body + _legend([m for m, front in fronts.items() if front]))
 
 
 def _line(
     method: str, front: Sequence[Mapping[str, Any]], dots: Sequence[Dot], taken: list[Dot]
 ) -> list[str]:
-    """The front's curve, its points, and as many sequence counts beside them as there is room."""
+    """The front's curve, its points, and as many sequence counts beside them as there is room for.
+
+    taken: where points and labels are; grows by the labels.
+    """
     colour = COLOURS[method]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
     parts = [
@@ -67,8 +73,10 @@ def _line(
         outer = method == "DFlash"
         label = (x + 7, y - 8) if outer else (x - 8, y + 15)
         inside = label[0] > LEFT + 36 and label[1] < HEIGHT - BOTTOM - 4
-        if inside and all(math.dist(label, other) > APART for other in taken):
-            taken.append(label)
+        centre = label[0] + (10 if outer else -10), label[1] - 4
+        others = (dot for dot in taken if dot != (x, y))
+        if inside and all(math.dist(centre, other) > APART for other in others):
+            taken.append(centre)
             parts.append(
                 f'<text x="{label[0]:.1f}" y="{label[1]:.1f}" class="count" '
                 f'text-anchor="{"start" if outer else "end"}" style="fill: {colour}">'

@@ -1,14 +1,16 @@
 """`dflash-trt plan`: what a config's pair needs of a machine and what it gives there."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.files import read_json
-from dflash_trt.checkpoints.outline import config_values
+from dflash_trt.checkpoints.outline import Pair, config_values, outline_drafter, outline_target
 from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
 from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.engines.tensorrt_llm.args import choose_args
+from dflash_trt.engines.tensorrt_llm.choices import PAGED
+from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import PRESETS, Machine, machine
 from dflash_trt.planning import published
@@ -21,13 +23,12 @@ from dflash_trt.planning.methods import (
     eagle,
 )
 from dflash_trt.planning.plan import Deployment, Point, curve, front, layouts
-from dflash_trt.planning.roofline import Constants, fit_errors
-from dflash_trt.planning.shape import Shape, Values, drafter_shape, target_shape
+from dflash_trt.planning.roofline import Constants, Layout, fit_errors
+from dflash_trt.planning.shape import Shape, Values, drafter_shape, section, target_shape
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 CONTEXT = 4096  # tokens of a sequence for the speeds, its prompt included
 BLOCK = 16  # z-lab's default
-PAGED = (100, 103)  # compute capabilities where the drafter's context can be in the KV pool
 CHANCE = 0.8  # of a draft to be accepted, where nothing is published for a drafter
 
 
@@ -46,13 +47,13 @@ def plan(
     target, drafter: directories with at least a config.json. hardware: in place of the config's.
     Raises ConfigError when no machine is named or an acceptance length cannot be.
     """
-    args = config.engine.args if isinstance(config.engine, TensorRTLLM) else {}
     host = hardware or _machine(config)
     gpus = _gpus(config, host)
+    args = _chosen(config, target, drafter, host)
     values = config_values(target, "target")
     if (file := target / MODELOPT_FILE).is_file():
-        stated, more = values.get("quantization_config"), read_json(file).get("quantization")
-        values["quantization_config"] = {**(more or {}), **(stated or {})}
+        more = section(read_json(file), "quantization")
+        values["quantization_config"] = more | section(values, "quantization_config")
     draft_values = config_values(drafter, "drafter")
     shape = target_shape(values)
     block = _block(config, draft_values)
@@ -95,6 +96,7 @@ def plan(
             "kv_bytes": deployment.kv_bytes,
             "attention_backend": _backend(host, args),
         },
+        "built": _built(args),
         "memory": _memory(deployment),
         "speed": [_point(point, points) for points in curves.values() for point in points],
         "errors": fit_errors(),
@@ -126,18 +128,42 @@ def _block(config: BuildConfig, values: Values) -> int:
     return min(trained, (config.speculation.draft_tokens or trained) + 1)
 
 
-def _kv_bytes(values: Values, args: Mapping[str, Any]) -> float:
+def _chosen(config: BuildConfig, target: Path, drafter: Path, host: Machine) -> LlmArgs | None:
+    """The arguments that `build` would write; None for another engine kind."""
+    if not isinstance(config.engine, TensorRTLLM):
+        return None
+    return choose_args(config, Pair(outline_target(target), outline_drafter(drafter)), host)
+
+
+def _kv_bytes(values: Values, args: LlmArgs | None) -> float:
     """Bytes of a number in the target's KV cache."""
-    asked = (args.get("kv_cache_config") or {}).get("dtype", "auto")
+    asked: object = args.kv_cache_config.dtype if args else "auto"
     if asked == "auto":
-        quant = values.get("quantization_config") or {}
-        asked = str(quant.get("kv_cache_quant_algo") or "").lower()
-    return {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}.get(asked, 2.0)
+        asked = section(values, "quantization_config").get("kv_cache_quant_algo")
+    return {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}.get(str(asked).lower(), 2.0)
 
 
-def _backend(host: Machine, args: Mapping[str, Any]) -> str:
-    asked = (args.get("speculative_config") or {}).get("attention_backend")
-    return asked or ("TRTLLM" if host.gpu.sm in PAGED else "VANILLA")
+def _backend(host: Machine, args: LlmArgs | None) -> str:
+    if args is not None:
+        return args.speculative_config.attention_backend
+    return "TRTLLM" if host.gpu.sm in PAGED else "VANILLA"
+
+
+def _built(args: LlmArgs | None) -> dict[str, Any] | None:
+    """What `build` takes of the layouts."""
+    if args is None:
+        return None
+    layout = Layout(
+        args.tensor_parallel_size,
+        attention_dp=bool(args.enable_attention_dp),
+        experts_parallel=(args.moe_expert_parallel_size or 1) > 1,
+    )
+    return {
+        "layout": str(layout),
+        "max_batch_size": args.max_batch_size,
+        "max_seq_len": args.max_seq_len,
+        "draft_len_schedule": args.speculative_config.draft_len_schedule,
+    }
 
 
 def _acceptance(config: BuildConfig, given: float | None, drafts: int) -> tuple[float, str]:
@@ -152,9 +178,7 @@ def _acceptance(config: BuildConfig, given: float | None, drafts: int) -> tuple[
         return given, "given"
     if (measured := published.acceptance(config.drafter.hub or "")) is not None:
         tau, whole = measured
-        chance = accepted(
-            tau, whole
-        )  # of each draft; fewer drafts than were measured are asked for
+        chance = accepted(tau, whole)  # of each draft: fewer may be asked for than were measured
         return sum(chance**i for i in range(most)), "published, mean of its tasks"
     return sum(CHANCE**i for i in range(most)), f"taken: {CHANCE:.0%} of drafts accepted"
 

@@ -128,7 +128,7 @@ def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
     Tokens choose independently and evenly: e (1 - (1 - k/e)^n) are touched. With whole experts
     on a GPU the busiest one has about sqrt(2 ln g) deviations more than its share.
     """
-    share = 1 - math.pow(1 - layer.chosen / layer.experts, tokens)
+    share = 1 - math.pow(1 - layer.chosen / layer.experts, tokens)  # of the experts
     mean = layer.experts * share / layout.gpus
     if not layout.experts_parallel or layout.gpus == 1:
         return mean

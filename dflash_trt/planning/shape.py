@@ -15,6 +15,7 @@ from typing import Any
 
 from dflash_trt.errors import CheckpointError
 
+MOST_LAYERS = 1024  # of published models a tenth
 Values = Mapping[str, Any]  # config.json, flat (checkpoints.outline.config_values)
 
 
@@ -84,9 +85,7 @@ class Shape:
     @property
     def weight_bytes(self) -> float:
         """Of all GPUs together; tables and fc are never quantised."""
-        layers = sum(
-            count * format.bytes for layer in self.layers for count, format in layer.parts()
-        )
+        layers = sum(n * kind.bytes for layer in self.layers for n, kind in layer.parts())
         return layers + 2 * (self.tables * self.head + self.other)
 
     @property
@@ -102,14 +101,14 @@ def target_shape(values: Values) -> Shape:
 
 def drafter_shape(values: Values, target: Shape) -> Shape:
     """`fc` takes the tap features; embedding and head are the target's."""
-    taps = values.get("target_layer_ids") or values.get("aux_hidden_state_layer_ids") or range(5)
+    taps = _list(values, "target_layer_ids") or _list(values, "aux_hidden_state_layer_ids")
     hidden, vocab = _number(values, "hidden_size", "drafter"), target.vocab
-    other = hidden * len(taps) * target.hidden
-    if group := values.get("conv_group_size"):  # DFlash 2: two convolutions a layer, pair scores
-        size = values.get("conv_kernel_size") or 2
+    other = hidden * (len(taps) or 5) * target.hidden
+    if group := _int(values, "conv_group_size"):  # DFlash 2: two convolutions a layer, pair scores
+        size = _int(values, "conv_kernel_size") or 2
         layers = _number(values, "num_hidden_layers", "drafter")
         other += layers * 2 * 2 * size * (hidden // group) * hidden
-        other += (values.get("selector_rank") or 0) * (hidden + 2 * vocab)
+        other += (_int(values, "selector_rank") or 0) * (hidden + 2 * vocab)
     return _shape({"vocab_size": vocab, **values}, "drafter", tables=0, other=other)
 
 
@@ -131,7 +130,7 @@ def eagle_shape(target: Shape) -> Shape:
 
 
 def _shape(values: Values, role: str, *, tables: int, other: int) -> Shape:
-    count = _number(values, "num_hidden_layers", role)
+    count = min(_number(values, "num_hidden_layers", role), MOST_LAYERS)
     estimated: list[str] = []
     layers = tuple(_layer(values, role, index, estimated) for index in range(count))
     return Shape(
@@ -147,11 +146,9 @@ def _shape(values: Values, role: str, *, tables: int, other: int) -> Shape:
 def _layer(values: Values, role: str, index: int, estimated: list[str]) -> Layer:
     kind = _kind(values, index, estimated)
     # where a layer is not as the rest; transformers 5 pads the numbers: "05"
-    own = values.get("per_layer_config")
-    if isinstance(own, dict):
-        width = max(map(len, own), default=1)
-        differs: Values = own.get(str(index).zfill(width)) or own.get(str(index)) or {}
-        values = {**values, **differs}
+    if own := section(values, "per_layer_config"):
+        padded = str(index).zfill(max(map(len, own)))
+        values = {**values, **section(own, str(index)), **section(own, padded)}
     attention: dict[str, Any] = (
         _linear(values)
         if kind in ("linear_attention", "conv", "mamba")
@@ -171,8 +168,8 @@ def _layer(values: Values, role: str, index: int, estimated: list[str]) -> Layer
 
 
 def _kind(values: Values, index: int, estimated: list[str]) -> str:
-    kinds = values.get("layer_types")
-    if isinstance(kinds, list) and index < len(kinds):
+    kinds = _list(values, "layer_types")
+    if index < len(kinds):
         return str(kinds[index])
     if every := _int(values, "full_attention_interval"):
         return "full_attention" if (index + 1) % every == 0 else "linear_attention"
@@ -180,8 +177,8 @@ def _kind(values: Values, index: int, estimated: list[str]) -> str:
         return "full_attention" if index % 2 else "sliding_attention"
     if pattern := _int(values, "sliding_window_pattern"):
         return "full_attention" if (index + 1) % pattern == 0 else "sliding_attention"
-    if "linear_attn_config" in values:  # Kimi-Linear counts its layers from 1
-        full = values["linear_attn_config"].get("full_attn_layers", [])
+    if linear := section(values, "linear_attn_config"):  # Kimi-Linear counts its layers from 1
+        full = _list(linear, "full_attn_layers")
         return "full_attention" if index + 1 in full else "linear_attention"
     if _int(values, "sliding_window") and values.get("use_sliding_window", True):
         estimated.append("layer_types are not stated: every layer is counted as full attention")
@@ -190,10 +187,8 @@ def _kind(values: Values, index: int, estimated: list[str]) -> str:
 
 def _grouped(values: Values, role: str, kind: str) -> dict[str, int]:
     """Attention whose heads share keys and values in groups."""
-    hidden, heads = (
-        _number(values, "hidden_size", role),
-        _number(values, "num_attention_heads", role),
-    )
+    hidden = _number(values, "hidden_size", role)
+    heads = _number(values, "num_attention_heads", role)
     kv_heads = _int(values, "num_key_value_heads") or heads
     head_dim = _int(values, "head_dim") or hidden // heads
     both = 2  # keys and values
@@ -218,10 +213,8 @@ def _is_qwen_next(values: Values) -> bool:
 
 def _latent(values: Values, role: str) -> dict[str, int]:
     """DeepSeek's MLA: one compressed row a token, which every GPU holds."""
-    hidden, heads = (
-        _number(values, "hidden_size", role),
-        _number(values, "num_attention_heads", role),
-    )
+    hidden = _number(values, "hidden_size", role)
+    heads = _number(values, "num_attention_heads", role)
     rank, rope = _number(values, "kv_lora_rank", role), _number(values, "qk_rope_head_dim", role)
     plain, value = _number(values, "qk_nope_head_dim", role), _number(values, "v_head_dim", role)
     query = heads * (plain + rope)
@@ -239,16 +232,17 @@ def _latent(values: Values, role: str) -> dict[str, int]:
 
 
 def _linear(values: Values) -> dict[str, int]:
-    """Gated delta rule (Qwen3-Next): a state of fixed size, in float32: twice a cache's numbers."""
+    """Gated delta rule (Qwen3-Next); its state is float32, counted as two numbers each."""
     hidden = _number(values, "hidden_size", "target")
-    config = values.get("linear_attn_config") or {}
-    heads = _int(values, "linear_num_value_heads") or config.get("num_heads") or 0
+    config = section(values, "linear_attn_config")
+    heads = _int(values, "linear_num_value_heads") or _int(config, "num_heads") or 0
     key_heads = _int(values, "linear_num_key_heads") or heads
-    key = _int(values, "linear_key_head_dim") or config.get("head_dim") or 128
-    value = _int(values, "linear_value_head_dim") or config.get("head_dim") or 128
+    head_dim = _int(config, "head_dim") or 128
+    key = _int(values, "linear_key_head_dim") or head_dim
+    value = _int(values, "linear_value_head_dim") or head_dim
     keys, both = key_heads * key, heads * value
     conv_width = 2 * keys + both
-    conv = _int(values, "linear_conv_kernel_dim") or config.get("short_conv_kernel_size") or 4
+    conv = _int(values, "linear_conv_kernel_dim") or _int(config, "short_conv_kernel_size") or 4
     return {
         # q, k, v, the output's gate, the two gates of the state, the convolution, the way out
         "attention": hidden * (2 * keys + 3 * both + 2 * heads) + conv * conv_width,
@@ -270,7 +264,7 @@ def _mlp(values: Values, role: str, index: int, estimated: list[str]) -> dict[st
     }
     plain = (
         index < (_int(values, "first_k_dense_replace") or 0)
-        or index in (values.get("mlp_only_layers") or ())
+        or index in _list(values, "mlp_only_layers")
         or (index + 1) % (_int(values, "decoder_sparse_step") or 1)
     )
     if not count or plain or values.get("enable_moe_block") is False:
@@ -287,7 +281,7 @@ def _mlp(values: Values, role: str, index: int, estimated: list[str]) -> dict[st
         "mlp": 3 * hidden * shared + hidden * count,
         "mlp_format": _format(values, name, estimated),
         "experts": count,
-        "chosen": chosen,
+        "chosen": min(chosen, count),
         "expert": 3 * hidden * wide,
         "expert_format": _format(values, f"{place}.experts.0.gate_proj", estimated, expert=True),
     }
@@ -295,36 +289,32 @@ def _mlp(values: Values, role: str, index: int, estimated: list[str]) -> dict[st
 
 def _format(values: Values, module: str, estimated: list[str], *, expert: bool = False) -> Format:
     """How a module's matrices are stored; `quantization_config` as published models have it."""
-    quant = values.get("quantization_config")
-    if not isinstance(quant, dict):
+    quant = section(values, "quantization_config")
+    if not quant:
         return BF16
-    left_out = [
-        *(quant.get("modules_to_not_convert") or ()),
-        *(quant.get("ignore") or ()),
-        *(quant.get("exclude_modules") or ()),
-    ]
+    lists = ("modules_to_not_convert", "ignore", "exclude_modules")
+    left_out = [pattern for name in lists for pattern in _list(quant, name)]
     if any(_names(str(pattern), module) for pattern in left_out):
         return BF16
     method, algorithm = quant.get("quant_method"), quant.get("quant_algo")
-    if isinstance(listed := quant.get("quantized_layers"), dict) and listed:
-        found = [entry for name, entry in listed.items() if _names(name, module)]
+    if listed := section(quant, "quantized_layers"):
+        found = [name for name in listed if _names(name, module)]
         if not found:
             return BF16
-        algorithm = found[0].get("quant_algo")
+        algorithm = section(listed, found[0]).get("quant_algo")
     if method == "mxfp4":
         return MXFP4 if expert else BF16
     if method == "fp8" or algorithm == "FP8":
         return FP8
-    groups = quant.get("config_groups")
-    group: dict[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
-    weights: dict[str, Any] = group.get("weights") or {}
+    groups = section(quant, "config_groups")
+    weights = section(section(groups, next(iter(groups), "")), "weights")
     bits, kind = weights.get("num_bits"), weights.get("type")
     if algorithm == "NVFP4" or (bits == 4 and kind == "float"):
         return NVFP4
     if bits == 8 and kind == "float":
         return FP8
     if bits == 4 and kind == "int":  # Kimi-K2 Thinking and K2.5: multiplied in bf16
-        return Format("int4", 0.5 + 2 / (weights.get("group_size") or 128), "bf16")
+        return Format("int4", 0.5 + 2 / (_int(weights, "group_size") or 128), "bf16")
     estimated.append(f"weights quantised by {method} {algorithm or ''} are counted as bf16")
     return BF16
 
@@ -335,6 +325,17 @@ def _names(pattern: str, module: str) -> bool:
         return re.search(pattern[3:], module) is not None
     pattern, module = (re.sub(r"^.*?layers\.", "layers.", text) for text in (pattern, module))
     return fnmatch(module, pattern) or fnmatch(module, f"{pattern}.*")
+
+
+def section(values: Values, name: str) -> dict[str, Any]:
+    """An object in a config; {} for anything else."""
+    value = values.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _list(values: Values, name: str) -> list[Any]:
+    value = values.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _int(values: Values, name: str) -> int | None:

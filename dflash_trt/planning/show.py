@@ -46,6 +46,16 @@ def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
         f"({assumed['acceptance_from']}), EAGLE-3 {assumed['eagle_acceptance']:.2f}"
     )
 
+    if built := plan["built"]:
+        yield (
+            f"  {'build':<8} {built['layout']}, {built['max_batch_size']} sequences of "
+            f"{built['max_seq_len']} tokens"
+            + (
+                f", drafts by sequences {built['draft_len_schedule']}"
+                * bool(built["draft_len_schedule"])
+            )
+        )
+
 
 def _memory(plan: Mapping[str, Any]) -> Table:
     table = Table(title="Memory of a GPU, and sequences on all of them by length", **STYLE)

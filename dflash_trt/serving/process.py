@@ -52,7 +52,7 @@ class Server:
     def __init__(self, directory: Path, ports: Ports, security: Security | None = None) -> None:
         self.ports = ports
         self.security = security or Security()
-        self.repository = _repository(directory)
+        self.repository = find_repository(directory)
         self._variables = _variables(self.repository)
         self.health = health_of(ports, self.security)
         check_ports(ports, self.security)
@@ -170,7 +170,8 @@ class Server:
         return f"Read its log: {self.log}"
 
 
-def _repository(directory: Path) -> Path:
+def find_repository(directory: Path) -> Path:
+    """The model repository of a build; ServerError or EngineError when it cannot be served."""
     for repository in (directory / "model_repository", directory):
         if (repository / "dflash" / "config.pbtxt").is_file():
             repository = repository.resolve()

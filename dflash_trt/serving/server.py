@@ -14,7 +14,7 @@ from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.engines.tensorrt_llm.host import check_host
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.launch import HOST, Ports
-from dflash_trt.serving.process import Server
+from dflash_trt.serving.process import Server, find_repository
 from dflash_trt.serving.security import Security, reach
 from dflash_trt.serving.supervisor import supervise
 
@@ -38,7 +38,7 @@ def serve(
     def say(line: str) -> None:
         console.print(_now(), line)
 
-    bundle = directory / "engines" / tensorrt_llm.KIND
+    bundle = find_repository(directory).parent / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
     server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)

@@ -3,7 +3,6 @@
 # the group; the first rank runs Triton.
 set -euo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
 install -D --mode=600 /etc/dflash-ssh/id "$HOME/.ssh/id"
 # the pods' host keys are made at their start; only the holders of the Secret can log in
 ssh=(-i "$HOME/.ssh/id" -p 2222 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR)
@@ -20,4 +19,4 @@ for ((i = 1; i < LWS_GROUP_SIZE; i++)); do
   ssh "${ssh[@]}" "$worker" true || { echo "worker $worker does not answer on port 2222" >&2; exit 1; }
   hosts+=,$worker:{{ gpus }}
 done
-exec launch/mpi.sh --host "$hosts" --mca plm_rsh_args "${ssh[*]}"
+exec "$(dirname "${BASH_SOURCE[0]}")/start.sh" --host "$hosts" --mca plm_rsh_args "${ssh[*]}"

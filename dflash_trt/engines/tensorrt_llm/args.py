@@ -4,6 +4,8 @@ from collections import UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from dflash_trt.checkpoints.outline import NotKnown, Pair
 from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.config import BuildConfig
@@ -24,7 +26,7 @@ NULL_IS_DEFAULT = {"max_batch_size", "max_num_tokens"}
 def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
     """What `LLM(...)` is given; `model` and the drafter are folders beside the written file.
 
-    Raises ConfigError for overrides that the version does not take, naming the argument.
+    Raises ConfigError, naming the argument, for what the version does not take.
     """
     case = Case(config, pair, machine)
     for look in ARGUMENT_CHECKS:
@@ -47,7 +49,15 @@ def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
             values.data[rule.argument] = value
             chosen.append(Chosen(rule.argument, value, rule.how, rule.source))
     chosen += [Chosen(name, value, "given", "engine.args") for name, value in overrides.items()]
-    args = LlmArgs.model_validate(nest(values.data))
+    try:
+        args = LlmArgs.model_validate(nest(values.data))
+    except ValidationError as error:  # of what the checkpoints say
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            f"{'.'.join(map(str, first['loc']))} would be {first['input']!r}, which TensorRT-LLM "
+            "does not take",
+            "Check the config.json of target and drafter, or give it in engine.args",
+        ) from None
     args._version, args._chosen = case.engine.version, tuple(chosen)
     return args
 

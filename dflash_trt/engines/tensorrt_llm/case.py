@@ -108,8 +108,11 @@ def heads(model: Model) -> Heads:
     if model.model is not None:
         first = model.model.spec.layers[0]
         return Heads(query, first.num_key_value_heads, first.head_dim)
+    kv = known(model, "num_key_value_heads") or query
     dim = known(model, "head_dim") or model.number("hidden_size") // max(query, 1)
-    return Heads(query, known(model, "num_key_value_heads") or query, dim)
+    if min(query, kv, dim) < 1:
+        raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads of {dim}")
+    return Heads(query, kv, dim)
 
 
 def known(model: Model, *names: str) -> int | None:

@@ -16,6 +16,7 @@ UNSET: Any = object()
 TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
 LONGEST = 131072  # tokens of a sequence, where the models know more
 BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
+BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
 PAGED = (100, 103)  # compute capabilities with the drafter's paged attention
 
 Before = Mapping[str, Any]  # what is chosen already, by dotted argument
@@ -62,9 +63,7 @@ def moe_expert_parallel_size(case: Case, chosen: Before) -> Any:
 
 
 def moe_backend(case: Case, chosen: Before) -> Any:
-    if not case.is_gpt_oss:
-        return UNSET
-    return "TRTLLM" if case.gpu.sm in PAGED else "TRITON"
+    return BEST_FOR_GPT_OSS.get(case.gpu.sm, UNSET) if case.is_gpt_oss else UNSET
 
 
 def attn_backend(case: Case, chosen: Before) -> Any:

@@ -191,7 +191,8 @@ RULES: tuple[Rule, ...] = (
         "speculative_config.draft_len_schedule",
         choices.draft_len_schedule,
         "half as many drafts each time that a step's tokens would outgrow what the GPU multiplies "
-        "while it reads the weights; none where max_batch_size never does",
+        "while it reads the weights; none where max_batch_size never does. Blocks are drafted "
+        "whole all the same",
         f"roofline of the machine; {ARGS}",
     ),
     Rule(

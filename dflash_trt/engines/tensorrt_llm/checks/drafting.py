@@ -13,7 +13,7 @@ CONFIG = "engine.args.speculative_config"
 
 
 def generation_of_version(case: Case, args: LlmArgs) -> Found:
-    """Older versions do not have its convolutions and its selector."""
+    """Older versions do not have the convolutions and the selector of DFlash 2."""
     found, version = first_generation(case.pair), case.engine.version
     return Found(
         found.ok or has(version, "1.4.0rc0"),
@@ -50,7 +50,8 @@ def draft_length_as_trained(case: Case, args: LlmArgs) -> Found:
     return Found(
         asked is None or asked >= most,
         f"max_draft_len is {asked}, the drafter was trained to draft {most}",
-        f"Leave out max_draft_len (and speculation.draft_tokens), or set it to {most}",
+        f"Set it to {most}, or leave it and speculation.draft_tokens out; to verify fewer give "
+        f"{CONFIG}.draft_len_schedule, which takes the first drafts of a whole block",
     )
 
 

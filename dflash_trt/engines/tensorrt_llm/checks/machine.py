@@ -2,7 +2,7 @@
 
 from dflash_trt.checkpoints.checks import Found
 from dflash_trt.engines.tensorrt_llm.case import Case, heads
-from dflash_trt.engines.tensorrt_llm.choices import PAGED, undivided
+from dflash_trt.engines.tensorrt_llm.choices import BEST_FOR_GPT_OSS, PAGED, undivided
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 
 PAGES = (16, 32, 64)  # tokens; FlashInferTrtllmGenFmha.SUPPORTED_TOKENS_PER_BLOCK
@@ -181,11 +181,8 @@ def target_attention(case: Case, args: LlmArgs) -> Found:
 def expert_kernels(case: Case, args: LlmArgs) -> Found:
     """Kernels of another generation: upstream stops when the first layer is made."""
     backend, sm = args.moe_config.backend, case.gpu.sm
-    runs = sm >= 100 if backend in BLACKWELL_EXPERTS else True
-    if case.is_gpt_oss and sm < 100:
-        runs = runs and backend in ("TRITON", "AUTO", "CUTLASS", "MARLIN")
     return Found(
-        runs,
+        sm in PAGED or backend not in BLACKWELL_EXPERTS,
         f"moe_config.backend is {backend}, {case.gpu.name} is SM{sm}",
         "Leave engine.args.moe_config.backend out",
     )
@@ -193,12 +190,12 @@ def expert_kernels(case: Case, args: LlmArgs) -> Found:
 
 def expert_kernels_fast(case: Case, args: LlmArgs) -> Found:
     """gpt-oss has one quick kind for each generation."""
-    best = "TRTLLM" if case.gpu.sm in PAGED else "TRITON"
+    best = BEST_FOR_GPT_OSS.get(case.gpu.sm) if case.is_gpt_oss else None
     backend = args.moe_config.backend
     return Found(
-        not case.is_gpt_oss or backend == best,
+        backend == best or best is None,
         f"moe_config.backend is {backend}"
-        + (f", the guide for gpt-oss has {best} on {case.gpu.name}" if case.is_gpt_oss else ""),
+        + (f", the guide for gpt-oss has {best} on {case.gpu.name}" if best else ""),
         "Leave engine.args.moe_config.backend out",
     )
 

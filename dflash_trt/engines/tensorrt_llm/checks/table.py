@@ -1,29 +1,25 @@
 """Which checks there are, and how bad it is when one fails."""
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from dflash_trt.checkpoints.checks import Found
-from dflash_trt.checkpoints.checks import tensorrt_llm as models
-from dflash_trt.checkpoints.outline import NotKnown, Pair
+from dflash_trt.checkpoints.kinds import TENSORRT_LLM
+from dflash_trt.checkpoints.outline import NotKnown
 from dflash_trt.checkpoints.pair import Finding, Severity
 from dflash_trt.engines.tensorrt_llm.case import Case
 from dflash_trt.engines.tensorrt_llm.checks import arguments, drafting, machine, memory, serving
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 
 Look = Callable[[Case, LlmArgs], Found]
+Part = TypeVar("Part")
 
 
-def _of_pair(look: Callable[[Pair], Found]) -> Look:
+def _of(part: Callable[[Case], Part], look: Callable[[Part], Found]) -> Look:
+    """A check of a part of the case only."""
+
     def of_case(case: Case, args: LlmArgs) -> Found:
-        return look(case.pair)
-
-    of_case.__name__, of_case.__doc__ = look.__name__, look.__doc__
-    return of_case
-
-
-def _of_config(look: Callable[[Case], Found]) -> Look:
-    def of_case(case: Case, args: LlmArgs) -> Found:
-        return look(case)
+        return look(part(case))
 
     of_case.__name__, of_case.__doc__ = look.__name__, look.__doc__
     return of_case
@@ -32,14 +28,11 @@ def _of_config(look: Callable[[Case], Found]) -> Look:
 # error: does not start, or never drafts well; warning: slow, or worse than it could be;
 # note: what a user of the server may meet
 CHECKS: tuple[tuple[Look, Severity], ...] = (
-    *((_of_config(look), "error") for look in arguments.ARGUMENT_CHECKS),
-    (_of_pair(models.hidden_states_captured), "error"),
-    (_of_pair(models.listed_upstream), "note"),
-    (_of_pair(models.drafter_layout), "error"),
-    (_of_pair(models.drafter_method), "error"),
-    (_of_pair(models.grouped_drafter_attention), "error"),
-    (_of_pair(models.uniform_drafter_layers), "error"),
-    (_of_pair(models.taps_ascending), "error"),
+    *((_of(lambda case: case, look), "error") for look in arguments.ARGUMENT_CHECKS),
+    *(
+        (_of(lambda case: case.pair, look), "error" if bad else "note")
+        for look, bad in TENSORRT_LLM
+    ),
     (drafting.generation_of_version, "error"),
     (drafting.windows_of_version, "warning"),
     (drafting.draft_length, "error"),

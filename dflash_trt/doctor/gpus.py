@@ -1,0 +1,89 @@
+"""The GPUs, as `nvidia-smi` describes them."""
+
+from dflash_trt.doctor.patient import GIB, Patient, Seen, more
+from dflash_trt.engines.tensorrt_llm.host import not_on_nvlink
+from dflash_trt.hardware import PRESETS
+
+LEAST_DRIVER = 580  # of CUDA 13 (its release notes), which TensorRT-LLM 1.3 and 1.4 are built with
+IN_USE = 2 << 30  # bytes of a GPU's memory that nobody but us should have
+
+
+def driver(patient: Patient) -> Seen:
+    """Without it there are no GPUs; an old one cannot run CUDA 13."""
+    if not patient.all_gpus:
+        return Seen(
+            "error",
+            "`nvidia-smi` shows no GPU, or is not there",
+            "Run it on the machine with the GPUs; start a container with --gpus all",
+        )
+    version = patient.all_gpus[0].driver
+    if int(version.partition(".")[0]) < LEAST_DRIVER:
+        return Seen(
+            "warning",
+            f"NVIDIA driver {version}, older than the {LEAST_DRIVER} of CUDA 13",
+            "Update the driver, or see that the container has NVIDIA's cuda-compat package",
+        )
+    return Seen("passed", f"NVIDIA driver {version}")
+
+
+def gpu_count(patient: Patient) -> Seen:
+    """Each rank has a GPU of its own."""
+    info, found = patient.info, patient.all_gpus
+    names = ", ".join(sorted({gpu.name for gpu in found})) or "none"
+    what = f"{len(found)} GPUs ({names}), and the build takes {info.gpus}"
+    if info.nodes > 1:
+        what += f" on each of {info.nodes} machines"
+    if len(found) < info.gpus:
+        return Seen("error", what, "Give it more GPUs, or build with a smaller engine.gpus")
+    return Seen("passed", what)
+
+
+def gpu_model(patient: Patient) -> Seen:
+    """The arguments were chosen for another."""
+    if not patient.gpus:
+        return Seen("not checked", "no GPU was found")
+    info, found = patient.info, {(gpu.name, gpu.sm) for gpu in patient.gpus}
+    what = ", ".join(f"{name} (SM{sm})" for name, sm in sorted(found))
+    if {sm for _, sm in found} == {info.sm}:
+        return Seen("passed", f"{what}, as {info.machine} has")
+    near = [name for name, machine in PRESETS.items() if {machine.gpu.sm} == {x[1] for x in found}]
+    return Seen(
+        "warning",
+        f"{what}; the build was made for {info.machine}: {info.gpu} (SM{info.sm})",
+        f"Build it for this machine: engine.hardware {' or '.join(near) or 'with its figures'}",
+    )
+
+
+def gpu_memory(patient: Patient) -> Seen:
+    """The KV cache is sized by what is free as the server starts."""
+    if not patient.gpus:
+        return Seen("not checked", "no GPU was found")
+    least = min(gpu.memory_bytes for gpu in patient.gpus)
+    used = {gpu.index: gpu.memory_bytes - gpu.free_bytes for gpu in patient.gpus}
+    busy = {index: size for index, size in used.items() if size > IN_USE}
+    if busy:
+        sizes = ", ".join(f"{size / GIB:.1f} GiB of GPU {index}" for index, size in busy.items())
+        return Seen("warning", f"{sizes} in use", "End what `nvidia-smi` lists there")
+    what, wanted = f"{least / GIB:.0f} GiB on each GPU", patient.info.memory_bytes
+    if least < wanted * 0.95:
+        return Seen(
+            "warning",
+            f"{what}; the build was made for {wanted / GIB:.0f} GiB",
+            "Build it with this machine's own memory as engine.hardware",
+        )
+    return Seen("passed", f"{what}, free")
+
+
+def nvlink(patient: Patient) -> Seen:
+    """Without it every layer waits for PCIe."""
+    if len(patient.gpus) < 2:
+        return Seen("not checked", "fewer than two GPUs to join")
+    taken = {f"GPU{gpu.index}" for gpu in patient.gpus}
+    apart = [pair for pair in not_on_nvlink() if taken.issuperset(pair)]
+    if not apart:
+        return Seen("passed", f"NVLink between all {len(taken)} GPUs")
+    return Seen(
+        "warning",
+        f"no NVLink between {apart[0][0]} and {apart[0][1]}" + more(apart),
+        "Take GPUs that `nvidia-smi topo -m` shows joined, or fewer: engine.gpus",
+    )

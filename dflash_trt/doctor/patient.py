@@ -1,0 +1,56 @@
+"""What is examined: a build, on this machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from dflash_trt.engines.tensorrt_llm.host import SeenGpu, gpus
+from dflash_trt.engines.tensorrt_llm.info import KIND, BundleInfo, read_info, read_llm_args
+
+GIB = 1 << 30
+
+
+class Seen(NamedTuple):
+    result: Literal["passed", "warning", "error", "not checked"]
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A build, and this machine as far as it was looked at."""
+
+    directory: Path
+    manifest: dict[str, Any] = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        return str(self.manifest["config"]["engine"]["kind"])
+
+    @property
+    def engine(self) -> Path:
+        return self.directory / "engines" / KIND
+
+    @cached_property
+    def info(self) -> BundleInfo:
+        return read_info(self.engine)
+
+    @cached_property
+    def args(self) -> dict[str, Any]:
+        return read_llm_args(self.engine)
+
+    @cached_property
+    def all_gpus(self) -> list[SeenGpu]:
+        return gpus()
+
+    @property
+    def gpus(self) -> list[SeenGpu]:
+        """Those that the build takes."""
+        return self.all_gpus[: self.info.gpus]
+
+
+def more(found: Sequence[object]) -> str:
+    """What to say behind the first of them."""
+    return f" and {len(found) - 1} more" if len(found) > 1 else ""

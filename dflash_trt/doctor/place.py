@@ -1,0 +1,105 @@
+"""Where the build lies, and what every build needs of a machine."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from dflash_trt.checkpoints.weights import INDEX, SINGLE
+from dflash_trt.doctor.patient import GIB, Patient, Seen, more
+from dflash_trt.errors import ServerError
+from dflash_trt.manifest import changed_files
+from dflash_trt.serving.launch import Ports, find_binary
+from dflash_trt.serving.process import check_ports
+from dflash_trt.serving.security import Security
+
+LEAST_SHARED = 1 << 30  # bytes; Docker's own 64 MiB end NCCL and Triton's Python models
+PORTS = Ports(8000, 8001, 8002)  # `serve`'s own
+
+
+def files(patient: Patient) -> Seen:
+    """A copy that broke off, or an original of `checkpoints: link` that is gone."""
+    changed = changed_files(patient.directory, patient.manifest)
+    if not changed:
+        sizes = [entry["size"] for entry in patient.manifest["files"].values() if "size" in entry]
+        return Seen("passed", f"{len(sizes)} files as they were built, {sum(sizes) / 1e9:.1f} GB")
+    return Seen(
+        "error",
+        f"{changed[0]}{more(changed)}: missing, new, or not as it was built",
+        "Copy the build here again, or run `dflash-trt build` again",
+    )
+
+
+def shared_memory(patient: Patient) -> Seen:
+    """NCCL and Triton's Python models hand over tensors through it."""
+    try:
+        status = os.statvfs("/dev/shm")
+    except OSError:
+        return Seen("error", "there is no /dev/shm", "Mount one: a tmpfs of 16 GiB")
+    size = status.f_frsize * status.f_blocks
+    found = f"/dev/shm has {size / GIB:.2f} GiB"
+    if size < LEAST_SHARED:
+        return Seen("error", found, "Start the container with --ipc=host or --shm-size=16g")
+    return Seen("passed", found)
+
+
+def triton(patient: Patient) -> Seen:
+    """The server itself. It splits the command lines of its Python models at spaces."""
+    if len(str(patient.directory).split()) > 1:
+        return Seen(
+            "error",
+            f"Triton runs no model under a path with a space: {patient.directory}",
+            "Move the build",
+        )
+    with tempfile.TemporaryDirectory(prefix="dflash-trt-") as runtime:
+        try:
+            return Seen("passed", str(find_binary(Path(runtime)).path))
+        except ServerError as error:
+            return Seen("error", error.problem, error.fix)
+
+
+def ports(patient: Patient) -> Seen:
+    """What `serve` takes unless told otherwise."""
+    try:
+        check_ports(PORTS, Security())
+    except ServerError as error:
+        return Seen("warning", error.problem, error.fix)
+    return Seen("passed", f"{PORTS.http}, {PORTS.grpc} and {PORTS.metrics} are free")
+
+
+def hub_target(patient: Patient) -> Seen:
+    """A target that was left on the Hub is fetched when the server starts, by every rank."""
+    if not (target := patient.info.target):
+        return Seen("passed", "the target lies in the build")
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+
+    def cached(name: str) -> Path | None:
+        found = try_to_load_from_cache(target["id"], name, revision=target["revision"])
+        return Path(found) if isinstance(found, str) else None
+
+    index = cached(INDEX)
+    shards = set(json.loads(index.read_text())["weight_map"].values()) if index else {SINGLE}
+    what = f"{target['id']} at {target['revision']}"
+    if all(cached(shard) for shard in shards):
+        return Seen("passed", f"{what} is in the Hub's cache")
+    return Seen(
+        "warning",
+        f"{what} is not whole in the Hub's cache: the first start downloads it",
+        f"Run: hf download {target['id']} --revision {target['revision']}",
+    )
+
+
+def launcher(patient: Patient) -> Seen:
+    """What starts a rank on each GPU of several machines."""
+    if patient.info.nodes == 1:
+        return Seen("passed", "one machine: launch/single_node.sh or `dflash-trt serve`")
+    found = {name for name in ("srun", "mpirun", "trtllm-llmapi-launch") if shutil.which(name)}
+    if "trtllm-llmapi-launch" in found and len(found) > 1:
+        return Seen("passed", f"{' and '.join(sorted(found))} are here")
+    return Seen(
+        "error",
+        f"the build takes {patient.info.nodes} machines; of srun, mpirun and trtllm-llmapi-launch "
+        f"here: {', '.join(sorted(found)) or 'none'}",
+        "Run it where Slurm or Open MPI is, and TensorRT-LLM installed",
+    )
