@@ -7,6 +7,7 @@ import onnx_ir as ir
 from dflash_trt.checkpoints.spec import DecoderSpec, LayerSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.sharding import add_up, look_up, side_by_side
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def open_layer(g: GraphBuilder, spec: DecoderSpec, index: int, cache_len: int) -
 
 def embed(g: GraphBuilder, spec: DecoderSpec, table: ir.Value, tokens: ir.Value) -> ir.Value:
     """Rows of the table `[vocab, hidden_size]` for tokens int64 `[n, S]`, scaled."""
-    hidden = g.float32(g.op("Gather", table, tokens, axis=0), table.dtype)
+    hidden = look_up(g, table, tokens, spec.vocab_size)
     if spec.embedding_scale == 1:
         return hidden
     return g.op("Mul", hidden, g.number(spec.embedding_scale))
@@ -76,6 +77,7 @@ def head(
         logits = g.op("Mul", logits, g.number(spec.output_multiplier))
     if spec.final_logit_softcapping is not None:
         logits = softcap(g, logits, spec.final_logit_softcapping)
+    logits = side_by_side(g, logits, spec.head_size)
     # not ArgMax for the one best either: ONNX Runtime's is slower than its TopK
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     if token_ids is not None:
@@ -93,11 +95,22 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
 
 
 def linear(
-    g: GraphBuilder, weights: Weights, x: ir.Value, *names: str, bias: bool, exact: bool = False
+    g: GraphBuilder,
+    weights: Weights,
+    x: ir.Value,
+    *names: str,
+    bias: bool,
+    exact: bool = False,
+    summed: bool = False,
 ) -> ir.Value:
-    """Linear layers side by side: `[n, S, in]` to `[n, S, sum of outs]`; exact: never quantised."""
+    """Linear layers side by side: `[n, S, in]` to `[n, S, sum of outs]`; exact: never quantised.
+
+    summed: a rank has some of the inputs, and what the ranks find is added up.
+    """
     operand = g.linear(weights, *(f"{name}.weight" for name in names), exact=exact)
     out = g.op("MatMul", x, operand)
+    if summed:
+        out = add_up(g, out)
     if bias:
         out = g.op("Add", out, g.bias(weights, *(f"{name}.bias" for name in names)))
     return out
