@@ -50,9 +50,9 @@ class Leader:
     rank = 0
 
     def __init__(self, directory: Path, ranks: int, hello: bytes = b"-") -> None:
-        """Starts the others, which load beside the caller until `wait_ready`.
+        """Starts the others, which load while the caller does, until `wait_ready`.
 
-        hello: what each of them is told first, such as an id to meet by.
+        hello: what each of them is told first, such as an id to find each other by.
         """
         self._directory, self._ranks = directory, ranks
         self._failure: RankError | None = None
