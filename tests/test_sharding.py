@@ -1,9 +1,7 @@
-"""Every family and drafter format cut for 2, 4 and 8 ranks: what one rank computes, they compute."""
+"""Every family and drafter format cut for 2, 4 and 8 ranks: they compute what one computes."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+import torch
 from conftest import SLOTS
-from dflash.model import DFlash2DraftModel, DFlashDraftModel
+from dflash.model import DFlash2DraftModel
 from exact import drafter_step, run_all, target_step
 from op_profile import assert_in_profile
-from pairs import Pair, make_pair, teach, write_pair, zlab_drafter
-from safetensors.torch import load_file, save_file
+from pairs import Pair, make_pair, write_pair, zlab_drafter
 from test_dflash2 import DRAFTER as DFLASH2
 from test_drafters import DRAFTER, FORMS, TARGET
 from test_formats import to_speculators
 from test_models import FAMILIES
-from test_quantised import FP8
+from test_quantised import FP8, write
 from transformers import LlamaConfig
-from transformers.integrations.finegrained_fp8 import Fp8Quantize
 
+from dflash_trt.checkpoints.cut import Cut
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import load_target
@@ -36,6 +34,8 @@ from dflash_trt.engines.build import build_drafter, build_target
 from dflash_trt.engines.info import rank_directory, read_info
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import COPIED, Storage
+from dflash_trt.graphs.sharding import Rank
+from dflash_trt.graphs.target import target_graph
 
 pytestmark = pytest.mark.models
 
@@ -159,3 +159,44 @@ def test_every_drafter_format(form: str, tmp_path: Path) -> None:
 
 def test_eight_ranks_that_share_two_heads(tmp_path: Path) -> None:
     assert_ranks_agree(make_pair(tmp_path, heads=8, kv_heads=2), tmp_path, (8,))
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+def test_the_experts_body_for_tensorrt(family: str, tmp_path: Path) -> None:
+    pair = write_pair(tmp_path, FAMILIES[family](), DRAFTER)
+    target, taps = load_target(pair.target_dir), load_drafter(pair.drafter_dir).spec
+    text = list(range(60, 90))
+    expected = target_step(Engine(engines_of(pair, tmp_path, 1) / "target"), text, 0)
+    engine = engines_of(pair, tmp_path, 2) / "target"
+    for index in range(2):
+        at = rank_directory(engine, index)
+        rows = read_info(at, "onnxruntime").cache_len
+        graph = target_graph(target, taps.target_layer_ids, rows, "tensorrt", rank=Rank(index, 2))
+        graph.save(at, lambda name: None)
+        assert_in_profile(at / "model.onnx", 2)
+    found = target_step(Engine(engine), text, 0)
+    for name in ("logits", "features"):
+        np.testing.assert_allclose(found[name], expected[name], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "cut", [Cut(0, 1, 3), Cut(1, 32, 96), Cut(2, 64, 192), Cut(0, 128, 384), Cut(1, 128, 256)]
+)
+def test_parts_of_quantised_tensors(cut: Cut, tmp_path: Path) -> None:
+    """Of FP8's matrices and MXFP4's stacks of them, whole and piece by piece."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randn((512, 256), generator=generator).to(torch.float8_e4m3fn)
+    packed = torch.randint(256, (4, 256, 4, 16), generator=generator, dtype=torch.uint8)
+    exponents = torch.randint(120, 130, (4, 256, 4), generator=generator, dtype=torch.uint8)
+    scales = torch.rand((4, 2), generator=generator)
+    whole = write(tmp_path / "fp8", {"x": codes, "x_scale_inv": scales}, FP8)
+    if cut.axis == 2 or cut.stop < 100:
+        mxfp4 = {"quant_method": "mxfp4"}
+        whole = write(tmp_path / "mxfp4", {"x_blocks": packed, "x_scales": exponents}, mxfp4)
+    part = whole.cut(lambda name, shape: cut)
+    expected = np.take(whole.read("x"), range(cut.start, cut.stop), cut.axis)
+    assert part.shape("x") == expected.shape
+    assert (part.read("x") == expected).all()
+    assert (np.concatenate(list(part.pieces("x", 100))) == expected).all()
+    if expected.ndim == 3 and cut.axis:
+        assert (part.read("x", 2) == expected[2]).all()

@@ -43,13 +43,18 @@ class Part:
 
         What is around them is read, too: the rows of a plain tensor, the matrix of a quantised one.
         """
-        entry, shape = math.prod(self.shape[1:]), self.whole.shape
+        entry, whole = math.prod(self.shape[1:]), self.whole
+        axis, low, high = self.cut
         first, last = start // entry, (self.size if count is None else start + count) // entry
-        inside = (*[slice(None)] * self.cut.axis, slice(self.cut.start, self.cut.stop))
-        if isinstance(self.whole, Quantised) and len(shape) == 2:
-            return self.whole.read().reshape(shape)[inside][first:last].reshape(-1)
-        size = math.prod(shape[1:])
-        entries = self.whole.read(first * size, (last - first) * size).reshape(-1, *shape[1:])
+        if axis == 0:
+            first, last = first + low, last + low
+        if isinstance(whole, Quantised) and len(whole.shape) == 2:
+            entries = whole.read().reshape(whole.shape)[first:last]
+        else:
+            size = math.prod(whole.shape[1:])
+            entries = whole.read(first * size, (last - first) * size)
+            entries = entries.reshape(-1, *whole.shape[1:])
+        inside = (slice(None),) * axis + (slice(low, high),) if axis else ()
         return entries[inside].reshape(-1)
 
 

@@ -23,6 +23,8 @@ import numpy.typing as npt
 from dflash_trt.errors import EngineError
 
 Array = npt.NDArray[Any]
+# asked while waiting, with who is awaited and for how many seconds by now; raises to end it
+Check = Callable[[int, float], None]
 
 LAST = 2  # the buffer of a step's last collective
 HEAD, SEMAPHORE = 1 << 16, 64  # bytes of all semaphores, and of one with room around it
@@ -42,8 +44,6 @@ class Exchange:
     def __init__(self, fd: int, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
         self.others = [other for other in range(ranks) if other != rank]
-        # asked while waiting, with who is awaited and for how many seconds; raises to end it
-        self.check: Callable[[int, float], None] = lambda rank, seconds: None
         self._memory = mmap.mmap(fd, _size(ranks))
         self._semaphores = [_at(self._memory, i * SEMAPHORE) for i in range(ranks * ranks)]
 
@@ -68,7 +68,7 @@ class Exchange:
         for other in ranks:
             _libc.sem_post(self._semaphores[self.rank * self.ranks + other])
 
-    def wait(self, ranks: Iterable[int]) -> None:
+    def wait(self, ranks: Iterable[int], check: Check) -> None:
         """Until each of them has told this rank once."""
         for other in ranks:
             semaphore = self._semaphores[other * self.ranks + self.rank]
@@ -78,13 +78,13 @@ class Exchange:
                 if seconds < SPIN:
                     os.sched_yield()
                 else:
-                    self.check(other, seconds)
+                    check(other, seconds)
                     time.sleep(PAUSE)
 
-    def meet(self) -> None:
+    def meet(self, check: Check) -> None:
         """Until all ranks are here."""
         self.tell(self.others)
-        self.wait(self.others)
+        self.wait(self.others, check)
 
     def _view(self, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         count = math.prod(shape)

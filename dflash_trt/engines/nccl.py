@@ -42,5 +42,8 @@ def give(context: Context, communicator: Communicator) -> bool:
     other they would wait for ever. The communicator has to live as long as the context.
     """
     new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    new.restype, new.argtypes = (
+        ctypes.py_object,
+        (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+    )
     return context.set_communicator(new(communicator.ptr, _NAME, None))

@@ -41,7 +41,8 @@ class Engine:
             self._session = load_session(directory, self.info, ort.SessionOptions())
         else:
             load = partial(_load_piece, directory, self.info)
-            self._pieces = Pieces(cut(directory / GRAPH_FILE), load, self._group.exchange)
+            pieces = cut(directory / GRAPH_FILE)
+            self._pieces = Pieces(pieces, load, self._group.exchange, self._group.check)
         slots, rows = self.info.slots, self.info.cache_len
         self._caches = {
             f"{part}_{layer}": np.zeros((slots, heads, rows, head_dim), np.float32)

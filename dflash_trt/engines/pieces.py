@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
-from dflash_trt.engines.exchange import LAST, Exchange
+from dflash_trt.engines.exchange import LAST, Check, Exchange
 
 COLLECTIVE = "DistCollective"
 Call = Callable[[], object]
@@ -82,12 +82,17 @@ class Pieces:
     """The loaded pieces of one rank."""
 
     def __init__(
-        self, pieces: Sequence[Piece], load: Callable[[bytes], Any], exchange: Exchange
+        self,
+        pieces: Sequence[Piece],
+        load: Callable[[bytes], Any],
+        exchange: Exchange,
+        check: Check,
     ) -> None:
+        """load: makes a session; check: see `Exchange.wait`."""
         # what comes after the last collective is the same on all ranks: one runs it
         self._pieces = [p for p in pieces if p.collective is not None or exchange.rank == 0]
         self._sessions = [load(piece.model) for piece in self._pieces]
-        self._exchange = exchange
+        self._exchange, self._check = exchange, check
         self._last = len(pieces) - 2  # whose collective is the last one
         self._places = _places(self._pieces)
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
@@ -152,9 +157,9 @@ class Pieces:
     def _meet(self, operation: str, last: bool, slots: Sequence[Array], result: Array) -> None:
         """What all ranks do together: in the same order on each, so that all get the same bits."""
         if last:
-            self._exchange.wait(self._exchange.others)
+            self._exchange.wait(self._exchange.others, self._check)
         else:
-            self._exchange.meet()
+            self._exchange.meet(self._check)
         if operation == "all_gather":
             np.concatenate(slots, out=result)
             return

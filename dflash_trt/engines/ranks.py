@@ -71,7 +71,6 @@ class Leader:
                     self._processes.append(process)
         finally:
             os.close(memory)
-        self.exchange.check = self._check
 
     def wait_ready(self) -> None:
         """Until all have loaded; RankError with what one of them says instead."""
@@ -98,11 +97,12 @@ class Leader:
         except RankError:
             raise
         except BaseException as error:  # whatever it is, the others are in the middle of a step
-            self._check(0, 0.0)
+            self.check(0, 0.0)
             self._fail(0, f"{type(error).__name__}: {error}".encode())
             raise
 
-    def _check(self, awaited: int, seconds: float) -> None:
+    def check(self, awaited: int, seconds: float) -> None:
+        """RankError if a rank is gone, or has not done for long what it is awaited for."""
         for rank, link in enumerate(self._links, 1):
             if (said := _heard(link)) is not None:
                 raise self._fail(rank, said)
@@ -135,7 +135,6 @@ class Follower:
         self.rank, self.exchange = exchange.rank, exchange
         self._link = link
         self.hello = link.recv(MESSAGE)
-        exchange.check = self._check
 
     def serve(self, engine: "Steps") -> None:
         """Do as rank 0 says, until it is gone."""
@@ -147,7 +146,8 @@ class Follower:
             else:
                 engine.move_row(*numbers)
 
-    def _check(self, awaited: int, seconds: float) -> None:
+    def check(self, awaited: int, seconds: float) -> None:
+        """ConnectionResetError if rank 0 is gone."""
         if _heard(self._link, socket.MSG_PEEK) == b"":
             raise ConnectionResetError
 
