@@ -31,8 +31,7 @@ from dflash_trt.decoding.check import check
 from dflash_trt.engines import ranks
 from dflash_trt.engines.info import rank_directory
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.engines.ranks import RankError
-from dflash_trt.errors import ConfigError, ServerError
+from dflash_trt.errors import ConfigError, RankError, ServerError
 from dflash_trt.graphs.sharding import check_even
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.reaper import processes_naming
@@ -128,6 +127,7 @@ def test_linked_weights(pair: Path, whole: Path) -> None:
     np.testing.assert_allclose(logits(built), logits(whole), atol=2e-4, rtol=0)
 
 
+@pytest.mark.models
 def test_quantised_weights(tmp_path: Path) -> None:
     """A block of 32 weights has the same numbers, on whichever rank it is."""
     make_pair(tmp_path, intermediate=128)
@@ -222,7 +222,7 @@ def test_a_killed_rank_fails_the_step_and_all_that_follow(engine: Engine, halves
     os.kill(pid, signal.SIGKILL)
     for _ in range(2):
         start = time.monotonic()
-        with pytest.raises(RankError, match=r"rank 1 of 2 .* failed: .* ended by SIGKILL"):
+        with pytest.raises(RankError, match=r"rank 1 of 2 .* failed: ended by SIGKILL"):
             target_step(engine, TEXT, 0)
         assert time.monotonic() - start < 5
     with pytest.raises(RankError):

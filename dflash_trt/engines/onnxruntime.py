@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.pieces import Pieces, cut
-from dflash_trt.engines.ranks import MOVE, STEP, Follower, Leader
 from dflash_trt.errors import EngineError
+
+if TYPE_CHECKING:
+    from dflash_trt.engines.ranks import Follower, Leader
 
 KIND = "onnxruntime"
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
@@ -31,18 +32,23 @@ class Engine:
     `write_index` the next time.
     """
 
-    def __init__(self, directory: Path, follower: Follower | None = None) -> None:
-        """follower: of a rank that is not the first; else this starts the others there are."""
+    def __init__(self, directory: Path, follower: "Follower | None" = None) -> None:
+        """follower: of a rank that is not the first; rank 0 starts the others."""
         self.info = read_info(directory, KIND)
-        ranks = self.info.ranks
-        self._leader = Leader(directory, ranks) if ranks > 1 and follower is None else None
-        self._group = self._leader or follower
-        if self._group is None:
+        self._group: Leader | Follower | None = follower
+        self._leader: Leader | None = None
+        if self.info.ranks == 1:
             self._session = load_session(directory, self.info, ort.SessionOptions())
         else:
+            # here, because one rank needs none of it, and it takes a while to load
+            from dflash_trt.engines import pieces, ranks  # noqa: PLC0415
+
+            if follower is None:
+                self._group = self._leader = ranks.Leader(directory, self.info.ranks)
+            assert self._group is not None
             load = partial(_load_piece, directory, self.info)
-            pieces = cut(directory / GRAPH_FILE)
-            self._pieces = Pieces(pieces, load, self._group.exchange, self._group.check)
+            cut = pieces.cut(directory / GRAPH_FILE)
+            self._pieces = pieces.Pieces(cut, load, self._group.exchange, self._group.check)
         slots, rows = self.info.slots, self.info.cache_len
         self._caches = {
             f"{part}_{layer}": np.zeros((slots, heads, rows, head_dim), np.float32)
@@ -80,7 +86,7 @@ class Engine:
                 array[destination] = array[source]
 
         if self._leader is not None:
-            self._leader.together(MOVE, (source, destination), move)
+            self._leader.move_row(source, destination, move)
         else:
             move()
 
@@ -159,7 +165,7 @@ class Engine:
         def lead() -> None:
             for name, array in inputs.items():
                 shared[name][...] = array
-            leader.together(STEP, key, run)
+            leader.step(key, run)
 
         return lead
 

@@ -28,7 +28,7 @@ from typing import Protocol
 import dflash_trt
 from dflash_trt.engines.exchange import Exchange, create
 from dflash_trt.engines.info import ENGINE_FILE, rank_directory
-from dflash_trt.errors import DflashError, EngineError
+from dflash_trt.errors import DflashError, RankError
 
 MODULES = {"onnxruntime": "dflash_trt.engines.onnxruntime"}  # where a kind's `Engine` is
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
@@ -38,10 +38,6 @@ MESSAGE = 4096  # bytes of one, at most
 STEP, MOVE = 0, 1
 READY = b"ready"
 AGAIN = "Start it again; if nobody ended that process, look whether the machine has enough memory"
-
-
-class RankError(EngineError):
-    """One of the ranks is gone, and the engine with it."""
 
 
 class Leader:
@@ -76,17 +72,26 @@ class Leader:
         """Until all have loaded; RankError with what one of them says instead."""
         deadline = time.monotonic() + START_TIMEOUT
         for rank, link in enumerate(self._links, 1):
-            link.settimeout(max(0.0, deadline - time.monotonic()))
+            link.settimeout(max(0.1, deadline - time.monotonic()))
             try:
                 said = link.recv(MESSAGE)
             except TimeoutError:
                 said = f"was not ready after {START_TIMEOUT:.0f} s".encode()
+            except ConnectionError:
+                said = b""
             link.settimeout(None)
             if said != READY:
                 raise self._fail(rank, said)
 
-    def together(self, what: int, numbers: tuple[int, ...], run: Callable[[], object]) -> None:
-        """Have all ranks do `what` (STEP or MOVE), this one by `run`; RankError without one."""
+    def step(self, key: tuple[int, ...], run: Callable[[], object]) -> None:
+        """Have all ranks run the step that `Engine.step` gives for a key; `run`: this one's."""
+        self._together(STEP, key, run)
+
+    def move_row(self, source: int, destination: int, run: Callable[[], object]) -> None:
+        """Have all ranks move a cache row; `run`: this one's."""
+        self._together(MOVE, (source, destination), run)
+
+    def _together(self, what: int, numbers: tuple[int, ...], run: Callable[[], object]) -> None:
         if self._failure is not None:
             raise self._failure
         message = struct.pack(f"{1 + len(numbers)}q", what, *numbers)
@@ -122,10 +127,8 @@ class Leader:
         try:
             code = self._processes[rank - 1].wait(1)
         except subprocess.TimeoutExpired:
-            return "its process no longer listens"
-        return (
-            f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
-        )
+            return "it no longer listens"
+        return f"exit {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
 
 
 class Follower:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.engines.ranks import RankError
+from dflash_trt.errors import RankError
 from dflash_trt.serving.tensors import from_request, to_tensors
 
 LAST_WORDS = 0.2  # seconds in which the answer leaves the process
