@@ -28,9 +28,7 @@ Check = Callable[[int, float], None]
 
 LAST = 2  # the buffer of a step's last collective
 HEAD, SEMAPHORE = 1 << 16, 64  # bytes of all semaphores, and of one with room around it
-AREA = (
-    1 << 32
-)  # bytes of address space for the inputs, and for each slot; what is used takes memory
+AREA = 1 << 32  # bytes of addresses for the inputs, and for each slot; memory is what is used
 SPIN = 0.001  # seconds of looking without a pause
 PAUSE = 0.0001  # seconds between two looks after that
 

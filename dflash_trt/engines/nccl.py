@@ -3,8 +3,8 @@
 Written after the documentation of nccl4py and of TensorRT's multi-device inference, and checked
 against nccl4py's types. It has never run: that takes a machine with two GPUs.
 
-    rank 0    leader = Leader(directory, ranks, hello=new_id()); join(leader.., leader.hello)
-    others    join(follower.., follower.hello)
+    rank 0    hello = new_id(); Leader(directory, ranks, hello); join(0, ranks, hello)
+    others    join(rank, ranks, follower.hello)
     all       give(context, communicator), for each execution context
 """
 

@@ -160,11 +160,11 @@ class Engine:
         run = self._pieces.bind(values)
         if self._leader is None:
             return run
-        leader = self._leader
+        leader, copies = self._leader, [(shared[name], array) for name, array in inputs.items()]
 
         def lead() -> None:
-            for name, array in inputs.items():
-                shared[name][...] = array
+            for destination, array in copies:
+                destination[...] = array
             leader.step(key, run)
 
         return lead

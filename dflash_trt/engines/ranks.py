@@ -37,13 +37,11 @@ END_TIMEOUT = 5.0  # seconds: killing a process takes the system a moment
 MESSAGE = 4096  # bytes of one, at most
 STEP, MOVE = 0, 1
 READY = b"ready"
-AGAIN = "Start it again; if nobody ended that process, look whether the machine has enough memory"
+AGAIN = "What is wrong with that rank has to be mended first; then start all of them again"
 
 
 class Leader:
     """Rank 0's side."""
-
-    rank = 0
 
     def __init__(self, directory: Path, ranks: int, hello: bytes = b"-") -> None:
         """Starts the others, which load while the caller does, until `wait_ready`.
@@ -128,14 +126,16 @@ class Leader:
             code = self._processes[rank - 1].wait(1)
         except subprocess.TimeoutExpired:
             return "it no longer listens"
-        return f"exit {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
+        if code >= 0:
+            return f"exit {code}"
+        return f"ended by {signal.Signals(-code).name}, as when memory runs out"
 
 
 class Follower:
     """The side of another rank, in its own process."""
 
     def __init__(self, link: socket.socket, exchange: Exchange) -> None:
-        self.rank, self.exchange = exchange.rank, exchange
+        self.exchange = exchange
         self._link = link
         self.hello = link.recv(MESSAGE)
 
@@ -217,11 +217,9 @@ def main() -> None:
     except ConnectionError:  # rank 0 is gone
         pass
     except Exception as error:
-        what = (
-            error.problem if isinstance(error, DflashError) else f"{type(error).__name__}: {error}"
-        )
+        said = str(error) if isinstance(error, DflashError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):
-            link.send(what.encode()[:MESSAGE], socket.MSG_NOSIGNAL)
+            link.send(said.encode()[:MESSAGE], socket.MSG_NOSIGNAL)
     os._exit(0)  # whatever the runtime would still like to tidy up
 
 
