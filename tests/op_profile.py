@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 
 PROFILE = {
-    *("Add", "Attention", "Concat", "Gather", "Gelu", "MatMul", "Mul", "RMSNormalization"),
+    *("Add", "Attention", "Concat", "Gather", "Gelu", "Gemm", "MatMul", "Mul", "RMSNormalization"),
     *("Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Slice", "Split", "TensorScatter"),
     *("Cast", "TopK", "Transpose"),
     *("And", "Less", "Range", "Squeeze", "Sub", "Unsqueeze", "Where"),  # windows

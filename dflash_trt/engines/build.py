@@ -9,6 +9,7 @@ from pathlib import Path
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
+from dflash_trt.digests import Entry
 from dflash_trt.engines.info import EngineInfo, rank_directory, stamp, write_info
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.drafter import candidates, drafter_graph
@@ -29,21 +30,22 @@ def build_target(
     progress: Progress,
     storage: Storage = COPIED,
     ranks: int = 1,
-) -> None:
+) -> dict[Path, Entry]:
     """Write the target's engine; the drafter says which layers are tapped.
 
     `progress` is called with each tensor's name as it is written; `storage`: how the
     weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`).
+    Returns what a manifest says of the large files.
     """
     # a block that starts on the last position still writes all its rows
-    cache_len = max_seq_len + drafter.block_size
+    cache_len, written = max_seq_len + drafter.block_size, dict[Path, Entry]()
     for rank in (Rank(index, ranks) for index in range(ranks)):
         graph = target_graph(
             target, drafter.target_layer_ids, cache_len, storage=storage, rank=rank
         )
-        at = _save(graph, directory, progress)
         info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
-        write_info(at, info)
+        written |= _save(graph, info, directory, progress)
+    return written
 
 
 def build_drafter(
@@ -57,23 +59,26 @@ def build_drafter(
     progress: Progress,
     storage: Storage = COPIED,
     ranks: int = 1,
-) -> None:
+) -> dict[Path, Entry]:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     # features of one more block, and the block itself, stand behind the last position
-    cache_len = max_seq_len + 2 * drafter.spec.block_size
+    cache_len, written = max_seq_len + 2 * drafter.spec.block_size, dict[Path, Entry]()
     spec = drafter.spec
     for rank in (Rank(index, ranks) for index in range(ranks)):
         graph = drafter_graph(drafter, target, cache_len, storage=storage, rank=rank)
-        at = _save(graph, directory, progress)
         info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
-        write_info(at, info)
+        written |= _save(graph, info, directory, progress)
+    return written
 
 
-def _save(graph: GraphBuilder, directory: Path, progress: Progress) -> Path:
-    at = rank_directory(directory, graph.rank.index)
+def _save(
+    graph: GraphBuilder, info: EngineInfo, directory: Path, progress: Progress
+) -> dict[Path, Entry]:
+    at = rank_directory(directory, info.rank)
     at.mkdir(exist_ok=True)
-    graph.save(at, progress)
-    return at
+    written = graph.save(at, progress)
+    write_info(at, info)
+    return written
 
 
 def _info(

@@ -61,14 +61,17 @@ def drafter_graph(
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
     # exact: how many features there are must not show in them, see `Engine._bind`
     own = own_columns(g, features, width)
-    context = linear(g, weights, own, "fc", bias=False, exact=True, summed=True)
+    context = g.op("Reshape", own, g.ints(-1, width // rank.of))
+    context = linear(g, weights, context, "fc", bias=False, exact=True, summed=True)
     context = rms_norm(g, context, weights, "hidden_norm", spec)
+    each = g.op("Concat", g.op("Shape", features, end=2), g.ints(spec.hidden_size), axis=0)
+    context = g.op("Reshape", context, each)
     embedding, table = _tables(g, drafter, weights, target)
     hidden = embed(g, spec, embedding, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, context, at)
-        hidden = mlp_block(g, spec, weights, layer, hidden)
+        hidden = mlp_block(g, spec, weights, layer, hidden, at)
     token_ids = None
     if spec.draft_vocab_size is not None:
         token_ids = g.constant("token_ids", draft_token_ids(weights, spec))
@@ -80,8 +83,8 @@ def drafter_graph(
 
 def _tables(
     g: GraphBuilder, drafter: Drafter, weights: Weights, target: Target
-) -> tuple[ir.Value, ir.Value]:
-    """Embedding `[vocab, hidden_size]` and head, transposed: the drafter's own or the target's.
+) -> tuple[ir.Value, tuple[Weights, str]]:
+    """Embedding `[vocab, hidden_size]` and the head's tensor: the drafter's own or the target's.
 
     weights: what this rank has of the drafter's.
     """
@@ -92,4 +95,4 @@ def _tables(
         embedding = (weights, "embed_tokens.weight")
     if "lm_head" in drafter.spec.own_tables:
         table = (weights, "lm_head.weight")
-    return g.matrix(*embedding), g.head(*table)
+    return g.matrix(*embedding), table

@@ -146,7 +146,7 @@ def own_columns(g: "GraphBuilder", x: "ir.Value", size: int) -> "ir.Value":
 
 
 def look_up(g: "GraphBuilder", table: "ir.Value", tokens: "ir.Value", vocab: int) -> "ir.Value":
-    """Float32 rows of a table `[vocab / ranks, hidden_size]` for tokens int64 `[n, S]`."""
+    """Float32 rows of a table `[vocab / ranks, hidden_size]` for tokens int64 `[T]`."""
     if g.rank.of == 1:
         return g.float32(g.op("Gather", table, tokens, axis=0), table.dtype)
     size = vocab // g.rank.of

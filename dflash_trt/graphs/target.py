@@ -45,13 +45,15 @@ def target_graph(
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, None, at)
-        hidden = mlp_block(g, spec, weights, layer, hidden)
+        hidden = mlp_block(g, spec, weights, layer, hidden, at)
         if spec.layer_scalar:
             hidden = g.op("Mul", hidden, g.vector(weights, f"{layer.prefix}layer_scalar"))
         after[index] = hidden
     tied = spec.tie_word_embeddings
-    table = g.head(weights, f"{spec.prefix}embed_tokens.weight" if tied else "lm_head.weight")
-    head(g, spec, weights, hidden, table, head_rows, best=1)
+    table = f"{spec.prefix}embed_tokens.weight" if tied else "lm_head.weight"
+    head(g, spec, weights, hidden, (weights, table), head_rows, best=1)
+    width = len(taps) * spec.hidden_size
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
-    g.output(features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size))
+    features = at.by_sequence(g, features, positions, width)
+    g.output(features, "features", ir.DataType.FLOAT, ("n", "S", width))
     return g

@@ -16,7 +16,7 @@ from dflash_trt.config import BuildConfig, OnnxRuntime
 from dflash_trt.engines.info import read_info
 from dflash_trt.errors import ConfigError
 from dflash_trt.graphs.sharding import check_even
-from dflash_trt.jobs.job import Input, Job
+from dflash_trt.jobs.job import Input, Job, Written
 from dflash_trt.serving.repository import write_repository
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -
 
 def _write(
     directory: Path, *, config: BuildConfig, target: Target, drafter: Drafter, report: Report
-) -> "Accuracy | None":
+) -> Written:
     # here, because loading it takes most of the time of a build that has nothing to do
     from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
@@ -90,11 +90,15 @@ def _write(
         (engines / role).mkdir(parents=True)
     common: dict[str, Any] = {**sizes, "storage": storage}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
-    build_target(target, drafter.spec, engines / "target", **common, progress=count, ranks=ranks)
+    digests = build_target(
+        target, drafter.spec, engines / "target", **common, progress=count, ranks=ranks
+    )
     tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
     ranks = engine.drafter_ranks
     count = _Counter("building the drafter engine", tensors * ranks, report)
-    build_drafter(drafter, target, engines / "drafter", **common, progress=count, ranks=ranks)
+    digests |= build_drafter(
+        drafter, target, engines / "drafter", **common, progress=count, ranks=ranks
+    )
     copy_tokenizer(target.directory, directory)
     write_repository(
         directory,
@@ -105,8 +109,8 @@ def _write(
         max_seq_len=max_seq_len,
     )
     if storage.bits is None:
-        return None
-    return _accuracy(engines, target, drafter.spec, common, report)
+        return Written(digests)
+    return Written(digests, _accuracy(engines, target, drafter.spec, common, report))
 
 
 def _accuracy(
