@@ -89,6 +89,19 @@ class BuildConfig(Section):
         return serving
 
 
+def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
+    """The config with another `engine.tensor_parallel_size`; ConfigError if it cannot be that."""
+    engine = config.engine
+    values = {**engine.model_dump(), "tensor_parallel_size": ranks}
+    try:
+        return config.model_copy(update={"engine": type(engine).model_validate(values)})
+    except ValidationError:
+        raise ConfigError(
+            f"an engine of kind {engine.kind} cannot be cut for {ranks} ranks",
+            "Give 1, 2, 4 or 8, and an engine kind that has tensor_parallel_size",
+        ) from None
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a build config, for editors."""
     return {

@@ -24,11 +24,30 @@ Version = Literal[
 ]
 
 
-class OnnxRuntime(Section):
+class Sharded(Section):
+    """Kinds whose engines several ranks can compute together."""
+
+    tensor_parallel_size: Literal[1, 2, 4, 8] = Field(
+        default=1,
+        description="ranks that the models are cut for: processes on CPUs, each with its threads, "
+        "or GPUs",
+    )
+    shard_drafter: bool = Field(
+        default=True,
+        description="whether the drafter is cut for the ranks too; else rank 0 runs all of it, "
+        "which is quicker for a small one",
+    )
+
+    @property
+    def drafter_ranks(self) -> int:
+        return self.tensor_parallel_size if self.shard_drafter else 1
+
+
+class OnnxRuntime(Sharded):
     """Graphs on any CPU."""
 
     kind: Literal["onnxruntime"] = Field(default="onnxruntime", description="onnxruntime: any CPU")
-    threads: Count = Field(default=2, description="CPU threads of one engine call")
+    threads: Count = Field(default=2, description="CPU threads of one engine call, on each rank")
     weights: Literal["copy", "link"] = Field(
         default="copy",
         description="copy: the build stands alone; link: it reads what it can from the original "

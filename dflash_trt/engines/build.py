@@ -10,9 +10,10 @@ from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.digests import Entry
-from dflash_trt.engines.info import EngineInfo, stamp, write_info
+from dflash_trt.engines.info import EngineInfo, rank_directory, stamp, write_info
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.drafter import candidates, drafter_graph
+from dflash_trt.graphs.sharding import Rank, share
 from dflash_trt.graphs.target import target_graph
 
 Progress = Callable[[str], None]
@@ -28,18 +29,22 @@ def build_target(
     threads: int,
     progress: Progress,
     storage: Storage = COPIED,
+    ranks: int = 1,
 ) -> dict[Path, Entry]:
     """Write the target's engine; the drafter says which layers are tapped.
 
     `progress` is called with each tensor's name as it is written; `storage`: how the
-    weights lie on disk. Returns what a manifest says of the large files.
+    weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`).
+    Returns what a manifest says of the large files.
     """
     # a block that starts on the last position still writes all its rows
-    cache_len = max_seq_len + drafter.block_size
-    graph = target_graph(target, drafter.target_layer_ids, cache_len, storage=storage)
-    written = graph.save(directory, progress)
-    info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
-    write_info(directory, info)
+    cache_len, written = max_seq_len + drafter.block_size, dict[Path, Entry]()
+    for rank in (Rank(index, ranks) for index in range(ranks)):
+        graph = target_graph(
+            target, drafter.target_layer_ids, cache_len, storage=storage, rank=rank
+        )
+        info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
+        written |= _save(graph, info, directory, progress)
     return written
 
 
@@ -53,15 +58,26 @@ def build_drafter(
     threads: int,
     progress: Progress,
     storage: Storage = COPIED,
+    ranks: int = 1,
 ) -> dict[Path, Entry]:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     # features of one more block, and the block itself, stand behind the last position
-    cache_len = max_seq_len + 2 * drafter.spec.block_size
-    graph = drafter_graph(drafter, target, cache_len, storage=storage)
-    written = graph.save(directory, progress)
+    cache_len, written = max_seq_len + 2 * drafter.spec.block_size, dict[Path, Entry]()
     spec = drafter.spec
-    info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
-    write_info(directory, info)
+    for rank in (Rank(index, ranks) for index in range(ranks)):
+        graph = drafter_graph(drafter, target, cache_len, storage=storage, rank=rank)
+        info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
+        written |= _save(graph, info, directory, progress)
+    return written
+
+
+def _save(
+    graph: GraphBuilder, info: EngineInfo, directory: Path, progress: Progress
+) -> dict[Path, Entry]:
+    at = rank_directory(directory, info.rank)
+    at.mkdir(exist_ok=True)
+    written = graph.save(at, progress)
+    write_info(at, info)
     return written
 
 
@@ -75,6 +91,7 @@ def _info(
     threads: int,
     graph: GraphBuilder,
 ) -> EngineInfo:
+    own, _ = share(model.spec, model.weights, graph.rank)
     return EngineInfo(
         kind="onnxruntime",
         role=role,
@@ -88,8 +105,10 @@ def _info(
         block_size=drafter.block_size,
         sample_from_anchor=drafter.sample_from_anchor,
         mask_token_id=drafter.mask_token_id,
-        caches=tuple((x.num_key_value_heads, x.head_dim) for x in model.spec.layers),
+        caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.layers),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
         quantized=graph.storage.bits is not None,
         originals={name: stamp(file) for file, name in graph.links.items()},
+        rank=graph.rank.index,
+        ranks=graph.rank.of,
     )

@@ -25,11 +25,19 @@ class EngineInfo:
     block_size: int  # the most tokens that a round verifies: the anchor and its drafts
     sample_from_anchor: bool  # the first draft comes from the anchor's row, not the first mask's
     mask_token_id: int
-    caches: tuple[tuple[int, int], ...]  # kv heads and head_dim of each layer
+    caches: tuple[tuple[int, int], ...]  # kv heads (of this rank) and head_dim of each layer
     feature_size: int  # taps * hidden_size
     quantized: bool = False  # linear layers: one row alone is computed by another kernel
     # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
+    # of the ranks that compute together; others than 0 lie in the directory of 0: `rank_directory`
+    rank: int = 0
+    ranks: int = 1
+
+
+def rank_directory(directory: Path, rank: int) -> Path:
+    """Where a rank's engine lies, of those that rank 0 in `directory` leads."""
+    return directory / f"rank-{rank}" if rank else directory
 
 
 def stamp(file: Path) -> dict[str, int]:

@@ -63,7 +63,7 @@ def attention_block(
         mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, cap, sinks)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
-    out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases)
+    out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases, summed=True)
     if spec.sandwich_norms:
         out = rms_norm(g, out, weights, f"{layer.prefix}post_attention_layernorm", spec)
     return g.op("Add", hidden, convolve_after(g, layer, out, kernel, at))

@@ -16,6 +16,7 @@ from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.digests import Entry
 from dflash_trt.graphs.data_file import Compute, DataFile
 from dflash_trt.graphs.quantised import BLOCK, codes, packed, scales
+from dflash_trt.graphs.sharding import ALONE, Rank
 
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
@@ -23,6 +24,7 @@ WEIGHTS_FILE = "model.onnx.data"
 DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
 ROWS = 512  # quantised at a time: what stays in a core's cache
 INSIDE = 256  # bytes of a tensor that stays in model.onnx
+COLLECTIVES = "ai.onnx.contrib"  # TensorRT takes DistCollective in any domain
 Kind = Literal["onnxruntime", "tensorrt"]
 Bits = Literal[4, 8]
 
@@ -45,17 +47,26 @@ COPIED = Storage()
 class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
-    kind: of the engine it is for, where one form does not serve both well (see `moe.py`).
+    kind: of the engine it is for, where one form does not serve both well (see `moe.py`); rank:
+    whose graph it is, where several compute the model together (see `sharding.py`).
     `links` are the original files that a graph with links needs, and their names beside it.
     """
 
-    def __init__(self, name: str, kind: Kind = "onnxruntime", storage: Storage = COPIED) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: Kind = "onnxruntime",
+        storage: Storage = COPIED,
+        rank: Rank = ALONE,
+    ) -> None:
         self.kind = kind
+        self.rank = rank
         self.links: dict[Path, str] = {}
         self.storage = storage
         self._data = DataFile()
         self._matrices: dict[tuple[Path, str], ir.Value] = {}
-        self._graph = ir.Graph((), (), nodes=(), opset_imports={"": OPSET}, name=name)
+        opsets = {"": OPSET} if rank.of == 1 else {"": OPSET, COLLECTIVES: 1}
+        self._graph = ir.Graph((), (), nodes=(), opset_imports=opsets, name=name)
         self._tape = Tape(self._graph)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
         self._numbers: dict[float, ir.Value] = {}
@@ -84,6 +95,18 @@ class GraphBuilder:
     ) -> Sequence[ir.Value]:
         """Add a node of the standard domain with several outputs."""
         return self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
+
+    def collective(self, x: ir.Value, operation: str, reduce_op: str) -> ir.Value:
+        """Add what all ranks do together with float32 `x` (TensorRT's DistCollective)."""
+        attributes: dict[str, int | str] = {
+            "collective_operation": operation,
+            "reduce_op": reduce_op,
+            "nb_rank": self.rank.of,
+            "root": -1,
+        }
+        out = self._tape.op("DistCollective", (x,), attributes, domain=COLLECTIVES)
+        out.type = ir.TensorType(ir.DataType.FLOAT)  # no schema says so
+        return out
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
         """Split `value` along `axis` into parts of the given sizes."""

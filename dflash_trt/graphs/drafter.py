@@ -13,6 +13,7 @@ from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
 from dflash_trt.graphs.selector import pair_scores
+from dflash_trt.graphs.sharding import ALONE, Rank, own_columns, share
 
 CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`
 
@@ -23,7 +24,11 @@ def candidates(spec: DrafterSpec) -> int:
 
 
 def drafter_graph(
-    drafter: Drafter, target: Target, cache_len: int, storage: Storage = COPIED
+    drafter: Drafter,
+    target: Target,
+    cache_len: int,
+    storage: Storage = COPIED,
+    rank: Rank = ALONE,
 ) -> GraphBuilder:
     """Build the drafter's graph with the target's embedding and head (paper section 4.1), or
     its own where it has them.
@@ -39,8 +44,8 @@ def drafter_graph(
     The keys and values of the context features and of the block are written to the cache together.
     The block's are garbage after the call: the next one writes its features over them.
     """
-    spec, weights = drafter.spec, drafter.weights
-    g = GraphBuilder("drafter", storage=storage)
+    spec, weights = share(drafter.spec, drafter.weights, rank)
+    g = GraphBuilder("drafter", storage=storage, rank=rank)
     width = len(spec.target_layer_ids) * spec.hidden_size
     features = g.input("features", ir.DataType.FLOAT, ("n", "C", width))
     block = g.input("block", ir.DataType.INT64, ("n", "W"))
@@ -55,12 +60,13 @@ def drafter_graph(
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
     # exact: how many features there are must not show in them, see `Engine._bind`
-    context = g.op("Reshape", features, g.ints(-1, width))
-    context = linear(g, weights, context, "fc", bias=False, exact=True)
+    own = own_columns(g, features, width)
+    context = g.op("Reshape", own, g.ints(-1, width // rank.of))
+    context = linear(g, weights, context, "fc", bias=False, exact=True, summed=True)
     context = rms_norm(g, context, weights, "hidden_norm", spec)
     each = g.op("Concat", g.op("Shape", features, end=2), g.ints(spec.hidden_size), axis=0)
     context = g.op("Reshape", context, each)
-    embedding, table = _tables(g, drafter, target)
+    embedding, table = _tables(g, drafter, weights, target)
     hidden = embed(g, spec, embedding, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
@@ -76,13 +82,17 @@ def drafter_graph(
 
 
 def _tables(
-    g: GraphBuilder, drafter: Drafter, target: Target
+    g: GraphBuilder, drafter: Drafter, weights: Weights, target: Target
 ) -> tuple[ir.Value, tuple[Weights, str]]:
-    """Embedding `[vocab, hidden_size]` and the head's tensor: the drafter's own or the target's."""
-    embedding = (target.weights, f"{target.spec.prefix}embed_tokens.weight")
-    table = embedding if target.spec.tie_word_embeddings else (target.weights, "lm_head.weight")
+    """Embedding `[vocab, hidden_size]` and the head's tensor: the drafter's own or the target's.
+
+    weights: what this rank has of the drafter's.
+    """
+    _, shared = share(target.spec, target.weights, g.rank)
+    embedding = (shared, f"{target.spec.prefix}embed_tokens.weight")
+    table = embedding if target.spec.tie_word_embeddings else (shared, "lm_head.weight")
     if "embed_tokens" in drafter.spec.own_tables:
-        embedding = (drafter.weights, "embed_tokens.weight")
+        embedding = (weights, "embed_tokens.weight")
     if "lm_head" in drafter.spec.own_tables:
-        table = (drafter.weights, "lm_head.weight")
+        table = (weights, "lm_head.weight")
     return g.matrix(*embedding), table

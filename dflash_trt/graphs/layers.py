@@ -9,6 +9,7 @@ from dflash_trt.checkpoints.spec import DecoderSpec, LayerSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import Bits, GraphBuilder
 from dflash_trt.graphs.quantised import BLOCK
+from dflash_trt.graphs.sharding import add_up, look_up, side_by_side
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ def embed(g: GraphBuilder, spec: DecoderSpec, table: ir.Value, tokens: ir.Value)
 
     From here on the tokens of all sequences are rows of one matrix, `[T, hidden_size]`.
     """
-    rows = g.op("Gather", table, g.op("Reshape", tokens, g.ints(-1)), axis=0)
-    hidden = g.float32(rows, table.dtype)
+    hidden = look_up(g, table, g.op("Reshape", tokens, g.ints(-1)), spec.vocab_size)
     if spec.embedding_scale == 1:
         return hidden
     return g.op("Mul", hidden, g.number(spec.embedding_scale))
@@ -83,6 +83,7 @@ def head(
         logits = g.op("Mul", logits, g.number(spec.output_multiplier))
     if spec.final_logit_softcapping is not None:
         logits = softcap(g, logits, spec.final_logit_softcapping)
+    logits = side_by_side(g, logits, spec.head_size)
     # not ArgMax for the one best either: ONNX Runtime's is slower than its TopK
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     if token_ids is not None:
@@ -100,12 +101,25 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
 
 
 def linear(
-    g: GraphBuilder, weights: Weights, x: ir.Value, *names: str, bias: bool, exact: bool = False
+    g: GraphBuilder,
+    weights: Weights,
+    x: ir.Value,
+    *names: str,
+    bias: bool,
+    exact: bool = False,
+    summed: bool = False,
 ) -> ir.Value:
-    """Linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantised."""
+    """Linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantised.
+
+    summed: a rank has some of the inputs, and what the ranks find is added up.
+    """
     biases = [g.bias(weights, *(f"{name}.bias" for name in names))] if bias else []
     matrices = [f"{name}.weight" for name in names]
-    return _product(g, weights, x, matrices, None if exact else g.storage.bits, biases)
+    bits = None if exact else g.storage.bits
+    if not summed or g.rank.of == 1:
+        return _product(g, weights, x, matrices, bits, biases)
+    out = add_up(g, _product(g, weights, x, matrices, bits))
+    return g.op("Add", out, *biases) if biases else out
 
 
 def _product(

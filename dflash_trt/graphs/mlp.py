@@ -30,7 +30,7 @@ def mlp_block(
         both = linear(g, weights, x, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False)
         gate, up = g.split(both, (wide, wide), axis=-1)
         x = g.op("Mul", activation(g, spec, gate), up)
-        out = linear(g, weights, x, f"{mlp}.down_proj", bias=False)
+        out = linear(g, weights, x, f"{mlp}.down_proj", bias=False, summed=True)
     if spec.sandwich_norms:
         out = rms_norm(g, out, weights, f"{layer.prefix}post_feedforward_layernorm", spec)
     return g.op("Add", hidden, convolve_after(g, layer, out, kernel, at))

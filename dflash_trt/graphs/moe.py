@@ -12,6 +12,7 @@ from dflash_trt.checkpoints.spec import DecoderSpec, Experts
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import DTYPES, GraphBuilder
 from dflash_trt.graphs.layers import Layer, activation, linear
+from dflash_trt.graphs.sharding import add_up
 
 Array = npt.NDArray[Any]
 Half = Literal["gate_up", "down"]  # of an expert
@@ -40,7 +41,7 @@ def mixture(
     """
     routed = _route(g, spec, weights, layer, experts, x)
     body = _all_experts if g.kind == "tensorrt" else _chosen_experts
-    return body(g, spec, weights, layer, experts, routed)
+    return add_up(g, body(g, spec, weights, layer, experts, routed))
 
 
 def _route(
@@ -206,11 +207,12 @@ def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
 
 
 def _biases(g: GraphBuilder, weights: Weights, layer: Layer, half: Half) -> ir.Value:
-    """gpt-oss' biases of all experts, `[E, out]`."""
+    """gpt-oss' biases of all experts, `[E, out]`; those behind a sum over ranks are rank 0's."""
     name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
 
     def read() -> Array:
-        return _turns_apart(weights, name, None).astype(np.float32)
+        found = _turns_apart(weights, name, None).astype(np.float32)
+        return found if half == "gate_up" or g.rank.index == 0 else np.zeros_like(found)
 
     return g.lazy(name, weights.shape(name), read)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_trt.engines.info import ENGINE_FILE, read_info
+from dflash_trt.engines.info import ENGINE_FILE, rank_directory, read_info
 from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import reaper
@@ -177,7 +177,8 @@ def find_repository(directory: Path) -> Path:
             repository = repository.resolve()
             for engine in sorted((repository.parent / "engines").glob("*")):
                 if engine.name != tensorrt_llm.KIND:  # what is wrong is said before Triton runs
-                    read_info(engine, "onnxruntime")
+                    for rank in range(read_info(engine, "onnxruntime").ranks):
+                        read_info(rank_directory(engine, rank), "onnxruntime")
             return repository
         if (repository / LLMAPI / "config.pbtxt").is_file():
             raise ServerError(
