@@ -10,7 +10,7 @@ from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.engines.info import EngineInfo, rank_directory, stamp, write_info
-from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
+from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.drafter import candidates, drafter_graph
 from dflash_trt.graphs.sharding import Rank, share
 from dflash_trt.graphs.target import target_graph
@@ -29,17 +29,19 @@ def build_target(
     progress: Progress,
     storage: Storage = COPIED,
     ranks: int = 1,
+    kind: Kind = "onnxruntime",
 ) -> None:
     """Write the target's engine; the drafter says which layers are tapped.
 
     `progress` is called with each tensor's name as it is written; `storage`: how the
-    weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`).
+    weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`);
+    kind: what the graph is for (see `GraphBuilder`).
     """
     # a block that starts on the last position still writes all its rows
-    cache_len = max_seq_len + drafter.block_size
+    cache_len = _aligned(max_seq_len + drafter.block_size)
     for rank in (Rank(index, ranks) for index in range(ranks)):
         graph = target_graph(
-            target, drafter.target_layer_ids, cache_len, storage=storage, rank=rank
+            target, drafter.target_layer_ids, cache_len, kind, storage=storage, rank=rank
         )
         at = _save(graph, directory, progress)
         info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
@@ -60,13 +62,18 @@ def build_drafter(
 ) -> None:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     # features of one more block, and the block itself, stand behind the last position
-    cache_len = max_seq_len + 2 * drafter.spec.block_size
+    cache_len = _aligned(max_seq_len + 2 * drafter.spec.block_size)
     spec = drafter.spec
     for rank in (Rank(index, ranks) for index in range(ranks)):
         graph = drafter_graph(drafter, target, cache_len, storage=storage, rank=rank)
         at = _save(graph, directory, progress)
         info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
         write_info(at, info)
+
+
+def _aligned(rows: int) -> int:
+    """So that each sequence's part of a cache starts at a multiple of 256 bytes, for TensorRT."""
+    return -(-rows // 8) * 8
 
 
 def _save(graph: GraphBuilder, directory: Path, progress: Progress) -> Path:

@@ -1,0 +1,1 @@
+"""Plans: graphs that TensorRT has compiled for an NVIDIA GPU."""
