@@ -24,8 +24,9 @@ import torch
 from dflash_trt.config import TensorRT
 from dflash_trt.engines.info import read_info, write_info
 from dflash_trt.engines.onnxruntime import use_one_pool
+from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.library import use
-from dflash_trt.engines.tensorrt.plan import KIND, PLAN_FILE, describe
+from dflash_trt.engines.tensorrt.plan import describe
 from dflash_trt.graphs.precision import to_16_bits
 
 __version__ = "1.7.stand-in"

@@ -17,10 +17,10 @@ import torch
 
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.step import Step, step_tensors
+from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.gpu import Gpu
 from dflash_trt.engines.tensorrt.library import make_log, sizes, trt
 from dflash_trt.engines.tensorrt.machine import check_machine
-from dflash_trt.engines.tensorrt.plan import KIND, PLAN_FILE
 from dflash_trt.errors import EngineError
 
 if TYPE_CHECKING:

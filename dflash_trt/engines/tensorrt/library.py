@@ -16,6 +16,7 @@ __all__ = ["make_log", "sizes", "trt", "use"]
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx_bindings"}
 EXTRAS = {"tensorrt": "tensorrt", "tensorrt_rtx": "rtx"}
+KEPT = 20  # messages
 _chosen: ModuleType | None = None
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def use(library: str) -> None:
 
 
 def make_log() -> tuple[trt.ILogger, list[str]]:
-    """A logger, and the list of warnings and errors that it collects."""
+    """A logger, and the list of the last warnings and errors that it was told."""
     messages: list[str] = []
 
     class Log(trt.ILogger):  # type: ignore[misc]
@@ -50,9 +51,9 @@ def make_log() -> tuple[trt.ILogger, list[str]]:
             trt.ILogger.__init__(self)
 
         def log(self, severity: trt.ILogger.Severity, message: str) -> None:
-            if severity in (trt.ILogger.INFO, trt.ILogger.VERBOSE):
-                return
-            messages.append(message)
+            if severity not in (trt.ILogger.INFO, trt.ILogger.VERBOSE):
+                messages.append(message)
+                del messages[:-KEPT]
 
     return Log(), messages
 

@@ -16,14 +16,13 @@ from dflash_trt.config.engines import Capability
 from dflash_trt.engines.info import ENGINE_FILE, EngineInfo, PlanInfo, Shape, read_info, write_info
 from dflash_trt.engines.onnxruntime import GRAPH_FILE, WEIGHTS_FILE
 from dflash_trt.engines.onnxruntime import KIND as SOURCE_KIND
+from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.library import make_log, trt, use
 from dflash_trt.engines.tensorrt.machine import compute_capabilities
 from dflash_trt.engines.tensorrt.network import NAMES, check, check_form, parse
 from dflash_trt.errors import EngineError
 from dflash_trt.graphs.precision import to_16_bits
 
-KIND = "tensorrt"
-PLAN_FILE = "model.plan"
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 CAPABILITIES: tuple[str, ...] = get_args(Capability)
 USUAL_CONTEXT = 1024  # cache rows that a step is tuned for
