@@ -81,8 +81,8 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
 
 def check_form(graph: ir.Graph) -> None:
     """EngineError where a graph says what the parser is known to read over."""
+    known = {"Attention": ({"scale"}, 4), "TensorScatter": ({"axis", "mode"}, 3)}
     for node in graph:
-        known = {"Attention": ({"scale"}, 4), "TensorScatter": ({"axis", "mode"}, 3)}
         if node.op_type not in known:
             continue
         attributes, inputs = known[node.op_type]
