@@ -16,6 +16,7 @@ import stand_in_tensorrt
 from conftest import BuildPair, BuiltPair
 from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
+from dflash_trt.config import TensorRT
 from dflash_trt.decoding.check import check
 from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.rounds import in_process
@@ -24,6 +25,8 @@ from dflash_trt.decoding.sequence import Request
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.tensorrt import engine as engine_module
 from dflash_trt.engines.tensorrt import machine
+from dflash_trt.engines.tensorrt import plan as plan_module
+from dflash_trt.engines.tensorrt.plan import capabilities
 from dflash_trt.errors import EngineError
 
 CHUNK = 16
@@ -156,3 +159,20 @@ def test_what_is_missing_is_said(
         monkeypatch.setattr(stand_in_tensorrt, "__version__", "1.8")
     with pytest.raises(EngineError, match=says):
         load_engine(plans / "target")
+
+
+@pytest.mark.parametrize(
+    ("library", "says"),
+    [
+        ("tensorrt_rtx", r"tensorrt_rtx is not here .* pip install 'dflash-trt\[rtx\]'"),
+        ("tensorrt", "on the GPU that will run them, and here is none"),
+    ],
+)
+def test_a_build_says_what_it_misses(
+    monkeypatch: pytest.MonkeyPatch, library: str, says: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", None)
+    monkeypatch.setitem(sys.modules, "tensorrt", stand_in_tensorrt)
+    monkeypatch.setattr(plan_module, "compute_capabilities", list)
+    with pytest.raises(EngineError, match=says):
+        capabilities(TensorRT.model_validate({"kind": "tensorrt", "library": library}))
