@@ -31,7 +31,11 @@ from dflash_trt.manifest import (
 if TYPE_CHECKING:
     from dflash_trt.engines.accuracy import Accuracy
 
-PREPARE = {"onnxruntime": onnxruntime.prepare, "tensorrt_llm": tensorrt_llm.prepare}
+PREPARE = {
+    "onnxruntime": onnxruntime.prepare,
+    "tensorrt": onnxruntime.prepare,
+    "tensorrt_llm": tensorrt_llm.prepare,
+}
 
 
 @dataclass(frozen=True)

@@ -271,9 +271,9 @@ def verify(
     from dflash_trt.prompts import read_prompts
 
     manifest = read_manifest(directory)
-    if manifest["config"]["engine"]["kind"] != "onnxruntime":
+    if manifest["config"]["engine"]["kind"] == "tensorrt_llm":
         raise RequestError(
-            "verify compares in engines of kind onnxruntime, and this build runs in TensorRT-LLM",
+            "verify compares in engines of ours, and this build runs in TensorRT-LLM",
             f"Run `dflash-trt doctor {directory}` on its machine: it decodes and compares what is "
             "accepted",
         )

@@ -14,7 +14,6 @@ from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import Source
 from dflash_trt.errors import ConfigError
 
-PLANNED_KINDS = ("tensorrt",)
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
@@ -68,14 +67,8 @@ class BuildConfig(Section):
 
     @field_validator("engine", mode="before")
     @classmethod
-    def _has_a_kind_that_is_built(cls, engine: object) -> object:
-        if not isinstance(engine, dict):
-            return engine
-        engine = {"kind": "onnxruntime"} | engine
-        if engine["kind"] in PLANNED_KINDS:
-            message = "engine kind '{kind}' is not built yet"
-            raise PydanticCustomError("not_built", message, {"kind": engine["kind"]})
-        return engine
+    def _has_a_kind(cls, engine: object) -> object:
+        return {"kind": "onnxruntime"} | engine if isinstance(engine, dict) else engine
 
     @field_validator("serving")
     @classmethod

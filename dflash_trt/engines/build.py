@@ -11,7 +11,7 @@ from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.digests import Entry
 from dflash_trt.engines.info import EngineInfo, rank_directory, stamp, write_info
-from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
+from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.drafter import candidates, drafter_graph
 from dflash_trt.graphs.sharding import Rank, share
 from dflash_trt.graphs.target import target_graph
@@ -30,18 +30,20 @@ def build_target(
     progress: Progress,
     storage: Storage = COPIED,
     ranks: int = 1,
+    kind: Kind = "onnxruntime",
 ) -> dict[Path, Entry]:
     """Write the target's engine; the drafter says which layers are tapped.
 
     `progress` is called with each tensor's name as it is written; `storage`: how the
-    weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`).
-    Returns what a manifest says of the large files.
+    weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`);
+    kind: what the graph is for (see `GraphBuilder`). Returns what a manifest says of the large
+    files.
     """
     # a block that starts on the last position still writes all its rows
-    cache_len, written = max_seq_len + drafter.block_size, dict[Path, Entry]()
+    cache_len, written = _aligned(max_seq_len + drafter.block_size), dict[Path, Entry]()
     for rank in (Rank(index, ranks) for index in range(ranks)):
         graph = target_graph(
-            target, drafter.target_layer_ids, cache_len, storage=storage, rank=rank
+            target, drafter.target_layer_ids, cache_len, kind, storage=storage, rank=rank
         )
         info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
         written |= _save(graph, info, directory, progress)
@@ -62,13 +64,19 @@ def build_drafter(
 ) -> dict[Path, Entry]:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     # features of one more block, and the block itself, stand behind the last position
-    cache_len, written = max_seq_len + 2 * drafter.spec.block_size, dict[Path, Entry]()
+    rows = max_seq_len + 2 * drafter.spec.block_size
+    cache_len, written = _aligned(rows), dict[Path, Entry]()
     spec = drafter.spec
     for rank in (Rank(index, ranks) for index in range(ranks)):
         graph = drafter_graph(drafter, target, cache_len, storage=storage, rank=rank)
         info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
         written |= _save(graph, info, directory, progress)
     return written
+
+
+def _aligned(rows: int) -> int:
+    """So that each sequence's part of a cache starts at a multiple of 256 bytes, for TensorRT."""
+    return -(-rows // 8) * 8
 
 
 def _save(

@@ -9,7 +9,7 @@ against nccl4py's types. It has never run: that takes a machine with two GPUs.
 """
 
 import ctypes
-from typing import Protocol
+from typing import Any, Protocol
 
 from nccl.core import Communicator, UniqueId, get_unique_id
 
@@ -19,7 +19,7 @@ _NAME = b"ncclComm_t"  # by which TensorRT knows the capsule; it must live as lo
 class Context(Protocol):
     """What is needed here of TensorRT's IExecutionContext (10.16 and later)."""
 
-    def set_communicator(self, communicator: object) -> bool: ...
+    def set_communicator(self, communicator: Any) -> bool: ...
 
 
 def new_id() -> bytes:

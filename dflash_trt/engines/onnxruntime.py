@@ -3,7 +3,6 @@
 import math
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.engines.step import Step, step_tensors
 from dflash_trt.errors import EngineError
 
 if TYPE_CHECKING:
@@ -26,11 +26,9 @@ Array = npt.NDArray[np.generic]
 
 
 class Engine:
-    """A loaded graph with its KV caches, float32 `[slots, kv_heads, cache_len, head_dim]`.
+    """A loaded graph with its KV caches in float32; see `engines.step.Engine`."""
 
-    Only steps and `move_row` touch the caches; a caller rolls back by passing a lower
-    `write_index` the next time.
-    """
+    visible_step = 32
 
     def __init__(self, directory: Path, follower: "Follower | None" = None) -> None:
         """follower: of a rank that is not the first; rank 0 starts the others."""
@@ -63,12 +61,7 @@ class Engine:
     def step(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> "Step":
-        """A step of the sequences in cache rows `row .. row+n-1`, to be filled in and run.
-
-        width: tokens of each sequence; visible: cache rows that the mask covers; scored: head rows
-        in all; context: a drafter's feature rows of each sequence. The arrays belong to the
-        engine: inputs keep what they held, outputs are overwritten by the next run.
-        """
+        """See `engines.step.Engine`."""
         key = (row, n, width, visible, scored, context)
         step = self._steps.get(key)
         if step is None:
@@ -79,7 +72,7 @@ class Engine:
         return step
 
     def move_row(self, source: int, destination: int) -> None:
-        """Copy one sequence's cache to another row, so that active rows stay dense."""
+        """See `engines.step.Engine`."""
 
         def move() -> None:
             for array in self._caches.values():
@@ -100,31 +93,15 @@ class Engine:
             # quantised products round otherwise for a single row than for two or more: rows that
             # nobody sees are added, so that a token's logits depend on no neighbours
             width, scored = 2 if n * width == 1 else width, 2 if scored == 1 else scored
-        tokens = "tokens" if info.role == "target" else "block"
+        given, taken = step_tensors(info, n, width, visible, scored, context)
         inputs: dict[str, Any] = {
-            tokens: np.zeros((n, width), np.int64),
-            "positions": np.zeros((n, context + width), np.int64),
-            "write_index": np.zeros(n, np.int64),
-            "mask": np.zeros((n, 1, width, visible), bool),
-            "head_rows": np.zeros(scored, np.int64),
+            name: np.zeros(shape, dtype) for name, (dtype, shape) in given.items()
         }
-        outputs = {
-            "top_ids": self._output("top_ids", np.int64, scored, info.best),
-            "top_logits": self._output("top_logits", np.float32, scored, info.best),
-            "logits": self._output("logits", np.float32, scored, info.vocab_size),
-        }
-        if info.role == "target":
-            shape = (n, width, info.feature_size)
-            outputs["features"] = self._output("features", np.float32, *shape)
-        else:
-            inputs["features"] = np.zeros((n, context, info.feature_size), np.float32)
-        if info.pair_scores:
-            shape = (scored, info.best, info.best)
-            outputs["pair_scores"] = self._output("pair_scores", np.float32, *shape)
+        outputs = {name: self._output(name, *tensor) for name, tensor in taken.items()}
         caches = {name: array[row : row + n] for name, array in self._caches.items()}
         run = self._run_of(key, inputs, outputs, caches)
         if width > asked:
-            for name in (tokens, "positions"):
+            for name in ("tokens", "positions"):
                 inputs[name] = inputs[name][:, :asked]
             inputs["mask"] = inputs["mask"][:, :, :asked]
             outputs["features"] = outputs["features"][:, :asked]
@@ -169,22 +146,13 @@ class Engine:
 
         return lead
 
-    def _output(self, name: str, dtype: type[np.generic], *shape: int) -> Array:
+    def _output(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Array:
         """A view of the one buffer that all steps share: a real vocabulary's logits are large."""
         size = math.prod(shape)
         if name not in self._buffers or self._buffers[name].size < size:
             self._buffers[name] = np.empty(size, dtype)
             self._steps.clear()  # they hold on to the smaller one
         return self._buffers[name][:size].reshape(shape)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Arrays as the graph names them, bound to one call of it."""
-
-    inputs: dict[str, Any]  # int64; mask bool, features float32
-    outputs: dict[str, Any]  # top_ids int64; the others float32
-    run: Callable[[], object]
 
 
 _pool_is_set = False

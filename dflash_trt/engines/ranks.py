@@ -28,9 +28,9 @@ from typing import Protocol
 import dflash_trt
 from dflash_trt.engines.exchange import Exchange, create
 from dflash_trt.engines.info import ENGINE_FILE, rank_directory
+from dflash_trt.engines.load import MODULES
 from dflash_trt.errors import DflashError, RankError
 
-MODULES = {"onnxruntime": "dflash_trt.engines.onnxruntime"}  # where a kind's `Engine` is
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
 SILENCE = 60.0  # seconds that a rank may take from one collective to the next
 END_TIMEOUT = 5.0  # seconds: killing a process takes the system a moment

@@ -1,4 +1,4 @@
-"""Builds of kind `onnxruntime`: both models as graphs, with their weights."""
+"""Builds of the kinds `onnxruntime` and `tensorrt`: both models as graphs, or plans of them."""
 
 import shutil
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from dflash_trt.checkpoints.source import Located, Report
 from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
 from dflash_trt.checkpoints.target import Target, load_target, target_shapes
 from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_files
-from dflash_trt.config import BuildConfig, OnnxRuntime
+from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
 from dflash_trt.engines.info import read_info
 from dflash_trt.errors import ConfigError
 from dflash_trt.graphs.sharding import check_even
@@ -66,8 +66,8 @@ def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterS
 
 def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> None:
     engine = config.engine
-    assert isinstance(engine, OnnxRuntime)
-    quantised = engine.quantize is not None
+    assert isinstance(engine, OnnxRuntime | TensorRT)
+    quantised = isinstance(engine, OnnxRuntime) and engine.quantize is not None
     check_even(target, "target", engine.tensor_parallel_size, quantised)
     check_even(drafter, "drafter", engine.drafter_ranks, quantised)
 
@@ -80,25 +80,31 @@ def _write(
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
 
     engine, max_seq_len = config.engine, config.serving.max_seq_len
-    assert isinstance(engine, OnnxRuntime)
+    assert isinstance(engine, OnnxRuntime | TensorRT)
     assert max_seq_len is not None
-    slots, threads = config.serving.slots, engine.threads
-    sizes = {"slots": slots, "max_seq_len": max_seq_len, "threads": threads}
-    storage = Storage(engine.weights == "link", BITS.get(engine.quantize))
+    sizes = {"slots": config.serving.slots, "max_seq_len": max_seq_len, "threads": 1}
+    storage = Storage()
+    if isinstance(engine, OnnxRuntime):
+        sizes["threads"] = engine.threads
+        storage = Storage(engine.weights == "link", BITS.get(engine.quantize))
+    else:
+        from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
+
+        capabilities(engine)  # raises before the work starts where something is not installed
     engines, ranks = directory / "engines", int(engine.tensor_parallel_size)
     for role in ("target", "drafter"):
         (engines / role).mkdir(parents=True)
     common: dict[str, Any] = {**sizes, "storage": storage}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
-    digests = build_target(
-        target, drafter.spec, engines / "target", **common, progress=count, ranks=ranks
-    )
+    sharded: dict[str, Any] = {**common, "progress": count, "ranks": ranks}
+    digests = build_target(target, drafter.spec, engines / "target", **sharded, kind=engine.kind)
     tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
     ranks = engine.drafter_ranks
     count = _Counter("building the drafter engine", tensors * ranks, report)
-    digests |= build_drafter(
-        drafter, target, engines / "drafter", **common, progress=count, ranks=ranks
-    )
+    sharded = {**common, "progress": count, "ranks": ranks}
+    digests |= build_drafter(drafter, target, engines / "drafter", **sharded)
+    if isinstance(engine, TensorRT):
+        build_plans(engines, engine, config.serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(
         directory,
