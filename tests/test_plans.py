@@ -244,7 +244,7 @@ def test_what_the_graph_says_and_the_network_has_not_is_named(tiny: Path) -> Non
         check(parsed.network, graph)
 
 
-@pytest.mark.parametrize("op_type", ["MatMul", "TensorScatter", "RotaryEmbedding"])
+@pytest.mark.parametrize("op_type", ["Gemm", "TensorScatter", "RotaryEmbedding"])
 def test_a_layer_of_another_type_is_named(tiny: Path, op_type: str) -> None:
     parsed = Parsed(tiny)
     node, other = parsed.node(op_type), parsed.node("Transpose")
@@ -260,7 +260,7 @@ def test_a_product_that_stayed_in_float32_is_named(tiny: Path) -> None:
     log, _ = make_log()
     builder = trt.Builder(log)
     network = parse(builder, log, model, path)
-    with pytest.raises(EngineError, match=r"at node_MatMul_\d+ \(MatMul\): it multiplies FLOAT"):
+    with pytest.raises(EngineError, match=r"at node_Gemm_\d+: it multiplies FLOAT"):
         check(network, model.graph)
 
 

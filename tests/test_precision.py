@@ -11,6 +11,7 @@ from conftest import BuildPair
 
 from dflash_trt.graphs.precision import to_16_bits
 
+PRODUCTS = {"Attention", "Gemm", "MatMul", "TensorScatter"}
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 
 
@@ -35,10 +36,11 @@ def test_products_and_caches_are_in_16_bits_and_nothing_else_is(
     floats = {int(DTYPES[dtype]), onnx.TensorProto.FLOAT}
     for node in inferred.node:
         given = [types[name] for name in node.input if types[name] in floats]
-        if node.op_type in ("MatMul", "Attention", "TensorScatter"):
+        if node.op_type in PRODUCTS:
             assert set(given) == {int(DTYPES[dtype])}
         elif node.op_type in ("RMSNormalization", "RotaryEmbedding", "Add", "Sigmoid", "Softmax"):
             assert set(given) <= {onnx.TensorProto.FLOAT}
+    assert {node.op_type for node in inferred.node} >= PRODUCTS - {"MatMul"}
     for old, new in (
         (before.graph.inputs, inferred.input),
         (before.graph.outputs, inferred.output),

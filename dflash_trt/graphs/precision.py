@@ -9,7 +9,7 @@ float32. The casts can be run by ONNX Runtime too (in float16: it has no bfloat1
 
 import onnx_ir as ir
 
-PRODUCTS = {"MatMul": 2, "Attention": 3}  # and how many of their inputs are multiplied
+PRODUCTS = ("Attention", "Gemm", "MatMul")  # their first three inputs are of one type
 MOVES = ("Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 
 
@@ -27,7 +27,7 @@ class _Casts:
     def put(self) -> None:
         for node in list(self._graph):
             if node.op_type in PRODUCTS:
-                self._take(node, range(PRODUCTS[node.op_type]), narrow=True)
+                self._take(node, range(min(3, len(node.inputs))), narrow=True)
                 self._narrow.update(node.outputs)
             elif node.op_type == "TensorScatter":
                 cache, new = node.inputs[0], node.outputs[0]

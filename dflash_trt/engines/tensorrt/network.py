@@ -21,6 +21,7 @@ from dflash_trt.errors import EngineError
 LAYERS = {
     "Attention": "ATTENTION_OUTPUT",
     "DistCollective": "DIST_COLLECTIVE",
+    "Gemm": "MATRIX_MULTIPLY",
     "MatMul": "MATRIX_MULTIPLY",
     "RotaryEmbedding": "ROTARY_EMBEDDING",
     "TensorScatter": "KV_CACHE_UPDATE",
@@ -54,6 +55,8 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
             layers[name].append(layer)
         if layer.type.name in PLUGINS:
             raise _error(layer.name, "it became a plugin")
+        if layer.type == trt.LayerType.MATRIX_MULTIPLY:
+            _check_types(layer)
         if layer.type == trt.LayerType.ATTENTION_INPUT:
             layer.__class__ = trt.IAttentionInputLayer
             assert isinstance(layer, trt.IAttentionInputLayer)
@@ -63,11 +66,9 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
         types = [layer.type.name for layer in found]
         if not found:
             raise _error(_called(node), "it is not in the network")
-        if node.op_type in LAYERS and types != [LAYERS[node.op_type]]:
+        if node.op_type in LAYERS and types.count(LAYERS[node.op_type]) != 1:
             raise _error(_called(node), f"it became {', '.join(types)}")
-        if node.op_type == "MatMul":
-            _check_types(node, found[0])
-        elif node.op_type == "TensorScatter":
+        if node.op_type == "TensorScatter":
             _check_update(node, found[0])
         elif node.op_type == "DistCollective":
             _check_ranks(node, found[0])
@@ -96,11 +97,11 @@ def _layers(network: trt.INetworkDefinition) -> Iterator[trt.ILayer]:
     return (network.get_layer(index) for index in range(network.num_layers))
 
 
-def _check_types(node: ir.Node, layer: trt.ILayer) -> None:
+def _check_types(layer: trt.ILayer) -> None:
     types = {layer.get_input(index).dtype for index in range(2)}
     if types not in ({trt.DataType.HALF}, {trt.DataType.BF16}):
         named = ", ".join(sorted(each.name for each in types))
-        raise _error(_called(node), f"it multiplies {named}, not 16 bits")
+        raise _error(layer.name, f"it multiplies {named}, not 16 bits")
 
 
 def _check_update(node: ir.Node, layer: trt.ILayer) -> None:
