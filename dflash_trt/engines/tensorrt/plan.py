@@ -112,8 +112,7 @@ def describe(
 def make_profiles(info: EngineInfo, chunk: int) -> tuple[Profile, Profile]:
     """Sizes of a round, and of a prompt chunk: least, usual, most.
 
-    Both allow all slots, though a chunk has one sequence: with a fixed n the compiler lays matrices
-    out in another way and a plan holds them twice (measured: 1.56 times the weights, else 1.10).
+    A chunk has one sequence; both allow all slots, which costs nothing.
     """
     slots, block = info.slots, info.block_size
     context = (1, min(USUAL_CONTEXT, info.cache_len), info.cache_len)
