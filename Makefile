@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-models soak lint bench clean
+.PHONY: demo test test-models test-plans soak lint bench clean
 
 demo: .venv/.server  ## build the demo pair, serve it with Triton, stream code from it
 	$(BIN)/python examples/demo.py
@@ -12,6 +12,9 @@ test: .venv/.dev  ## run the tests, against a real Triton server
 
 test-models: .venv/.dev  ## every model family and drafter format, and broken files
 	$(BIN)/python -m pytest -m models
+
+test-plans: .venv/.rtx  ## TensorRT plans, built without a GPU; installs NVIDIA's library
+	$(BIN)/python -m pytest -m plans
 
 soak: .venv/.dev  ## the long tests: load, chaos, killed processes
 	$(BIN)/python -m pytest -m soak
@@ -38,4 +41,8 @@ clean:
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server,openai,dev]'
+	touch $@
+
+.venv/.rtx: .venv/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rtx]'
 	touch $@

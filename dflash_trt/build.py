@@ -5,8 +5,11 @@ what is written.
 """
 
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from dflash_trt.atomic import publish, sole_writer
@@ -28,7 +31,11 @@ from dflash_trt.manifest import (
 if TYPE_CHECKING:
     from dflash_trt.engines.accuracy import Accuracy
 
-PREPARE = {"onnxruntime": onnxruntime.prepare, "tensorrt_llm": tensorrt_llm.prepare}
+PREPARE = {
+    "onnxruntime": onnxruntime.prepare,
+    "tensorrt": onnxruntime.prepare,
+    "tensorrt_llm": tensorrt_llm.prepare,
+}
 
 
 @dataclass(frozen=True)
@@ -55,12 +62,15 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
         output.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(output) as scratch:
             _check_output(output)  # again: now nobody else changes it
-            inputs = inputs_manifest(job, report)
-            manifest = matching_manifest(output, inputs)
+            inputs = _beside(lambda: inputs_manifest(job, report))
+            manifest = None
+            if (output / MANIFEST).is_file():
+                manifest = matching_manifest(output, inputs.result())
             built, accuracy = manifest is None, None
             if manifest is None:
-                accuracy = job.write(scratch)
-                manifest = write_manifest(scratch, inputs, report)
+                written = job.write(scratch)
+                accuracy = written.accuracy
+                manifest = write_manifest(scratch, inputs.result(), written.digests, report)
                 publish(scratch, output)
     except OSError as error:
         raise BuildError(
@@ -68,6 +78,20 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             "Free the disk or give a writable --output; nothing was left half written",
         ) from error
     return BuildResult(output, manifest, built, time.monotonic() - started, job.warnings, accuracy)
+
+
+def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":
+    """What a thread makes meanwhile; not a pool's, for which a failed build would have to wait."""
+    made: Future[Manifest] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except Exception as error:
+            made.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return made
 
 
 def _prepare(config: BuildConfig, report: Report) -> Job:

@@ -30,14 +30,19 @@ Port = typer.Option(min=1, max=65535)
 def build(
     config: Annotated[Path, typer.Argument(help="Build config, YAML (see `schema`).")],
     output: Annotated[Path | None, typer.Option(help="Default: build/NAME.")] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Ranks, in place of engine.tensor_parallel_size.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Check a pair and write its engines and model repository."""
     from dflash_trt.build import build as run
-    from dflash_trt.config import load_config
+    from dflash_trt.config import load_config, with_ranks
     from dflash_trt.progress import reporting
 
     settings = load_config(config)
+    if tp is not None:
+        settings = with_ranks(settings, tp)
     directory = output or Path("build") / settings.name
     with reporting() as report:
         result = run(settings, directory, report)
@@ -266,9 +271,9 @@ def verify(
     from dflash_trt.prompts import read_prompts
 
     manifest = read_manifest(directory)
-    if manifest["config"]["engine"]["kind"] != "onnxruntime":
+    if manifest["config"]["engine"]["kind"] == "tensorrt_llm":
         raise RequestError(
-            "verify compares in engines of kind onnxruntime, and this build runs in TensorRT-LLM",
+            "verify compares in engines of ours, and this build runs in TensorRT-LLM",
             f"Run `dflash-trt doctor {directory}` on its machine: it decodes and compares what is "
             "accepted",
         )

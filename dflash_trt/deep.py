@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.pair import Finding
@@ -62,7 +63,11 @@ def measure(
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)
     spec = drafter.spec
     known = min(target.spec.max_position_embeddings, spec.max_position_embeddings)
-    sizes = {"slots": 1, "max_seq_len": min(known, MAX_SEQ_LEN), "threads": 2}
+    sizes: dict[str, Any] = {
+        "slots": 1,
+        "max_seq_len": min(known, MAX_SEQ_LEN),
+        "threads": 2,
+    }
     tokens = min(TOKENS, sizes["max_seq_len"] // 2)
     asked = _prompts(target, prompts, sizes["max_seq_len"] - tokens)
     try:

@@ -98,7 +98,7 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         ("--tensor-parallel-size", args.tensor_parallel_size),
         *_experts(args, "--enable-expert-parallel", None),
         ("--max-model-len", args.max_seq_len),
-        ("--max-num-seqs", args.max_batch_size),
+        ("--max-num-seqs", _sequences(args)),
         ("--no-enable-prefix-caching", None),
         ("--speculative-config", json.dumps(drafter)),
     ]
@@ -113,7 +113,7 @@ def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         ("--tp-size", args.tensor_parallel_size),
         *_experts(args, "--ep-size", args.moe_expert_parallel_size),
         ("--context-length", args.max_seq_len),
-        ("--max-running-requests", args.max_batch_size),
+        ("--max-running-requests", _sequences(args)),
         ("--disable-radix-cache", None),
         ("--speculative-algorithm", "DFLASH"),
         ("--speculative-draft-model-path", _name(config.drafter)),
@@ -158,6 +158,12 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         f"cat > llm_args.yaml <<'EOF'\n{text}EOF",
         *_command(["trtllm-serve", "serve", _name(config.target)], options),
     ]
+
+
+def _sequences(args: LlmArgs) -> int | None:
+    """Of all ranks: with attention-DP each has max_batch_size of its own."""
+    ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
+    return args.max_batch_size and args.max_batch_size * ranks
 
 
 def _name(source: Source) -> str:

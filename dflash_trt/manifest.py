@@ -1,27 +1,20 @@
-"""`manifest.json`: what a build was made from and every file it holds, each with its digest.
+"""`manifest.json`: what a build was made from and every file it holds, each with its digest."""
 
-SHA-256, and for files from `LARGE` bytes on BLAKE3 (as `b3sum` prints it), which takes all cores:
-on a CPU without SHA instructions SHA-256 would take several times as long as writing the file.
-"""
-
-import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
 import dflash_trt
 from dflash_trt.checkpoints.source import Report
+from dflash_trt.digests import Entry, entry, sha256
 from dflash_trt.engines.info import stamp
 from dflash_trt.errors import BuildError
 from dflash_trt.jobs.job import Job
 from dflash_trt.serving.repository import templates
 
 MANIFEST = "manifest.json"
-LARGE = 1 << 28
 
 Manifest = dict[str, Any]
 
@@ -48,14 +41,18 @@ def inputs_manifest(job: Job, report: Report) -> Manifest:
     return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
 
 
-def write_manifest(directory: Path, inputs: Manifest, report: Report) -> Manifest:
+def write_manifest(
+    directory: Path, inputs: Manifest, known: Mapping[Path, Entry], report: Report
+) -> Manifest:
     """Write `manifest.json` over all files below `directory`; it must be the last file.
 
-    A link into an original checkpoint has no digest here: that file is one of the inputs.
+    known: the files whose digests were made as they were written. A link into an original
+    checkpoint has no digest here: that file is one of the inputs.
     """
     found = _files(directory)
-    ours = [file for file in found if not file.is_symlink()]
+    ours = [file for file in found if not file.is_symlink() and file not in known]
     files = digests(directory, ours, report, "hashing")
+    files |= {_name(directory, file): entry for file, entry in known.items()}
     files |= {_name(directory, file): {**_stamp(file)} for file in found if file.is_symlink()}
     manifest = {**inputs, "files": files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
@@ -96,17 +93,12 @@ def changed_files(directory: Path, manifest: Manifest) -> list[str]:
     return sorted(name for name in {*found, *listed} if found.get(name) != listed.get(name))
 
 
-def digests(
-    directory: Path, files: Iterable[Path], report: Report, step: str
-) -> dict[str, dict[str, str | int]]:
-    """Digest and size in bytes of each file, by its path in `directory`."""
-    files = list(files)
-    found: dict[str, dict[str, str | int]] = {}
+def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -> dict[str, Entry]:
+    """What the manifest says of each file, by its path in `directory`."""
+    files, found = list(files), {}
     for done, file in enumerate(files):
         report(step, done, len(files))
-        size = file.stat().st_size
-        digest = {"sha256": _sha256([file])} if size < LARGE else {"blake3": _blake3(file)}
-        found[_name(directory, file)] = {**digest, "size": size}
+        found[_name(directory, file)] = entry(file)
     report(step, len(files), len(files))
     return found
 
@@ -117,26 +109,7 @@ def _own_digest() -> str:
     code = [file for file in package.rglob("*") if file.is_file()]
     code = [x for x in code if not {"model_repository", "__pycache__"} & {*x.parts}]
     models = [file for file in templates().rglob("*") if file.suffix in (".py", ".pbtxt")]
-    return _sha256([*sorted(code), *sorted(models)])
-
-
-def _sha256(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _blake3(file: Path) -> str:
-    digest = blake3(max_threads=blake3.AUTO)
-    with file.open("rb", buffering=0) as stream:
-        # not its own memory map: the pages would count as memory of the build
-        chunk = memoryview(bytearray(1 << 25))
-        while size := stream.readinto(chunk):
-            digest.update(chunk[:size])
-    return digest.hexdigest()
+    return sha256([*sorted(code), *sorted(models)])
 
 
 def _stamp(file: Path) -> dict[str, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 
 PROFILE = {
-    *("Add", "Attention", "Concat", "Gather", "Gelu", "MatMul", "Mul", "RMSNormalization"),
+    *("Add", "Attention", "Concat", "Gather", "Gelu", "Gemm", "MatMul", "Mul", "RMSNormalization"),
     *("Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Slice", "Split", "TensorScatter"),
     *("Cast", "TopK", "Transpose"),
     *("And", "Less", "Range", "Squeeze", "Sub", "Unsqueeze", "Where"),  # windows
@@ -17,15 +17,29 @@ PROFILE = {
 }
 
 
-def assert_in_profile(path: Path) -> None:
-    """A graph file keeps to the profile and to the forms of it that were measured."""
+COLLECTIVE = {"collective_operation", "reduce_op", "nb_rank", "root"}
+
+
+def assert_in_profile(path: Path, ranks: int = 1) -> None:
+    """A graph file keeps to the profile and to the forms of it that were measured.
+
+    ranks: of which it is one's; they meet in DistCollective.
+    """
     onnx.checker.check_model(path, full_check=True)
     model = onnx.load(path, load_external_data=False)
-    assert [(o.domain, o.version) for o in model.opset_import] == [("", 24)]
+    collectives = {("ai.onnx.contrib", 1)} if ranks > 1 else set()
+    assert {(o.domain, o.version) for o in model.opset_import} == {("", 24)} | collectives
     assert model.ir_version <= 13
-    assert {node.op_type for node in model.graph.node} <= PROFILE
+    assert {node.op_type for node in model.graph.node if not node.domain} <= PROFILE
     for node in model.graph.node:
         attributes = {attribute.name for attribute in node.attribute}
+        if node.domain:
+            named = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            assert (node.domain, node.op_type) == ("ai.onnx.contrib", "DistCollective")
+            assert attributes == COLLECTIVE
+            assert (named["nb_rank"], named["root"]) == (ranks, -1)
+            kind = named["collective_operation"], named["reduce_op"]
+            assert kind in ((b"all_reduce", b"sum"), (b"all_gather", b"none"))
         if node.op_type == "Attention":
             # causality is in the mask alone: the parser drops or misreads the rest
             assert attributes == {"scale"}

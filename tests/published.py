@@ -3,7 +3,8 @@
 A stand-in is what `transformers` (targets) and z-lab's `dflash` (drafters) say of a model of the
 published config: the library builds it on the meta device, its tensors' names are turned back into
 those of a checkpoint, and the safetensors files get that header over a body that is one hole. The
-files have their true size, and take a few MB of disk.
+files have their true size, and take a few MB of disk. Targets of families that nobody here reads
+the tensors of (hybrids, latent attention) have the index of their shards only.
 
 Fields are from the models' `config.json` on the Hub as collected in November 2026; those of a
 drafter that were not seen (`max_position_embeddings`, the RoPE) follow its target. Left out: vision
@@ -26,6 +27,8 @@ from dflash.model import DFlash2DraftModel, DFlashDraftModel
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PretrainedConfig, Qwen3Config
 from transformers.core_model_loading import revert_weight_conversion
+
+from dflash_trt.checkpoints.families import FAMILIES
 
 COMMIT = "0" * 39 + "1"  # what `main` is in the stand-in cache
 Tensor = tuple[str, tuple[int, ...]]  # the format's name of the dtype, shape
@@ -439,7 +442,7 @@ def _write_target(directory: Path, pair: Pair) -> None:
     if target.quantised is not None:
         tensors = dict(each for item in tensors.items() for each in _quantised(target, *item))
     _write_config(directory, target)
-    _write_shards(directory, tensors)
+    _write_shards(directory, tensors, headers=target.cls in FAMILIES)
     _write_tokenizer(directory, pair.target)
 
 
@@ -525,21 +528,21 @@ def _quantised(target: Target, name: str, tensor: Tensor) -> list[tuple[str, Ten
     ]
 
 
-def _write_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Two shards or more, and their index."""
-    names, places, total = list(tensors), dict[str, str](), 0
-    size = min(20_000, len(names) // 2 + 1)
-    parts = [names[at : at + size] for at in range(0, len(names), size)]
-    for number, part in enumerate(parts, 1):
-        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        total += _write_file(directory / file, {name: tensors[name] for name in part})
-        places |= dict.fromkeys(part, file)
-    index = {"metadata": {"total_size": total}, "weight_map": places}
+def _write_shards(directory: Path, tensors: Mapping[str, Tensor], *, headers: bool) -> None:
+    """Two shards and their index; headers: False leaves the shards out."""
+    names = list(tensors)
+    half = len(names) // 2 + 1
+    parts = {"model-00001-of-00002": names[:half], "model-00002-of-00002": names[half:]}
+    places = {name: f"{file}.safetensors" for file, part in parts.items() for name in part}
+    for file, part in parts.items() if headers else ():
+        _write_file(directory / f"{file}.safetensors", {name: tensors[name] for name in part})
+    size = sum(SIZES[dtype] * math.prod(shape) for dtype, shape in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": places}
     _write_json(directory / "model.safetensors.index.json", index)
 
 
-def _write_file(file: Path, tensors: Mapping[str, Tensor]) -> int:
-    """A header over a body that is a hole; the bytes of the body."""
+def _write_file(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A header over a body that is a hole."""
     header, at = {}, 0
     for name, (dtype, shape) in tensors.items():
         size = SIZES[dtype] * math.prod(shape)
@@ -550,7 +553,6 @@ def _write_file(file: Path, tensors: Mapping[str, Tensor]) -> int:
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         stream.truncate(8 + len(text) + at)
-    return at
 
 
 def _write_tokenizer(directory: Path, target: Target) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.config import BuildConfig, TensorRTLLM, json_schema, load_config
+from dflash_trt.config import BuildConfig, TensorRT, TensorRTLLM, json_schema, load_config
 from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import Machine
 
 HUB = "name: x\ntarget: {hub: org/a, revision: main}\ndrafter: {path: b}\n"
+RTX = "engine:\n  kind: tensorrt\n  library: tensorrt_rtx\n"
 GOOD = "name: x\ntarget: {path: a}\ndrafter: {path: b}\n"
 LLM = GOOD + "engine:\n  kind: tensorrt_llm\n"
 MACHINE = """\
@@ -29,6 +30,8 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, GOOD))
     assert config.engine.model_dump() == {
         "kind": "onnxruntime",
+        "tensor_parallel_size": 1,
+        "shard_drafter": True,
         "threads": 2,
         "weights": "copy",
         "quantize": None,
@@ -52,6 +55,13 @@ def test_a_machine_is_a_name_or_a_description(tmp_path: Path) -> None:
     assert isinstance(engine, TensorRTLLM)
     assert isinstance(engine.hardware, Machine)
     assert engine.hardware.gpu.flops == {"bf16": 1}
+
+
+def test_compute_capabilities_may_be_numbers(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD + RTX + "  compute_capabilities: [8.9, 12.0]\n"))
+    assert isinstance(config.engine, TensorRT)
+    assert config.engine.compute_capabilities == ["8.9", "12.0"]
+    assert config.engine.dtype == "bf16"
 
 
 def test_paths_are_relative_to_the_config_file(
@@ -92,7 +102,15 @@ def test_the_demo_config_is_as_the_readme_shows_it() -> None:
         (GOOD + "serving:\n  slots: two\n", 5, "serving.slots", "schema"),
         (GOOD + "serving: {slots: 0}\n", 4, "serving.slots", "schema"),
         (GOOD + "speculation: {draft_tokens: true}\n", 4, "speculation.draft_tokens", "schema"),
-        (GOOD + "engine:\n  kind: tensorrt\n", 4, "not built yet", "kind: onnxruntime"),
+        (GOOD + "engine:\n  kind: tensorrt\n", 4, "engine.library", "Add engine.library"),
+        (GOOD + RTX + "  compute_capabilities: [9.0]\n", 7, "compute_capabilities", "schema"),
+        (GOOD + RTX + "  compute_capabilities: []\n", 7, "compute_capabilities", "schema"),
+        (
+            GOOD + RTX.replace("_rtx", "") + "  compute_capabilities: [8.9]\n",
+            4,
+            "for the GPU that it finds",
+            "schema",
+        ),
         (GOOD + "engine:\n  kind: vllm\n", 5, "engine.kind", "schema"),
         (LLM + "  version: 1.2.1\n", 6, "engine.version", "schema"),
         (LLM + "  gpu: 8\n", 6, "engine.gpu", "Did you mean 'gpus'?"),

@@ -31,7 +31,7 @@ from yamllint import linter
 from yamllint.config import YamlLintConfig
 
 from dflash_trt import deployment
-from dflash_trt.config import BuildConfig
+from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.deployment import resource_name, write_deployment
 from dflash_trt.hardware import machine
 from dflash_trt.serving.server import free_ports
@@ -64,6 +64,13 @@ def made(name: str = "gpt-oss.120b_x", style: str = "dflash", **engine: Any) -> 
     )
 
 
+def write(directory: Path, config: BuildConfig) -> None:
+    engine = config.engine
+    assert isinstance(engine, TensorRTLLM)
+    preset = machine(engine.hardware)
+    write_deployment(directory, config, preset, engine.gpus or preset.all_gpus)
+
+
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -72,8 +79,7 @@ def case(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def deploy(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp(case)
-    section = CASES[case]
-    write_deployment(directory, made(**section), machine(section["hardware"]))
+    write(directory, made(**CASES[case]))
     return directory / "deploy"
 
 
@@ -169,7 +175,7 @@ def run_with_fakes(script: Path, tmp_path: Path, **env: str) -> list[str]:
 
 
 def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
-    write_deployment(tmp_path, made(), machine("dgx-b300"))
+    write(tmp_path, made())
     start = tmp_path / "deploy" / "start.sh"
     said = run_with_fakes(start, tmp_path, TRITON_ARGS="--log-verbose=1")
     *_, http, grpc, verbose = said
@@ -183,7 +189,7 @@ def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
 
 
 def test_the_leader_starts_ranks_on_every_pod(tmp_path: Path) -> None:
-    write_deployment(tmp_path, made(hardware="gb300-nvl72-slice"), machine("gb300-nvl72-slice"))
+    write(tmp_path, made(hardware="gb300-nvl72-slice"))
     group = {"LWS_LEADER_ADDRESS": "a-0.a.ns", "LWS_GROUP_SIZE": "2"}
     said = run_with_fakes(tmp_path / "deploy" / "leader.sh", tmp_path, **group)
     assert said[:3] == ["--host", "a-0.a.ns:4,a-0-1.a.ns:4", "--mca"]
@@ -291,11 +297,11 @@ def test_it_repeats_and_links_do_not_travel(tmp_path: Path) -> None:
     config = made(checkpoints="hub")
     texts = []
     for name in ("one", "two"):
-        write_deployment(tmp_path / name, config, machine("dgx-b300"))
+        write(tmp_path / name, config)
         files = sorted(file for file in (tmp_path / name).rglob("*") if file.is_file())
         texts.append([file.read_bytes() for file in files])
     assert texts[0] == texts[1]
-    write_deployment(tmp_path / "link", made(checkpoints="link"), machine("dgx-b300"))
+    write(tmp_path / "link", made(checkpoints="link"))
     assert not (tmp_path / "link").exists()
 
 
@@ -352,7 +358,7 @@ def answering() -> Iterator[tuple[type[Answers], int]]:
 
 @pytest.mark.parametrize("style", ["dflash", "llmapi"])
 def test_the_probe_generates_unless_tokens_flow(tmp_path: Path, style: str) -> None:
-    write_deployment(tmp_path, made(style=style), machine("dgx-b300"))
+    write(tmp_path, made(style=style))
 
     def healthy(port: int) -> bool:
         ports = {"HTTP_PORT": str(port), "METRICS_PORT": str(port), "TMPDIR": str(tmp_path)}
@@ -379,7 +385,7 @@ def test_the_probe_generates_unless_tokens_flow(tmp_path: Path, style: str) -> N
 
 
 def test_the_probe_asks_a_real_server(built: Path, tmp_path: Path) -> None:
-    write_deployment(tmp_path, made(), machine("dgx-b300"))
+    write(tmp_path, made())
     ports = free_ports()
     probe = [str(tmp_path / "deploy" / "probe.sh")]
     env = {"HTTP_PORT": str(ports.http), "METRICS_PORT": str(ports.metrics)}

@@ -72,6 +72,15 @@ def test_vllm_gets_its_drafter(pair: Path) -> None:
     assert words[words.index("--max-num-seqs") + 1] == "3"
 
 
+def test_attention_of_each_rank_is_said_and_counted(pair: Path) -> None:
+    args = {"enable_attention_dp": True}
+    for engine, option in (("vllm", "--max-num-seqs"), ("sglang", "--max-running-requests")):
+        script = written(made(pair, concurrency=6, args=args), engine)
+        assert f"{engine} gets tensor parallelism only" in script
+        (words,) = commands(script)
+        assert words[words.index(option) + 1] == "6"
+
+
 def test_sglang_counts_the_anchor(pair: Path) -> None:
     (words,) = commands(written(made(pair), "sglang"))
     assert words[words.index("--speculative-dflash-block-size") + 1] == "8"

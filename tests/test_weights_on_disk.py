@@ -20,12 +20,13 @@ from pairs import make_pair, teach
 from dflash_trt.build import BuildResult, build
 from dflash_trt.config import BuildConfig
 from dflash_trt.decoding.check import check
+from dflash_trt.digests import LARGE
 from dflash_trt.engines.accuracy import _check_fused
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.graphs.quantised import codes, scales
-from dflash_trt.manifest import LARGE, digests
+from dflash_trt.manifest import digests
 from dflash_trt.serving.process import find_repository
 
 TEXT = list(range(40, 100))

@@ -17,7 +17,8 @@ from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
-from dflash_trt.engines.onnxruntime import Engine, Step
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines.step import Step
 from dflash_trt.errors import RequestError
 
 METHODS = ("plain", "dflash", "lookup", "draft-model")

@@ -25,7 +25,7 @@ TENSORRT_LLM = (
 def engine_kinds(pair: Pair, checks: Sequence[Finding]) -> list[dict[str, Any]]:
     """Of each kind: `kind`, `state` ("built" or "planned"), `fits`, `reasons` and `notes`.
 
-    `fits` of a planned kind says that nothing known stands against it; it has not been run.
+    `fits` of a planned kind says that nothing known stands against it.
     """
     models = (pair.target, pair.drafter)
     refused = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
@@ -43,7 +43,7 @@ def engine_kinds(pair: Pair, checks: Sequence[Finding]) -> list[dict[str, Any]]:
     wrong = [each for each in wrong if not each.startswith(OURS)]
     return [
         _kind("onnxruntime", "built", graphs, []),
-        _kind("tensorrt", "planned", graphs + small, ["runs the same graphs"]),
+        _kind("tensorrt", "built", graphs + small, ["its plans were built and checked, never run"]),
         _kind("tensorrt_llm", "built", wrong + reasons, notes),
     ]
 

@@ -1,10 +1,10 @@
 """What lies in a safetensors file: its header, checked, and the numbers behind it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,30 @@ DTYPES: dict[str, Any] = {
 }
 MAX_HEADER = 16 << 20  # bytes, enough for 150,000 tensors; parsed it may take 30 times as much
 AGAIN = "Download or export the checkpoint again"
+
+
+class Span(NamedTuple):
+    """Bytes of a file."""
+
+    file: Path
+    offset: int
+    size: int
+
+    def read(self, buffers: Iterator[memoryview]) -> Iterator[memoryview]:
+        """Chunks, each in the next buffer."""
+        left = self.size
+        try:
+            with self.file.open("rb", buffering=0) as stream:
+                stream.seek(self.offset)
+                while left:
+                    chunk = next(buffers)[:left]
+                    count = stream.readinto(chunk)
+                    if not count:
+                        raise CheckpointError(f"{self.file} ends inside a tensor", AGAIN)
+                    left -= count
+                    yield chunk[:count]
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.file}: {error.strerror}", AGAIN) from error
 
 
 @dataclass(frozen=True)

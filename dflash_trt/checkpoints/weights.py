@@ -1,12 +1,14 @@
 """The tensors of a safetensors checkpoint, read one at a time."""
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dflash_trt.checkpoints.cut import Cut, Part, cut_out
 from dflash_trt.checkpoints.files import read_json
 from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
 from dflash_trt.checkpoints.quantised import Quantised, dequantised
@@ -51,8 +53,9 @@ class Weights:
         self.files, stored = open_files(directory)
         if (directory / MODELOPT_FILE).is_file():
             self.files.append(directory / MODELOPT_FILE)
-        self._tensors: dict[str, Stored | Quantised] = dequantised(stored, config or {}, directory)
-        for name, tensor in sorted(self._tensors.items()):
+        tensors = dequantised(stored, config or {}, directory)
+        self._tensors: dict[str, Stored | Quantised | Part] = {**tensors}
+        for name, tensor in sorted(tensors.items()):
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
                     f"tensor {name} of {tensor.file} is {tensor.dtype}; only BF16, F16 and F32 are "
@@ -85,7 +88,7 @@ class Weights:
     def pieces(self, name: str, rows: int) -> Iterator[np.ndarray[Any, Any]]:
         """A tensor as `read` gives it, `rows` of its first axis at a time; a computed one whole."""
         tensor = self._tensor(name)
-        if not isinstance(tensor, Stored):
+        if isinstance(tensor, Quantised) or isinstance(getattr(tensor, "whole", None), Quantised):
             yield self.read(name)
             return
         width = math.prod(tensor.shape[1:])
@@ -98,7 +101,18 @@ class Weights:
         tensor = self._tensor(name)
         return (tensor.file, tensor.offset) if isinstance(tensor, Stored) else None
 
-    def _tensor(self, name: str) -> Stored | Quantised:
+    def cut(self, where: Callable[[str, tuple[int, ...]], Cut | None]) -> "Weights":
+        """The same tensors, and only a range of those for which `where` (name, shape) gives one."""
+        view = copy.copy(self)
+        view._tensors = dict(self._tensors)
+        for name, tensor in self._tensors.items():
+            assert not isinstance(tensor, Part)
+            found = where(name, tensor.shape)
+            if found is not None:
+                view._tensors[name] = cut_out(tensor, found)
+        return view
+
+    def _tensor(self, name: str) -> Stored | Quantised | Part:
         if name not in self._tensors:
             raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
         return self._tensors[name]

@@ -1,6 +1,6 @@
 """The build config: the one schema a user writes, as YAML."""
 
-from dflash_trt.config.build import BuildConfig, json_schema, load_config
+from dflash_trt.config.build import BuildConfig, json_schema, load_config, with_ranks
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM, Version
 from dflash_trt.config.source import Source
 
@@ -13,4 +13,5 @@ __all__ = [
     "Version",
     "json_schema",
     "load_config",
+    "with_ranks",
 ]

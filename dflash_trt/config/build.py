@@ -14,7 +14,6 @@ from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import Source
 from dflash_trt.errors import ConfigError
 
-PLANNED_KINDS = ("tensorrt",)
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
@@ -68,14 +67,8 @@ class BuildConfig(Section):
 
     @field_validator("engine", mode="before")
     @classmethod
-    def _has_a_kind_that_is_built(cls, engine: object) -> object:
-        if not isinstance(engine, dict):
-            return engine
-        engine = {"kind": "onnxruntime"} | engine
-        if engine["kind"] in PLANNED_KINDS:
-            message = "engine kind '{kind}' is not built yet"
-            raise PydanticCustomError("not_built", message, {"kind": engine["kind"]})
-        return engine
+    def _has_a_kind(cls, engine: object) -> object:
+        return {"kind": "onnxruntime"} | engine if isinstance(engine, dict) else engine
 
     @field_validator("serving")
     @classmethod
@@ -87,6 +80,19 @@ class BuildConfig(Section):
             message = "{name} has no effect with engine.kind tensorrt_llm (see engine.concurrency)"
             raise PydanticCustomError("no_effect", message, {"name": idle[0]})
         return serving
+
+
+def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
+    """The config with another `engine.tensor_parallel_size`; ConfigError if it cannot be that."""
+    engine = config.engine
+    values = {**engine.model_dump(), "tensor_parallel_size": ranks}
+    try:
+        return config.model_copy(update={"engine": type(engine).model_validate(values)})
+    except ValidationError:
+        raise ConfigError(
+            f"an engine of kind {engine.kind} cannot be cut for {ranks} ranks",
+            "Give 1, 2, 4 or 8, and an engine kind that has tensor_parallel_size",
+        ) from None
 
 
 def json_schema() -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.section import Count, Section
 from dflash_trt.hardware import Machine
@@ -23,12 +24,34 @@ Version = Literal[
     "1.4.0rc1",
 ]
 
+# of those that TensorRT-RTX 1.7 builds for, the ones that compute in bfloat16
+Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]
 
-class OnnxRuntime(Section):
+
+class Sharded(Section):
+    """Kinds whose engines several ranks can compute together."""
+
+    tensor_parallel_size: Literal[1, 2, 4, 8] = Field(
+        default=1,
+        description="ranks that the models are cut for: processes on CPUs, each with its threads, "
+        "or GPUs",
+    )
+    shard_drafter: bool = Field(
+        default=True,
+        description="whether the drafter is cut for the ranks too; else rank 0 runs all of it, "
+        "which is quicker for a small one",
+    )
+
+    @property
+    def drafter_ranks(self) -> int:
+        return self.tensor_parallel_size if self.shard_drafter else 1
+
+
+class OnnxRuntime(Sharded):
     """Graphs on any CPU."""
 
     kind: Literal["onnxruntime"] = Field(default="onnxruntime", description="onnxruntime: any CPU")
-    threads: Count = Field(default=2, description="CPU threads of one engine call")
+    threads: Count = Field(default=2, description="CPU threads of one engine call, on each rank")
     weights: Literal["copy", "link"] = Field(
         default="copy",
         description="copy: the build stands alone; link: it reads what it can from the original "
@@ -41,10 +64,38 @@ class OnnxRuntime(Section):
     )
 
 
-class TensorRT(Section):
+class TensorRT(Sharded):
     """Plans built from the same graphs."""
 
     kind: Literal["tensorrt"] = Field(description="tensorrt: NVIDIA GPUs")
+    library: Literal["tensorrt", "tensorrt_rtx"] = Field(
+        description="tensorrt: TensorRT 11, for the GPU of the machine that builds; tensorrt_rtx: "
+        "TensorRT for RTX 1.7, which needs no GPU to build"
+    )
+    dtype: Literal["bf16", "fp16"] = Field(
+        default="bf16", description="of weights, products and KV caches; the rest is in fp32"
+    )
+    compute_capabilities: list[Capability] | None = Field(
+        default=None,
+        min_length=1,
+        description="of the GPUs that a plan of tensorrt_rtx is for; unset: all of these",
+    )
+
+    @field_validator("compute_capabilities", mode="before")
+    @classmethod
+    def _as_text(cls, values: object) -> object:
+        """YAML reads 8.9 as a number."""
+        return [str(value) for value in values] if isinstance(values, list) else values
+
+    @model_validator(mode="after")
+    def _library_has_a_choice(self) -> "TensorRT":
+        if self.library == "tensorrt" and self.compute_capabilities is not None:
+            raise PydanticCustomError(
+                "one_gpu",
+                "tensorrt builds for the GPU that it finds; compute_capabilities are for "
+                "tensorrt_rtx",
+            )
+        return self
 
 
 class TensorRTLLM(Section):

@@ -45,8 +45,6 @@ def explain(
             f"{where}: {field}: {first['msg']}",
             f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}",
         )
-    if first["type"] == "not_built":
-        return ConfigError(f"{where}: {field}: {first['msg']}", "Use engine: {kind: onnxruntime}")
     if first["type"] in ("model_type", "model_attributes_type"):
         message = f"it takes fields: {', '.join(_fields(model, first['loc']))}"
     else:

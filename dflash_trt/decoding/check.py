@@ -12,7 +12,8 @@ from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
-from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines.load import load_engine
+from dflash_trt.engines.step import Engine
 from dflash_trt.errors import RequestError
 
 
@@ -59,7 +60,7 @@ def check(
     """
     if not prompts:
         raise RequestError("There are no prompts", "Give at least one line with `text` or `ids`.")
-    target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
+    target, drafter = (load_engine(engines / role) for role in ("target", "drafter"))
     length = DraftLength(drafter.info.block_size, draft_tokens)
     rounds = in_process(target, drafter)
     if length.needs_costs:
@@ -102,7 +103,7 @@ def _scheduler(target: Engine, rounds: RunRound, length: DraftLength) -> Schedul
         rounds,
         slots=1,
         max_seq_len=target.info.max_seq_len,
-        prefill_chunk=target.info.max_seq_len,
+        prefill_chunk=target.info.widest,
         draft_length=length,
     )
 

@@ -26,9 +26,7 @@ from dflash_trt.decoding.messages import (
 from dflash_trt.decoding.path import best_path, draw_path
 from dflash_trt.decoding.rules import decode
 from dflash_trt.decoding.sampling import propose
-from dflash_trt.engines.onnxruntime import Engine
-
-VISIBLE_STEP = 32
+from dflash_trt.engines.step import Engine
 
 
 def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
@@ -206,7 +204,8 @@ def _draft_rows(n: int, size: int, first: int, depth: int) -> Int64:
 
 def _visible(engine: Engine, length: int) -> int:
     """How many cache rows to attend over: few distinct numbers, so that bound steps are reused."""
-    return min(-(-length // VISIBLE_STEP) * VISIBLE_STEP, engine.info.cache_len)
+    step = engine.visible_step
+    return min(-(-length // step) * step, engine.info.cache_len)
 
 
 def _move_rows(engine: Engine, moves: list[int]) -> None:

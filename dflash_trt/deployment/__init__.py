@@ -23,9 +23,10 @@ MANIFESTS = ("cache", "disruptionbudget", "kustomization", "podmonitor", "servic
 LONGEST_NAME = 45  # of what Kubernetes takes 63; the controller appends to it
 
 
-def write_deployment(directory: Path, config: BuildConfig, machine: Machine) -> None:
+def write_deployment(directory: Path, config: BuildConfig, machine: Machine, ranks: int) -> None:
     """Write `directory/deploy`; the same arguments give the same bytes.
 
+    ranks: GPUs that one instance takes, over nodes where it is more than one has.
     Nothing is written with `engine.checkpoints: link`: links into this machine's checkpoints do
     not travel.
     """
@@ -33,8 +34,7 @@ def write_deployment(directory: Path, config: BuildConfig, machine: Machine) -> 
     assert isinstance(engine, TensorRTLLM)
     if engine.checkpoints == "link":
         return
-    gpus = engine.gpus or machine.all_gpus
-    per_node = min(gpus, machine.gpus)
+    per_node = min(ranks, machine.gpus)
     name = resource_name(config.name)
     upstream = config.serving.style == "llmapi"  # TensorRT-LLM's own Triton model
     values = {
@@ -46,7 +46,7 @@ def write_deployment(directory: Path, config: BuildConfig, machine: Machine) -> 
         "version": engine.version,
         "hub": engine.checkpoints == "hub",
         "gpus": per_node,
-        "nodes": -(-gpus // per_node),
+        "nodes": -(-ranks // per_node),
         "major": machine.gpu.sm // 10,
         "minor": machine.gpu.sm % 10,
         "closed": ",".join(CHANGES),

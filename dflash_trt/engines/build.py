@@ -9,9 +9,11 @@ from pathlib import Path
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
-from dflash_trt.engines.info import EngineInfo, stamp, write_info
-from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
+from dflash_trt.digests import Entry
+from dflash_trt.engines.info import EngineInfo, rank_directory, stamp, write_info
+from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.drafter import candidates, drafter_graph
+from dflash_trt.graphs.sharding import Rank, share
 from dflash_trt.graphs.target import target_graph
 
 Progress = Callable[[str], None]
@@ -27,18 +29,25 @@ def build_target(
     threads: int,
     progress: Progress,
     storage: Storage = COPIED,
-) -> None:
+    ranks: int = 1,
+    kind: Kind = "onnxruntime",
+) -> dict[Path, Entry]:
     """Write the target's engine; the drafter says which layers are tapped.
 
     `progress` is called with each tensor's name as it is written; `storage`: how the
-    weights lie on disk.
+    weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`);
+    kind: what the graph is for (see `GraphBuilder`). Returns what a manifest says of the large
+    files.
     """
     # a block that starts on the last position still writes all its rows
-    cache_len = max_seq_len + drafter.block_size
-    graph = target_graph(target, drafter.target_layer_ids, cache_len, storage=storage)
-    graph.save(directory, progress)
-    info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
-    write_info(directory, info)
+    cache_len, written = _aligned(max_seq_len + drafter.block_size), dict[Path, Entry]()
+    for rank in (Rank(index, ranks) for index in range(ranks)):
+        graph = target_graph(
+            target, drafter.target_layer_ids, cache_len, kind, storage=storage, rank=rank
+        )
+        info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
+        written |= _save(graph, info, directory, progress)
+    return written
 
 
 def build_drafter(
@@ -51,15 +60,33 @@ def build_drafter(
     threads: int,
     progress: Progress,
     storage: Storage = COPIED,
-) -> None:
+    ranks: int = 1,
+) -> dict[Path, Entry]:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     # features of one more block, and the block itself, stand behind the last position
-    cache_len = max_seq_len + 2 * drafter.spec.block_size
-    graph = drafter_graph(drafter, target, cache_len, storage=storage)
-    graph.save(directory, progress)
+    rows = max_seq_len + 2 * drafter.spec.block_size
+    cache_len, written = _aligned(rows), dict[Path, Entry]()
     spec = drafter.spec
-    info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
-    write_info(directory, info)
+    for rank in (Rank(index, ranks) for index in range(ranks)):
+        graph = drafter_graph(drafter, target, cache_len, storage=storage, rank=rank)
+        info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
+        written |= _save(graph, info, directory, progress)
+    return written
+
+
+def _aligned(rows: int) -> int:
+    """So that each sequence's part of a cache starts at a multiple of 256 bytes, for TensorRT."""
+    return -(-rows // 8) * 8
+
+
+def _save(
+    graph: GraphBuilder, info: EngineInfo, directory: Path, progress: Progress
+) -> dict[Path, Entry]:
+    at = rank_directory(directory, info.rank)
+    at.mkdir(exist_ok=True)
+    written = graph.save(at, progress)
+    write_info(at, info)
+    return written
 
 
 def _info(
@@ -72,6 +99,7 @@ def _info(
     threads: int,
     graph: GraphBuilder,
 ) -> EngineInfo:
+    own, _ = share(model.spec, model.weights, graph.rank)
     return EngineInfo(
         kind="onnxruntime",
         role=role,
@@ -85,8 +113,10 @@ def _info(
         block_size=drafter.block_size,
         sample_from_anchor=drafter.sample_from_anchor,
         mask_token_id=drafter.mask_token_id,
-        caches=tuple((x.num_key_value_heads, x.head_dim) for x in model.spec.layers),
+        caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.layers),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
         quantized=graph.storage.bits is not None,
         originals={name: stamp(file) for file, name in graph.links.items()},
+        rank=graph.rank.index,
+        ranks=graph.rank.of,
     )

@@ -3,10 +3,29 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.errors import EngineError
 
 ENGINE_FILE = "engine.json"
+Shape = tuple[int | str, ...]  # a name is a size that each step chooses
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanInfo:
+    """What TensorRT made of a graph."""
+
+    library: str  # "tensorrt" or "tensorrt_rtx"
+    version: str  # of the library: it loads no plan of another version
+    compute_capabilities: tuple[str, ...]  # of the GPUs that it runs on
+    dtype: str  # "float16" or "bfloat16": weights, products and KV caches
+    graph: str  # SHA-256 of the graph's file
+    prefill_chunk: int  # the most tokens of a sequence in one step
+    profiles: tuple[dict[str, tuple[int, int, int]], ...]  # least, usual, most of each named size
+    inputs: dict[str, tuple[str, Shape]]  # dtype and shape
+    outputs: dict[str, tuple[str, Shape]]
+    aliases: dict[str, str]  # outputs that are written into the memory of an input
+    taken_apart: tuple[str, ...] = ()  # attention nodes for which there is no kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +44,37 @@ class EngineInfo:
     block_size: int  # the most tokens that a round verifies: the anchor and its drafts
     sample_from_anchor: bool  # the first draft comes from the anchor's row, not the first mask's
     mask_token_id: int
-    caches: tuple[tuple[int, int], ...]  # kv heads and head_dim of each layer
+    caches: tuple[tuple[int, int], ...]  # kv heads (of this rank) and head_dim of each layer
     feature_size: int  # taps * hidden_size
     quantized: bool = False  # linear layers: one row alone is computed by another kernel
     # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
+    # of the ranks that compute together; others than 0 lie in the directory of 0: `rank_directory`
+    rank: int = 0
+    ranks: int = 1
+    plan: PlanInfo | None = None  # of kind tensorrt
+
+    @property
+    def widest(self) -> int:
+        """The most tokens of a sequence in one step."""
+        return self.plan.prefill_chunk if self.plan else self.max_seq_len
+
+
+def rank_directory(directory: Path, rank: int) -> Path:
+    """Where a rank's engine lies, of those that rank 0 in `directory` leads."""
+    return directory / f"rank-{rank}" if rank else directory
+
+
+def _plan(values: dict[str, Any]) -> PlanInfo:
+    """JSON has lists for tuples."""
+    for name in ("compute_capabilities", "taken_apart"):
+        values[name] = tuple(values[name])
+    values["profiles"] = tuple(
+        {size: tuple(bounds) for size, bounds in profile.items()} for profile in values["profiles"]
+    )
+    for name in ("inputs", "outputs"):
+        values[name] = {x: (dtype, tuple(shape)) for x, (dtype, shape) in values[name].items()}
+    return PlanInfo(**values)
 
 
 def stamp(file: Path) -> dict[str, int]:
@@ -52,6 +97,8 @@ def read_info(directory: Path, kind: str) -> EngineInfo:
     try:
         values = json.loads(path.read_text())
         values["caches"] = tuple((heads, head_dim) for heads, head_dim in values["caches"])
+        if values.get("plan") is not None:
+            values["plan"] = _plan(values["plan"])
         info = EngineInfo(**values)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EngineError(

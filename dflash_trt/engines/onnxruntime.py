@@ -2,18 +2,21 @@
 
 import math
 import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.engines.step import Step, step_tensors
 from dflash_trt.errors import EngineError
+
+if TYPE_CHECKING:
+    from dflash_trt.engines.ranks import Follower, Leader
 
 KIND = "onnxruntime"
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
@@ -23,15 +26,27 @@ Array = npt.NDArray[np.generic]
 
 
 class Engine:
-    """A loaded graph with its KV caches, float32 `[slots, kv_heads, cache_len, head_dim]`.
+    """A loaded graph with its KV caches in float32; see `engines.step.Engine`."""
 
-    Only steps and `move_row` touch the caches; a caller rolls back by passing a lower
-    `write_index` the next time.
-    """
+    visible_step = 32
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, follower: "Follower | None" = None) -> None:
+        """follower: of a rank that is not the first; rank 0 starts the others."""
         self.info = read_info(directory, KIND)
-        self._session = load_session(directory, self.info, ort.SessionOptions())
+        self._group: Leader | Follower | None = follower
+        self._leader: Leader | None = None
+        if self.info.ranks == 1:
+            self._session = load_session(directory, self.info, ort.SessionOptions())
+        else:
+            # here, because one rank needs none of it, and it takes a while to load
+            from dflash_trt.engines import pieces, ranks  # noqa: PLC0415
+
+            if follower is None:
+                self._group = self._leader = ranks.Leader(directory, self.info.ranks)
+            assert self._group is not None
+            load = partial(_load_piece, directory, self.info)
+            cut = pieces.cut(directory / GRAPH_FILE)
+            self._pieces = pieces.Pieces(cut, load, self._group.exchange, self._group.check)
         slots, rows = self.info.slots, self.info.cache_len
         self._caches = {
             f"{part}_{layer}": np.zeros((slots, heads, rows, head_dim), np.float32)
@@ -40,16 +55,13 @@ class Engine:
         }
         self._steps: dict[tuple[int, ...], Step] = {}
         self._buffers: dict[str, Array] = {}
+        if self._leader is not None:
+            self._leader.wait_ready()
 
     def step(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> "Step":
-        """A step of the sequences in cache rows `row .. row+n-1`, to be filled in and run.
-
-        width: tokens of each sequence; visible: cache rows that the mask covers; scored: head rows
-        in all; context: a drafter's feature rows of each sequence. The arrays belong to the
-        engine: inputs keep what they held, outputs are overwritten by the next run.
-        """
+        """See `engines.step.Engine`."""
         key = (row, n, width, visible, scored, context)
         step = self._steps.get(key)
         if step is None:
@@ -60,52 +72,36 @@ class Engine:
         return step
 
     def move_row(self, source: int, destination: int) -> None:
-        """Copy one sequence's cache to another row, so that active rows stay dense."""
-        for array in self._caches.values():
-            array[destination] = array[source]
+        """See `engines.step.Engine`."""
+
+        def move() -> None:
+            for array in self._caches.values():
+                array[destination] = array[source]
+
+        if self._leader is not None:
+            self._leader.move_row(source, destination, move)
+        else:
+            move()
 
     def _bind(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int
     ) -> "Step":
         """Bind buffers of these shapes once: binding costs more than filling small inputs."""
+        key = (row, n, width, visible, scored, context)
         info, asked, asked_scored = self.info, width, scored
         if info.quantized and info.role == "target":
             # quantised products round otherwise for a single row than for two or more: rows that
             # nobody sees are added, so that a token's logits depend on no neighbours
             width, scored = 2 if n * width == 1 else width, 2 if scored == 1 else scored
-        tokens = "tokens" if info.role == "target" else "block"
+        given, taken = step_tensors(info, n, width, visible, scored, context)
         inputs: dict[str, Any] = {
-            tokens: np.zeros((n, width), np.int64),
-            "positions": np.zeros((n, context + width), np.int64),
-            "write_index": np.zeros(n, np.int64),
-            "mask": np.zeros((n, 1, width, visible), bool),
-            "head_rows": np.zeros(scored, np.int64),
+            name: np.zeros(shape, dtype) for name, (dtype, shape) in given.items()
         }
-        outputs = {
-            "top_ids": self._output("top_ids", np.int64, scored, info.best),
-            "top_logits": self._output("top_logits", np.float32, scored, info.best),
-            "logits": self._output("logits", np.float32, scored, info.vocab_size),
-        }
-        if info.role == "target":
-            shape = (n, width, info.feature_size)
-            outputs["features"] = self._output("features", np.float32, *shape)
-        else:
-            inputs["features"] = np.zeros((n, context, info.feature_size), np.float32)
-        if info.pair_scores:
-            shape = (scored, info.best, info.best)
-            outputs["pair_scores"] = self._output("pair_scores", np.float32, *shape)
-        binding = self._session.io_binding()
-        for name, array in inputs.items():
-            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        for name, array in outputs.items():
-            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
-        for name, array in self._caches.items():
-            # in place: the same memory is input and output
-            value = ort.OrtValue.ortvalue_from_numpy(array[row : row + n])
-            binding.bind_ortvalue_input(name, value)
-            binding.bind_ortvalue_output(f"new_{name}", value)
+        outputs = {name: self._output(name, *tensor) for name, tensor in taken.items()}
+        caches = {name: array[row : row + n] for name, array in self._caches.items()}
+        run = self._run_of(key, inputs, outputs, caches)
         if width > asked:
-            for name in (tokens, "positions"):
+            for name in ("tokens", "positions"):
                 inputs[name] = inputs[name][:, :asked]
             inputs["mask"] = inputs["mask"][:, :, :asked]
             outputs["features"] = outputs["features"][:, :asked]
@@ -113,24 +109,50 @@ class Engine:
             inputs["head_rows"] = inputs["head_rows"][:asked_scored]
             for name in ("top_ids", "top_logits", "logits"):
                 outputs[name] = outputs[name][:asked_scored]
-        return Step(inputs, outputs, partial(self._session.run_with_iobinding, binding))
+        return Step(inputs, outputs, run)
 
-    def _output(self, name: str, dtype: type[np.generic], *shape: int) -> Array:
+    def _run_of(
+        self,
+        key: tuple[int, ...],
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        caches: Mapping[str, Array],
+    ) -> Callable[[], object]:
+        """A call of the graph over these arrays; caches in place, as input and output."""
+        of_numpy = ort.OrtValue.ortvalue_from_numpy
+        if self._group is None:
+            binding = self._session.io_binding()
+            for name, array in inputs.items():
+                binding.bind_ortvalue_input(name, of_numpy(array))
+            for name, array in outputs.items():
+                binding.bind_ortvalue_output(name, of_numpy(array))
+            for name, array in caches.items():
+                value = of_numpy(array)
+                binding.bind_ortvalue_input(name, value)
+                binding.bind_ortvalue_output(f"new_{name}", value)
+            return partial(self._session.run_with_iobinding, binding)
+        shared = self._group.exchange.inputs(inputs)
+        values = {name: of_numpy(array) for name, array in {**shared, **outputs, **caches}.items()}
+        values |= {f"new_{name}": values[name] for name in caches}
+        run = self._pieces.bind(values)
+        if self._leader is None:
+            return run
+        leader, copies = self._leader, [(shared[name], array) for name, array in inputs.items()]
+
+        def lead() -> None:
+            for destination, array in copies:
+                destination[...] = array
+            leader.step(key, run)
+
+        return lead
+
+    def _output(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Array:
         """A view of the one buffer that all steps share: a real vocabulary's logits are large."""
         size = math.prod(shape)
         if name not in self._buffers or self._buffers[name].size < size:
             self._buffers[name] = np.empty(size, dtype)
             self._steps.clear()  # they hold on to the smaller one
         return self._buffers[name][:size].reshape(shape)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Arrays as the graph names them, bound to one call of it."""
-
-    inputs: dict[str, Any]  # int64; mask bool, features float32
-    outputs: dict[str, Any]  # top_ids int64; the others float32
-    run: Callable[[], None]
 
 
 _pool_is_set = False
@@ -148,9 +170,12 @@ def use_one_pool(threads: int) -> None:
 
 
 def load_session(
-    directory: Path, info: EngineInfo, options: ort.SessionOptions
+    directory: Path, info: EngineInfo, options: ort.SessionOptions, piece: bytes | None = None
 ) -> ort.InferenceSession:
-    """The graph of an engine directory, with its weights; EngineError when it cannot be loaded."""
+    """The graph of an engine directory, with its weights; EngineError when it cannot be loaded.
+
+    piece: a part of it as a model, to be loaded in its place.
+    """
     use_one_pool(info.threads)
     options.use_per_session_threads = False
     # planning which buffers to share takes minutes for a graph with many experts, and saves no time
@@ -164,12 +189,31 @@ def load_session(
             files = [_mapped(directory / name) for name in names]
             sizes = [len(file) for file in files]
             options.add_external_initializers_from_files_in_memory(names, files, sizes)
-        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(piece or path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises its own classes, all unlike each other
         raise EngineError(
             f"ONNX Runtime cannot load {path}: {error}",
             "The engine directory is damaged or from another version: run `dflash-trt build`.",
         ) from error
+
+
+def _load_piece(directory: Path, info: EngineInfo, piece: bytes) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(directory)
+    )
+    # one arena for all pieces, which run one after the other
+    _use_one_arena()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    return load_session(directory, info, options, piece)
+
+
+@lru_cache
+def _use_one_arena() -> None:
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    ort.create_and_register_allocator(memory, None)
 
 
 def _mapped(file: Path) -> mmap.mmap:

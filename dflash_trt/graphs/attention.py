@@ -22,7 +22,7 @@ def attention_block(
     context: ir.Value | None,
     at: Positions,
 ) -> ir.Value:
-    """Self-attention with residual; `hidden` is `[n, Q, hidden_size]`.
+    """Self-attention with residual; `hidden` is `[n * Q, hidden_size]`.
 
     `context` `[n, C, hidden_size]`, when given, is injected: it passes through k_proj and v_proj
     only, in front of the block's own keys and values (DFlash, KV injection). Keys and values are
@@ -32,14 +32,17 @@ def attention_block(
     stored = ("k",) if layer.spec.value_is_key else ("k", "v")
     heads, kv_heads = spec.num_attention_heads, layer.spec.num_key_value_heads
     x = rms_norm(g, hidden, weights, f"{layer.prefix}input_layernorm", spec)
-    x, kernel = convolve_before(g, weights, layer, "attention_conv", x)
+    x, kernel = convolve_before(g, weights, layer, "attention_conv", x, at)
     if context is None:
-        qkv = _heads(g, spec, weights, layer, x, "q", *stored)
+        qkv = _heads(g, spec, weights, layer, x, at.queries, at, "q", *stored)
         q, *kv = g.split(qkv, (heads, *(kv_heads for _ in stored)), axis=1)
     else:
-        q = _heads(g, spec, weights, layer, x, "q")
-        both = g.op("Concat", context, x, axis=1)
-        kv = [*g.split(_heads(g, spec, weights, layer, both, "k", "v"), (kv_heads, kv_heads), 1)]
+        q = _heads(g, spec, weights, layer, x, at.queries, at, "q")
+        block = at.by_sequence(g, x, at.queries, spec.hidden_size)
+        both = g.op("Concat", context, block, axis=1)
+        both = g.op("Reshape", both, g.ints(-1, spec.hidden_size))
+        both = _heads(g, spec, weights, layer, both, at.keys, at, "k", "v")
+        kv = [*g.split(both, (kv_heads, kv_heads), axis=1)]
     k, v = kv[0], kv[-1]
     if spec.qk_norm:
         q = rms_norm(g, q, weights, f"{attn}.q_norm", spec)
@@ -59,11 +62,11 @@ def attention_block(
         q = g.op("Mul", q, g.number(scale))
         mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, cap, sinks)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
-    mixed = g.op("Reshape", mixed, g.ints(0, 0, heads * layer.spec.head_dim))
-    out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases)
+    mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
+    out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases, summed=True)
     if spec.sandwich_norms:
         out = rms_norm(g, out, weights, f"{layer.prefix}post_attention_layernorm", spec)
-    return g.op("Add", hidden, convolve_after(g, layer, out, kernel))
+    return g.op("Add", hidden, convolve_after(g, layer, out, kernel, at))
 
 
 def _attention_in_steps(
@@ -101,12 +104,25 @@ def _attention_in_steps(
 
 
 def _heads(
-    g: GraphBuilder, spec: DecoderSpec, weights: Weights, layer: Layer, x: ir.Value, *which: str
+    g: GraphBuilder,
+    spec: DecoderSpec,
+    weights: Weights,
+    layer: Layer,
+    x: ir.Value,
+    where: ir.Value,
+    at: Positions,
+    *which: str,
 ) -> ir.Value:
-    """Projections side by side, as heads: `[n, S, H]` to `[n, heads, S, head_dim]`."""
+    """Projections side by side, as heads: `[n * S, H]` to `[n, heads, S, head_dim]`.
+
+    where: the positions `[n, S]` of the tokens.
+    """
     names = (f"{layer.prefix}self_attn.{projection}_proj" for projection in which)
     out = linear(g, weights, x, *names, bias=which[0] in spec.biases)
-    out = g.op("Reshape", out, g.ints(0, 0, -1, layer.spec.head_dim))
+    # their number is written out: the parser of TensorRT does not work it out
+    each = {"q": spec.num_attention_heads}
+    heads = sum(each.get(projection, layer.spec.num_key_value_heads) for projection in which)
+    out = at.by_sequence(g, out, where, heads, layer.spec.head_dim)
     return g.op("Transpose", out, perm=(0, 2, 1, 3))
 
 

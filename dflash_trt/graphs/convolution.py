@@ -6,12 +6,13 @@ from dflash_trt.checkpoints.spec import Convolution
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import Layer, linear
+from dflash_trt.graphs.positions import Positions
 
 
 def convolve_before(
-    g: GraphBuilder, weights: Weights, layer: Layer, name: str, x: ir.Value
+    g: GraphBuilder, weights: Weights, layer: Layer, name: str, x: ir.Value, at: Positions
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Convolve what enters a half of a layer, `[n, W, hidden_size]`, the normed block.
+    """Convolve what enters a half of a layer, `[n * W, hidden_size]`, the normed block.
 
     name: "attention_conv" or "mlp_conv". Also returns the kernel for `convolve_after`, None where
     the layer has no convolutions (z-lab `GroupedDynamicCausalConv.prepare`).
@@ -23,29 +24,33 @@ def convolve_before(
     name = f"{layer.prefix}{name}"
     # a kernel of each channel, and one that depends on the token, of each group of channels
     dynamic = linear(g, weights, x, f"{name}.kernel_projection", bias=False)
-    dynamic = g.op("Reshape", dynamic, g.ints(0, 0, 2 * size, -1, 1))
+    dynamic = at.by_sequence(g, dynamic, at.queries, 2 * size, -1, 1)
     base = g.op("Reshape", g.vector(weights, f"{name}.base_kernel"), g.ints(2 * size, -1, group))
     before, after = g.split(g.op("Add", base, dynamic), (size, size), axis=2)
-    return _convolve(g, convolution, x, before), after
+    return _convolve(g, convolution, x, before, at), after
 
 
-def convolve_after(g: GraphBuilder, layer: Layer, x: ir.Value, kernel: ir.Value | None) -> ir.Value:
+def convolve_after(
+    g: GraphBuilder, layer: Layer, x: ir.Value, kernel: ir.Value | None, at: Positions
+) -> ir.Value:
     """Convolve what leaves the half, before the residual (z-lab `finish`)."""
     convolution = layer.spec.convolution
     if convolution is None or kernel is None:
         return x
-    return _convolve(g, convolution, x, kernel)
+    return _convolve(g, convolution, x, kernel, at)
 
 
-def _convolve(g: GraphBuilder, convolution: Convolution, x: ir.Value, kernel: ir.Value) -> ir.Value:
-    """x `[n, W, hidden_size]`, kernel `[n, W, kernel_size, groups, group_size]`.
+def _convolve(
+    g: GraphBuilder, convolution: Convolution, x: ir.Value, kernel: ir.Value, at: Positions
+) -> ir.Value:
+    """x `[n * W, hidden_size]`, kernel `[n, W, kernel_size, groups, group_size]`.
 
     Entry o of the kernel weighs the token o places before; before the anchor there are zeros.
     """
     last = convolution.kernel_size - 1
-    shifted = [x]
+    shifted = [at.by_sequence(g, x, at.queries, -1)]
     if last:
-        padded = g.op("Pad", x, g.ints(0, last, 0, 0, 0, 0))
+        padded = g.op("Pad", shifted[0], g.ints(0, last, 0, 0, 0, 0))
         for offset in range(1, last + 1):
             bounds = g.ints(last - offset), g.ints(-offset), g.ints(1)
             shifted.append(g.op("Slice", padded, *bounds))

@@ -6,12 +6,14 @@ from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.speculators import draft_token_ids
 from dflash_trt.checkpoints.target import Target
+from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
 from dflash_trt.graphs.selector import pair_scores
+from dflash_trt.graphs.sharding import ALONE, Rank, own_columns, share
 
 CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`
 
@@ -22,7 +24,11 @@ def candidates(spec: DrafterSpec) -> int:
 
 
 def drafter_graph(
-    drafter: Drafter, target: Target, cache_len: int, storage: Storage = COPIED
+    drafter: Drafter,
+    target: Target,
+    cache_len: int,
+    storage: Storage = COPIED,
+    rank: Rank = ALONE,
 ) -> GraphBuilder:
     """Build the drafter's graph with the target's embedding and head (paper section 4.1), or
     its own where it has them.
@@ -38,8 +44,8 @@ def drafter_graph(
     The keys and values of the context features and of the block are written to the cache together.
     The block's are garbage after the call: the next one writes its features over them.
     """
-    spec, weights = drafter.spec, drafter.weights
-    g = GraphBuilder("drafter", storage=storage)
+    spec, weights = share(drafter.spec, drafter.weights, rank)
+    g = GraphBuilder("drafter", storage=storage, rank=rank)
     width = len(spec.target_layer_ids) * spec.hidden_size
     features = g.input("features", ir.DataType.FLOAT, ("n", "C", width))
     block = g.input("block", ir.DataType.INT64, ("n", "W"))
@@ -54,14 +60,18 @@ def drafter_graph(
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
     # exact: how many features there are must not show in them, see `Engine._bind`
-    context = linear(g, weights, features, "fc", bias=False, exact=True)
+    own = own_columns(g, features, width)
+    context = g.op("Reshape", own, g.ints(-1, width // rank.of))
+    context = linear(g, weights, context, "fc", bias=False, exact=True, summed=True)
     context = rms_norm(g, context, weights, "hidden_norm", spec)
-    embedding, table = _tables(g, drafter, target)
+    each = g.op("Concat", g.op("Shape", features, end=2), g.ints(spec.hidden_size), axis=0)
+    context = g.op("Reshape", context, each)
+    embedding, table = _tables(g, drafter, weights, target)
     hidden = embed(g, spec, embedding, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, context, at)
-        hidden = mlp_block(g, spec, weights, layer, hidden)
+        hidden = mlp_block(g, spec, weights, layer, hidden, at)
     token_ids = None
     if spec.draft_vocab_size is not None:
         token_ids = g.constant("token_ids", draft_token_ids(weights, spec))
@@ -71,12 +81,18 @@ def drafter_graph(
     return g
 
 
-def _tables(g: GraphBuilder, drafter: Drafter, target: Target) -> tuple[ir.Value, ir.Value]:
-    """Embedding `[vocab, hidden_size]` and head, transposed: the drafter's own or the target's."""
-    embedding = (target.weights, f"{target.spec.prefix}embed_tokens.weight")
-    table = embedding if target.spec.tie_word_embeddings else (target.weights, "lm_head.weight")
+def _tables(
+    g: GraphBuilder, drafter: Drafter, weights: Weights, target: Target
+) -> tuple[ir.Value, tuple[Weights, str]]:
+    """Embedding `[vocab, hidden_size]` and the head's tensor: the drafter's own or the target's.
+
+    weights: what this rank has of the drafter's.
+    """
+    _, shared = share(target.spec, target.weights, g.rank)
+    embedding = (shared, f"{target.spec.prefix}embed_tokens.weight")
+    table = embedding if target.spec.tie_word_embeddings else (shared, "lm_head.weight")
     if "embed_tokens" in drafter.spec.own_tables:
-        embedding = (drafter.weights, "embed_tokens.weight")
+        embedding = (weights, "embed_tokens.weight")
     if "lm_head" in drafter.spec.own_tables:
-        table = (drafter.weights, "lm_head.weight")
-    return g.matrix(*embedding), g.head(*table)
+        table = (weights, "lm_head.weight")
+    return g.matrix(*embedding), table

@@ -1,12 +1,15 @@
 """The pieces that the target and the drafter are both made of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from dflash_trt.checkpoints.spec import DecoderSpec, LayerSpec
 from dflash_trt.checkpoints.weights import Weights
-from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.builder import Bits, GraphBuilder
+from dflash_trt.graphs.quantised import BLOCK
+from dflash_trt.graphs.sharding import add_up, look_up, side_by_side
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,11 @@ def open_layer(g: GraphBuilder, spec: DecoderSpec, index: int, cache_len: int) -
 
 
 def embed(g: GraphBuilder, spec: DecoderSpec, table: ir.Value, tokens: ir.Value) -> ir.Value:
-    """Rows of the table `[vocab, hidden_size]` for tokens int64 `[n, S]`, scaled."""
-    hidden = g.float32(g.op("Gather", table, tokens, axis=0), table.dtype)
+    """Rows of the table `[vocab, hidden_size]` for tokens int64 `[n, S]`, scaled.
+
+    From here on the tokens of all sequences are rows of one matrix, `[T, hidden_size]`.
+    """
+    hidden = look_up(g, table, g.op("Reshape", tokens, g.ints(-1)), spec.vocab_size)
     if spec.embedding_scale == 1:
         return hidden
     return g.op("Mul", hidden, g.number(spec.embedding_scale))
@@ -56,26 +62,28 @@ def head(
     spec: DecoderSpec,
     weights: Weights,
     hidden: ir.Value,
-    table: ir.Value,
+    table: tuple[Weights, str],
     rows: ir.Value,
     best: int,
     token_ids: ir.Value | None = None,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Final norm and output head, for `r` of the hidden states; declares the outputs.
 
-    hidden `[n, S, hidden_size]`; table `[hidden_size, vocab]`; rows int64 `[r]`, which of the
-    `n * S` hidden states get logits; token_ids int64 `[vocab]`, where the rows of the table are not
-    the tokens in order. Outputs: logits float32 `[r, vocab]`, and the `best` largest of each row in
-    descending order as top_ids int64 (tokens) and top_logits float32 `[r, best]`. Returns the
-    normed hidden states of the rows `[r, hidden_size]`, top_ids and top_logits.
+    hidden `[T, hidden_size]`; table: name of a tensor `[vocab, hidden_size]`; rows int64 `[r]`,
+    which of the T hidden states get logits; token_ids int64 `[vocab]`, where the rows of the table
+    are not the tokens in order. Outputs: logits float32 `[r, vocab]`, and the `best` largest of
+    each row in descending order as top_ids int64 (tokens) and top_logits float32 `[r, best]`.
+    Returns the normed hidden states of the rows `[r, hidden_size]`, top_ids and top_logits.
     """
-    x = g.op("Reshape", hidden, g.ints(-1, spec.hidden_size))
-    x = rms_norm(g, g.op("Gather", x, rows, axis=0), weights, f"{spec.prefix}norm", spec)
-    logits = g.op("MatMul", x, table)
+    x = rms_norm(g, g.op("Gather", hidden, rows, axis=0), weights, f"{spec.prefix}norm", spec)
+    # int8 even where other layers are int4: on the demo pair int8 here adds nothing to their
+    # error (5.3 % rms), and int4 a seventh of it
+    logits = _product(g, table[0], x, table[1:], 8 if g.storage.bits else None)
     if spec.output_multiplier != 1:
         logits = g.op("Mul", logits, g.number(spec.output_multiplier))
     if spec.final_logit_softcapping is not None:
         logits = softcap(g, logits, spec.final_logit_softcapping)
+    logits = side_by_side(g, logits, spec.head_size)
     # not ArgMax for the one best either: ONNX Runtime's is slower than its TopK
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     if token_ids is not None:
@@ -93,14 +101,40 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
 
 
 def linear(
-    g: GraphBuilder, weights: Weights, x: ir.Value, *names: str, bias: bool, exact: bool = False
+    g: GraphBuilder,
+    weights: Weights,
+    x: ir.Value,
+    *names: str,
+    bias: bool,
+    exact: bool = False,
+    summed: bool = False,
 ) -> ir.Value:
-    """Linear layers side by side: `[n, S, in]` to `[n, S, sum of outs]`; exact: never quantised."""
-    operand = g.linear(weights, *(f"{name}.weight" for name in names), exact=exact)
-    out = g.op("MatMul", x, operand)
-    if bias:
-        out = g.op("Add", out, g.bias(weights, *(f"{name}.bias" for name in names)))
-    return out
+    """Linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantised.
+
+    summed: a rank has some of the inputs, and what the ranks find is added up.
+    """
+    biases = [g.bias(weights, *(f"{name}.bias" for name in names))] if bias else []
+    matrices = [f"{name}.weight" for name in names]
+    bits = None if exact else g.storage.bits
+    if not summed or g.rank.of == 1:
+        return _product(g, weights, x, matrices, bits, biases)
+    out = add_up(g, _product(g, weights, x, matrices, bits))
+    return g.op("Add", out, *biases) if biases else out
+
+
+def _product(
+    g: GraphBuilder,
+    weights: Weights,
+    x: ir.Value,
+    names: Sequence[str],
+    bits: Bits | None,
+    biases: Sequence[ir.Value] = (),
+) -> ir.Value:
+    """`[T, in]` times matrices `[out, in]`: `[T, sum of outs]`."""
+    if bits and weights.shape(names[0])[1] % BLOCK == 0:
+        out = g.op("MatMul", x, g.quantised(weights, names, bits))
+        return g.op("Add", out, *biases) if biases else out
+    return g.op("Gemm", x, g.rows(weights, names), *biases, transB=1)
 
 
 def activation(g: GraphBuilder, spec: DecoderSpec, x: ir.Value) -> ir.Value:

@@ -1,5 +1,7 @@
 """A mixture of experts: a router chooses a few MLPs for each token and weighs what they answer."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ from dflash_trt.checkpoints.spec import DecoderSpec, Experts
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import DTYPES, GraphBuilder
 from dflash_trt.graphs.layers import Layer, activation, linear
+from dflash_trt.graphs.sharding import add_up
 
 Array = npt.NDArray[Any]
 Half = Literal["gate_up", "down"]  # of an expert
@@ -31,14 +34,14 @@ def mixture(
     experts: Experts,
     x: ir.Value,
 ) -> ir.Value:
-    """The weighted sum of the answers of each token's experts; `x` is `[n, S, hidden_size]`.
+    """The weighted sum of the answers of each token's experts; `x` is `[T, hidden_size]`.
 
     For ONNX Runtime an expert computes the tokens that chose it, and nothing if none did. In
     TensorRT no shape may depend on what is computed: there all experts compute all tokens.
     """
     routed = _route(g, spec, weights, layer, experts, x)
     body = _all_experts if g.kind == "tensorrt" else _chosen_experts
-    return g.op("Reshape", body(g, spec, weights, layer, experts, routed), g.op("Shape", x))
+    return add_up(g, body(g, spec, weights, layer, experts, routed))
 
 
 def _route(
@@ -51,14 +54,13 @@ def _route(
 ) -> Routed:
     biased = experts.clamped is not None
     router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
-    tokens = g.op("Reshape", x, g.ints(-1, spec.hidden_size))
-    scores = linear(g, weights, tokens, router, bias=biased, exact=True)
+    scores = linear(g, weights, x, router, bias=biased, exact=True)
     if not experts.normalised:
         scores = g.op("Softmax", scores, axis=-1)
     share, chosen = g.ops("TopK", scores, g.ints(experts.per_token), outputs=2, axis=-1)
     if experts.normalised:  # equals the softmax over all experts, divided by the sum of the chosen
         share = g.op("Softmax", share, axis=-1)
-    return Routed(tokens, chosen, share)
+    return Routed(x, chosen, share)
 
 
 def _chosen_experts(
@@ -82,10 +84,7 @@ def _chosen_experts(
 
     def multiply(x: ir.Value, half: Half) -> ir.Value:
         pieces = g.ops("Split", x, sizes, outputs=experts.count, axis=0)
-        answers = (
-            _expert(g, weights, layer, experts, half, i, piece) for i, piece in enumerate(pieces)
-        )
-        out = g.op("Concat", *answers, axis=0)
+        out = g.op("Concat", *_answers(g, weights, layer, experts, half, pieces), axis=0)
         if experts.clamped is None:
             return out
         return g.op("Add", out, g.op("Gather", _biases(g, weights, layer, half), expert, axis=0))
@@ -141,24 +140,37 @@ def _gated(
     return g.op("Mul", g.op("Add", up, g.number(1.0)), gate)
 
 
-def _expert(
+def _answers(
     g: GraphBuilder,
     weights: Weights,
     layer: Layer,
     experts: Experts,
     half: Half,
-    index: int,
-    x: ir.Value,
-) -> ir.Value:
-    """One expert's product with its tokens."""
-    names = _names(layer, experts, half, index)
-    if experts.clamped is None:
+    pieces: Sequence[ir.Value],
+) -> list[ir.Value]:
+    """Each expert's product with its tokens."""
+    names = [_names(layer, experts, half, index) for index in range(experts.count)]
+    if experts.clamped is not None:
+        ((name,), *_) = names
+        shape, dtype = weights.shape(name)[1:], DTYPES[weights.dtype(name)]
+        read = partial(_turns_apart, weights, name)
+        matrices = (
+            g.lazy(f"{name}.{i}", shape, partial(read, i), dtype) for i in range(experts.count)
+        )
+        return [
+            g.op("MatMul", x, g.float32(matrix, dtype))
+            for x, matrix in zip(pieces, matrices, strict=True)
+        ]
+    if weights.dtype(f"{names[0][0]}.weight") == "F32":
         # exact: how many tokens share an expert must not show, see `Engine._bind`
-        return linear(g, weights, x, *names, bias=False, exact=True)
-    (name,) = names
-    shape, dtype = weights.shape(name)[1:], DTYPES[weights.dtype(name)]
-    matrix = g.lazy(f"{name}.{index}", shape, lambda: _turns_apart(weights, name, index), dtype)
-    return g.op("MatMul", x, g.float32(matrix, dtype))
+        return [
+            linear(g, weights, x, *of, bias=False, exact=True)
+            for x, of in zip(pieces, names, strict=True)
+        ]
+    # one Cast for all: of thousands, each takes the session the longer the more there are
+    stack = g.rows(weights, [f"{name}.weight" for of in names for name in of])
+    split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
+    return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
 
 
 def _stack(
@@ -195,11 +207,12 @@ def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
 
 
 def _biases(g: GraphBuilder, weights: Weights, layer: Layer, half: Half) -> ir.Value:
-    """gpt-oss' biases of all experts, `[E, out]`."""
+    """gpt-oss' biases of all experts, `[E, out]`; those behind a sum over ranks are rank 0's."""
     name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
 
     def read() -> Array:
-        return _turns_apart(weights, name, None).astype(np.float32)
+        found = _turns_apart(weights, name, None).astype(np.float32)
+        return found if half == "gate_up" or g.rank.index == 0 else np.zeros_like(found)
 
     return g.lazy(name, weights.shape(name), read)
 

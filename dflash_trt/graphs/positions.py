@@ -30,6 +30,13 @@ class Positions:
     _shared: dict[object, ir.Value] = field(default_factory=dict)
     _ropes: dict[str, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
 
+    def by_sequence(self, g: GraphBuilder, x: ir.Value, at: ir.Value, *sizes: int) -> ir.Value:
+        """Rows `[n * S, ...]` of the tokens at positions `at` `[n, S]`, as `[n, S, *sizes]`."""
+        key = (at, sizes)
+        if key not in self._shared:
+            self._shared[key] = g.op("Concat", g.op("Shape", at), g.ints(*sizes), axis=0)
+        return g.op("Reshape", x, self._shared[key])
+
     def rotate(self, g: GraphBuilder, layer: LayerSpec, x: ir.Value, at: ir.Value) -> ir.Value:
         """RoPE on `[n, heads, S, head_dim]`, whose tokens are at the positions `at` `[n, S]`."""
         key = repr(layer.rope)

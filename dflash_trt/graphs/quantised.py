@@ -23,6 +23,13 @@ def codes(pieces: Pieces, shape: tuple[int, int], bits: int) -> Array:
     return found if bits == 8 else found.astype(ml_dtypes.int4)
 
 
+def packed(integers: Array) -> Array:
+    """int4 as bytes, two in each, the first in its low half (ONNX)."""
+    halves = integers.reshape(-1).view(np.uint8) & 15
+    found: Array = halves[::2] | halves[1::2] << 4
+    return found
+
+
 def scales(pieces: Pieces, shape: tuple[int, int], bits: int) -> Array:
     """What a code of each block counts, float32 `[in / 32, out]`."""
     found, column = np.empty((shape[0] // BLOCK, shape[1]), np.float32), 0

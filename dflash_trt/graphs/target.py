@@ -10,6 +10,7 @@ from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.layers import embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
+from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 
 def target_graph(
@@ -18,8 +19,9 @@ def target_graph(
     cache_len: int,
     kind: Kind = "onnxruntime",
     storage: Storage = COPIED,
+    rank: Rank = ALONE,
 ) -> GraphBuilder:
-    """Build a target's graph.
+    """Build a target's graph, or that of one rank of several.
 
     Inputs: tokens, positions int64 `[n, S]`; write_index int64 `[n]`; mask bool `[n, 1, S, N]`;
     head_rows int64 `[r]`, which of the `n * S` tokens get logits; `key_i`, `value_i` float32
@@ -28,8 +30,8 @@ def target_graph(
     be bound to the input caches. `taps` are `dflash_config.target_layer_ids`: feature l is the
     residual stream after decoder block l (z-lab `extract_context_feature`).
     """
-    spec, weights = target.spec, target.weights
-    g = GraphBuilder("target", kind, storage=storage)
+    spec, weights = share(target.spec, target.weights, rank)
+    g = GraphBuilder("target", kind, storage, rank)
     tokens = g.input("tokens", ir.DataType.INT64, ("n", "S"))
     positions = g.input("positions", ir.DataType.INT64, ("n", "S"))
     write_index = g.input("write_index", ir.DataType.INT64, ("n",))
@@ -43,13 +45,15 @@ def target_graph(
     for index in range(spec.num_hidden_layers):
         layer = open_layer(g, spec, index, cache_len)
         hidden = attention_block(g, spec, weights, layer, hidden, None, at)
-        hidden = mlp_block(g, spec, weights, layer, hidden)
+        hidden = mlp_block(g, spec, weights, layer, hidden, at)
         if spec.layer_scalar:
             hidden = g.op("Mul", hidden, g.vector(weights, f"{layer.prefix}layer_scalar"))
         after[index] = hidden
     tied = spec.tie_word_embeddings
-    table = g.head(weights, f"{spec.prefix}embed_tokens.weight" if tied else "lm_head.weight")
-    head(g, spec, weights, hidden, table, head_rows, best=1)
+    table = f"{spec.prefix}embed_tokens.weight" if tied else "lm_head.weight"
+    head(g, spec, weights, hidden, (weights, table), head_rows, best=1)
+    width = len(taps) * spec.hidden_size
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
-    g.output(features, "features", ir.DataType.FLOAT, ("n", "S", len(taps) * spec.hidden_size))
+    features = at.by_sequence(g, features, positions, width)
+    g.output(features, "features", ir.DataType.FLOAT, ("n", "S", width))
     return g

@@ -1,13 +1,14 @@
 """A checked pair, ready to be built."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.checkpoints.source import Located
 from dflash_trt.config import BuildConfig
+from dflash_trt.digests import Entry
 
 if TYPE_CHECKING:
     from dflash_trt.engines.accuracy import Accuracy
@@ -23,10 +24,15 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Written:
+    digests: Mapping[Path, Entry] = field(default_factory=dict)  # made as files were written
+    accuracy: "Accuracy | None" = None  # of quantised weights
+
+
+@dataclass(frozen=True)
 class Job:
     config: BuildConfig  # with what it leaves open filled in
     target: Input
     drafter: Input
     warnings: list[Finding]
-    # into an empty directory: engines and model repository; how good quantised weights are
-    write: "Callable[[Path], Accuracy | None]"
+    write: Callable[[Path], Written]  # into an empty directory: engines and model repository

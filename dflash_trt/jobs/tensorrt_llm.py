@@ -18,7 +18,7 @@ from dflash_trt.engines.tensorrt_llm.bundle import checkpoint_files, drafter_nam
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.hardware import machine
-from dflash_trt.jobs.job import Input, Job
+from dflash_trt.jobs.job import Input, Job, Written
 from dflash_trt.serving.repository import write_llm_repository
 
 
@@ -86,9 +86,11 @@ def _known(model: Outline[Any]) -> dict[str, Any]:
 
 def _write(
     directory: Path, *, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
-) -> None:
+) -> Written:
     write_bundle(directory, config, pair, args, report)
     copy_tokenizer(pair.target.directory, directory)
     write_llm_repository(directory, config, pair)
     assert isinstance(config.engine, TensorRTLLM)
-    write_deployment(directory, config, machine(config.engine.hardware))
+    made_for = machine(config.engine.hardware)
+    write_deployment(directory, config, made_for, args.tensor_parallel_size)
+    return Written()

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_trt.engines.info import ENGINE_FILE, read_info
+from dflash_trt.engines.info import ENGINE_FILE, rank_directory, read_info
+from dflash_trt.engines.load import engine_kind
+from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import reaper
@@ -177,7 +179,11 @@ def find_repository(directory: Path) -> Path:
             repository = repository.resolve()
             for engine in sorted((repository.parent / "engines").glob("*")):
                 if engine.name != tensorrt_llm.KIND:  # what is wrong is said before Triton runs
-                    read_info(engine, "onnxruntime")
+                    kind = engine_kind(engine)
+                    for rank in range(read_info(engine, kind).ranks):
+                        info = read_info(rank_directory(engine, rank), kind)
+                        if info.plan is not None:
+                            check_machine(info)
             return repository
         if (repository / LLMAPI / "config.pbtxt").is_file():
             raise ServerError(

@@ -1,13 +1,18 @@
 """What the Triton models `verify` and `draft` share: an engine, and one step of it per request."""
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import triton_python_backend_utils as pb
 
+from dflash_trt.errors import RankError
 from dflash_trt.serving.tensors import from_request, to_tensors
+
+LAST_WORDS = 0.2  # seconds in which the answer leaves the process
 
 
 class EngineStep:
@@ -32,5 +37,7 @@ class EngineStep:
             # Triton would send an exception's traceback, with server paths, to the client
             name = request.requested_output_names()
             pb.Logger.log_error(f"step for {name} failed: {type(error).__name__}: {error}")
+            if isinstance(error, RankError):  # `serve` starts again what ends
+                threading.Timer(LAST_WORDS, os._exit, [1]).start()
             return pb.InferenceResponse(error=pb.TritonError("The engine step failed."))
         return pb.InferenceResponse(to_tensors(output._asdict()))

@@ -56,9 +56,9 @@ def decoder(settings, engines, metrics):
     if settings.mode == "ensemble":
         return Groups(settings, call_ensemble, metrics)
     from dflash_trt.decoding.rounds import in_process  # noqa: PLC0415
-    from dflash_trt.engines.onnxruntime import Engine  # noqa: PLC0415
+    from dflash_trt.engines.load import load_engine  # noqa: PLC0415
 
-    target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
+    target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
     return Groups(settings, in_process(target, drafter), metrics)
 
 

@@ -2,9 +2,9 @@
 
 from dflash_trt.decoding.messages import VerifyInput
 from dflash_trt.decoding.rounds import verify
-from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines.load import load_engine
 from dflash_trt.serving.step import EngineStep
 
 
 class TritonPythonModel(EngineStep):
-    load, step, input_type = Engine, staticmethod(verify), VerifyInput
+    load, step, input_type = load_engine, staticmethod(verify), VerifyInput

@@ -1,0 +1,69 @@
+"""What rounds ask of an engine, of any kind, and the tensors of a step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dflash_trt.engines.info import EngineInfo
+
+Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape of each
+
+
+@dataclass(frozen=True)
+class Step:
+    """Arrays as the graph names them, bound to one call of it."""
+
+    inputs: dict[str, Any]  # int64; mask bool, features float32
+    outputs: dict[str, Any]  # top_ids int64; the others float32
+    run: Callable[[], object]
+
+
+class Engine(Protocol):
+    """A loaded model with its KV caches, `[slots, kv_heads, cache_len, head_dim]`.
+
+    Only steps and `move_row` touch the caches; a caller rolls back by passing a lower
+    `write_index` the next time.
+    """
+
+    info: EngineInfo
+    visible_step: int  # `visible` is best a multiple of this, so that few steps are bound
+
+    def step(
+        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
+    ) -> Step:
+        """A step of the sequences in cache rows `row .. row+n-1`, to be filled in and run.
+
+        width: tokens of each sequence; visible: cache rows that the mask covers; scored: head rows
+        in all; context: a drafter's feature rows of each sequence. The arrays belong to the
+        engine: all of the inputs are to be filled, outputs are overwritten by the next run.
+        """
+
+    def move_row(self, source: int, destination: int) -> None:
+        """Copy one sequence's cache to another row, so that active rows stay dense."""
+
+
+def step_tensors(
+    info: EngineInfo, n: int, width: int, visible: int, scored: int, context: int
+) -> tuple[Tensors, Tensors]:
+    """Inputs and outputs of a step but for the caches; see `Engine.step`."""
+    inputs: Tensors = {
+        "tokens" if info.role == "target" else "block": (np.int64, (n, width)),
+        "positions": (np.int64, (n, context + width)),
+        "write_index": (np.int64, (n,)),
+        "mask": (np.bool_, (n, 1, width, visible)),
+        "head_rows": (np.int64, (scored,)),
+    }
+    outputs: Tensors = {
+        "top_ids": (np.int64, (scored, info.best)),
+        "top_logits": (np.float32, (scored, info.best)),
+        "logits": (np.float32, (scored, info.vocab_size)),
+    }
+    if info.role == "target":
+        outputs["features"] = (np.float32, (n, width, info.feature_size))
+    else:
+        inputs["features"] = (np.float32, (n, context, info.feature_size))
+    if info.pair_scores:
+        outputs["pair_scores"] = (np.float32, (scored, info.best, info.best))
+    return inputs, outputs

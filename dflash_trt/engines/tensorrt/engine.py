@@ -1,0 +1,269 @@
+"""The `tensorrt` engine: loads a plan and steps it on an NVIDIA GPU.
+
+Written after TensorRT's documentation and checked against its types; tests run it over a stand-in
+of TensorRT's runtime. It has never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflash_trt.engines.info import read_info
+from dflash_trt.engines.step import Step, step_tensors
+from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
+from dflash_trt.engines.tensorrt.gpu import Gpu
+from dflash_trt.engines.tensorrt.library import make_log, sizes, trt
+from dflash_trt.engines.tensorrt.machine import check_machine
+from dflash_trt.errors import EngineError
+
+if TYPE_CHECKING:
+    from dflash_trt.engines.ranks import Follower, Leader
+
+MAX_BOUND_STEPS = 256
+LARGE = ("features", "logits")  # tensors of which all steps share one, unlike the others
+
+
+class Engine:
+    """A loaded plan with its KV caches; see `engines.step.Engine`.
+
+    A step of a round is recorded as a CUDA graph when it comes for the second time.
+    """
+
+    visible_step = 256
+
+    def __init__(self, directory: Path, follower: Follower | None = None) -> None:
+        """follower: of a rank that is not the first; rank 0 starts the others."""
+        self.info = read_info(directory, KIND)
+        self._plan = check_machine(self.info)
+        self._gpu = Gpu(self.info.rank)
+        self._group: Leader | Follower | None = follower
+        self._leader: Leader | None = None
+        self._communicator: object | None = None
+        if self.info.ranks > 1:
+            self._join(directory, follower)
+        self._log, self._messages = make_log()
+        self._runtime = trt.Runtime(self._log)
+        self._engine = self._load(directory / PLAN_FILE)
+        self._check_tensors()
+        self._config = self._engine.create_runtime_config()
+        # steps run one after the other, so that one piece of memory serves all their contexts
+        self._config.set_execution_context_allocation_strategy(
+            trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        )
+        if self._plan.library == "tensorrt_rtx":  # which compiles kernels as it meets new shapes
+            self._config.set_runtime_cache(self._config.create_runtime_cache())
+        self._scratch = self._gpu.memory((max(self._engine.device_memory_size_v2, 1),), "uint8")
+        slots, rows = self.info.slots, self.info.cache_len
+        self._caches = {
+            f"{part}_{layer}": self._gpu.memory((slots, heads, rows, head_dim), self._plan.dtype)
+            for layer, (heads, head_dim) in enumerate(self.info.caches)
+            for part in ("key", "value")
+        }
+        self._large: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._steps: dict[tuple[int, ...], Step] = {}
+        self._gpu.wait()
+        if self._leader is not None:
+            self._leader.wait_ready()
+
+    def step(
+        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
+    ) -> Step:
+        """See `engines.step.Engine`."""
+        key = (row, n, width, visible, scored, context)
+        step = self._steps.get(key)
+        if step is None:
+            if len(self._steps) >= MAX_BOUND_STEPS:
+                self._steps.clear()
+            step = self._bind(*key)
+            self._steps[key] = step
+        return step
+
+    def move_row(self, source: int, destination: int) -> None:
+        """See `engines.step.Engine`."""
+
+        def move() -> None:
+            for cache in self._caches.values():
+                self._gpu.copy(cache[source], cache[destination])
+
+        if self._leader is not None:
+            self._leader.move_row(source, destination, move)
+        else:
+            move()
+
+    def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
+        """An execution context of its own for these shapes: a CUDA graph belongs to one."""
+        info, gpu = self.info, self._gpu
+        given, taken = step_tensors(info, n, width, visible, scored, context)
+        shapes = {name: shape for name, (_, shape) in {**given, **taken}.items()}
+        inputs, outputs = (
+            {name: self._buffers(name, dtype.__name__, shape) for name, (dtype, shape) in x.items()}
+            for x in (given, taken)
+        )
+        bound = {name: memory for name, (_, memory) in {**inputs, **outputs}.items()}
+        for name, cache in self._caches.items():
+            bound[name] = bound[f"new_{name}"] = cache[row : row + n]
+            shapes[name] = shapes[f"new_{name}"] = tuple(bound[name].shape)
+        in_round = max(width, context) <= info.block_size
+        large = outputs.pop("logits")
+
+        def work(execution: trt.IExecutionContext) -> None:
+            for host, memory in inputs.values():
+                gpu.copy(host, memory)
+            if not execution.execute_async_v3(gpu.stream):
+                raise self._error("a step failed")
+            for host, memory in outputs.values():
+                gpu.copy(memory, host)
+
+        def logits() -> Any:
+            gpu.copy(large[1], large[0])
+            gpu.wait()
+            return large[0].numpy()
+
+        make = partial(self._context, 0 if in_round else 1, bound, shapes)
+        run: Callable[[], object] = _Run(gpu, make, work, recorded=in_round).run
+        arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
+        if self._group is not None:
+            run = self._with_others(arrays, (row, n, width, visible, scored, context), run)
+        found = {name: host.numpy() for name, (host, _) in outputs.items()}
+        return Step(arrays, _Outputs(found, logits), run)
+
+    def _with_others(
+        self, inputs: dict[str, Any], key: tuple[int, ...], run: Callable[[], object]
+    ) -> Callable[[], object]:
+        assert self._group is not None
+        shared, leader = self._group.exchange.inputs(inputs), self._leader
+
+        def lead() -> None:
+            for name, array in inputs.items():
+                shared[name][...] = array
+            assert leader is not None
+            leader.step(key, run)
+
+        def follow() -> None:
+            for name, array in inputs.items():
+                array[...] = shared[name]
+            run()
+
+        return follow if leader is None else lead
+
+    def _buffers(
+        self, name: str, dtype: str, shape: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory of a tensor on the host and on the GPU."""
+        dtype = dtype.rstrip("_")  # numpy's bool_
+        if name not in LARGE:
+            return self._gpu.host(shape, dtype), self._gpu.memory(shape, dtype)
+        size = math.prod(shape)
+        if name not in self._large or self._large[name][0].numel() < size:
+            self._large[name] = self._gpu.host((size,), dtype), self._gpu.memory((size,), dtype)
+            self._steps.clear()  # they hold on to the smaller one
+        host, memory = self._large[name]
+        return host[:size].view(shape), memory[:size].view(shape)
+
+    def _context(
+        self, profile: int, bound: dict[str, torch.Tensor], shapes: dict[str, tuple[int, ...]]
+    ) -> trt.IExecutionContext:
+        """A context whose tensors are `bound` with these shapes."""
+        execution = self._engine.create_execution_context(self._config)
+        execution.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
+        fits = execution.set_optimization_profile_async(profile, self._gpu.stream)
+        if self._communicator is not None:
+            from dflash_trt.engines.nccl import give  # noqa: PLC0415
+
+            fits = fits and give(execution, self._communicator)
+        for name in self._plan.inputs:
+            fits = fits and execution.set_input_shape(name, shapes[name])
+        for name in (*self._plan.inputs, *self._plan.outputs):
+            fits = fits and execution.set_tensor_address(name, bound[name].data_ptr())
+        for name in self._plan.outputs:
+            fits = fits and sizes(execution.get_tensor_shape(name)) == shapes[name]
+        if not fits:
+            raise self._error(f"a step with {shapes['mask']} of mask does not fit the plan")
+        return execution
+
+    def _load(self, path: Path) -> trt.ICudaEngine:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan,
+        ):
+            engine = self._runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise self._error(f"it cannot load {path}")
+        return engine
+
+    def _check_tensors(self) -> None:
+        """The plan is what `engine.json` says of it: so caches are written in place."""
+        engine, plan = self._engine, self._plan
+        found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+        aliases = {name: engine.get_aliased_input_tensor(name) for name in plan.outputs}
+        aliases = {name: cache for name, cache in aliases.items() if cache}
+        if found != {*plan.inputs, *plan.outputs} or aliases != plan.aliases:
+            raise self._error("the plan's tensors are not those of its engine.json")
+
+    def _join(self, directory: Path, follower: Follower | None) -> None:
+        """Meet the other ranks, here and by NCCL."""
+        # here, because one GPU needs none of it
+        from dflash_trt.engines import nccl, ranks  # noqa: PLC0415
+
+        hello = nccl.new_id() if follower is None else follower.hello
+        if follower is None:
+            self._group = self._leader = ranks.Leader(directory, self.info.ranks, hello)
+        assert self._group is not None
+        self._gpu.check = self._group.check
+        self._communicator = nccl.join(self.info.rank, self.info.ranks, hello)
+
+    def _error(self, what: str) -> EngineError:
+        said = f" ({' '.join(self._messages[-2:])})" if self._messages else ""
+        return EngineError(f"{self._plan.library}: {what}{said}", "Run `dflash-trt build` again")
+
+
+class _Run:
+    """Work that becomes one CUDA graph when it is asked for again."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        make: Callable[[], trt.IExecutionContext],
+        work: Callable[[trt.IExecutionContext], None],
+        *,
+        recorded: bool,
+    ) -> None:
+        self._gpu, self._make, self._work, self._recorded = gpu, make, work, recorded
+        self._execution: trt.IExecutionContext | None = None
+        self._go: Callable[[], None] = lambda: None
+
+    def run(self) -> None:
+        if self._execution is None:  # not before: all ranks have to come to it together
+            self._execution = self._make()
+            self._go = partial(self._work, self._execution)
+        elif self._recorded and _is_capturable(self._execution, self._gpu.stream):
+            # the first time TensorRT prepared itself for the shapes, which cannot be recorded
+            self._go, self._recorded = self._gpu.record(self._go), False
+        self._go()
+        self._gpu.wait()
+
+
+def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
+    """TensorRT-RTX's is not while it still compiles kernels for the shapes; the other's always."""
+    asked = getattr(execution, "is_stream_capturable", None)
+    return asked is None or bool(asked(stream))
+
+
+class _Outputs(dict[str, Any]):
+    """Outputs by name; logits, which few rounds look at, are copied when they are asked for."""
+
+    def __init__(self, arrays: dict[str, Any], logits: Callable[[], Any]) -> None:
+        super().__init__(arrays)
+        self._logits = logits
+
+    def __missing__(self, name: str) -> Any:
+        if name == "logits":
+            return self._logits()
+        raise KeyError(name)

@@ -1,0 +1,63 @@
+"""TensorRT, whichever it is: `use` chooses the library, the other modules say `trt`.
+
+`tensorrt` 11 and `tensorrt_rtx` 1.7 have the same Python API, but for what only one of them does.
+Neither is imported before it is used: both are NVIDIA's, and large.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dflash_trt.errors import EngineError
+
+__all__ = ["make_log", "sizes", "trt", "use"]
+
+MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx_bindings"}
+EXTRAS = {"tensorrt": "tensorrt", "tensorrt_rtx": "rtx"}
+KEPT = 20  # messages
+_chosen: ModuleType | None = None
+
+if TYPE_CHECKING:
+    import tensorrt_rtx_bindings as trt
+else:
+
+    class _Library:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(_chosen, name)
+
+    trt = _Library()
+
+
+def use(library: str) -> None:
+    """Choose the library of this process; EngineError where it cannot be imported."""
+    global _chosen
+    try:
+        _chosen = importlib.import_module(MODULES[library])
+    except (ImportError, OSError) as error:
+        raise EngineError(
+            f"the library {library} is not here ({error})",
+            f"Run: pip install 'dflash-trt[{EXTRAS[library]}]'",
+        ) from error
+
+
+def make_log() -> tuple[trt.ILogger, list[str]]:
+    """A logger, and the list of the last warnings and errors that it was told."""
+    messages: list[str] = []
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: trt.ILogger.Severity, message: str) -> None:
+            if severity not in (trt.ILogger.INFO, trt.ILogger.VERBOSE):
+                messages.append(message)
+                del messages[:-KEPT]
+
+    return Log(), messages
+
+
+def sizes(shape: trt.Dims) -> tuple[int, ...]:
+    """A shape, with -1 where it is dynamic."""
+    return tuple(shape[axis] for axis in range(len(shape)))

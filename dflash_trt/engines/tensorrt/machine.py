@@ -1,0 +1,68 @@
+"""Whether this machine can run a plan."""
+
+import ctypes
+from importlib.util import find_spec
+
+from dflash_trt.engines.info import EngineInfo, PlanInfo
+from dflash_trt.engines.tensorrt.library import trt, use
+from dflash_trt.errors import EngineError
+
+MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_* of cuda.h
+
+
+def compute_capabilities() -> list[str]:
+    """Of each GPU, as "8.9"; none where there is no driver.
+
+    Asked of NVIDIA's driver itself, because nothing else need be installed.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count, device, major, minor = (ctypes.c_int() for _ in range(4))
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):  # 0 is success
+        return []
+    found = []
+    for index in range(count.value):
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device)
+        found.append(f"{major.value}.{minor.value}")
+    return found
+
+
+def check_machine(info: EngineInfo) -> PlanInfo:
+    """What a plan needs is here; EngineError that says what is not."""
+    plan = info.plan
+    assert plan is not None
+    wanted = " or ".join(plan.compute_capabilities)
+    found = compute_capabilities()
+    if not found:
+        raise EngineError(
+            "this build has plans for NVIDIA GPUs, and here is no NVIDIA GPU with its driver",
+            f"Run it on a machine with {_gpus(info.ranks)} of compute capability {wanted}",
+        )
+    if len(found) < info.ranks:
+        raise EngineError(
+            f"this build is for {_gpus(info.ranks)}, and here is {_gpus(len(found))}",
+            f"Build with engine.tensor_parallel_size: {len(found)}",
+        )
+    if found[info.rank] not in plan.compute_capabilities:
+        raise EngineError(
+            f"the plans are for GPUs of compute capability {wanted}, and GPU {info.rank} here has "
+            f"{found[info.rank]}",
+            "Build for this one",
+        )
+    if find_spec("torch") is None:
+        raise EngineError("plans are run with PyTorch, which is not here", "Run: pip install torch")
+    use(plan.library)
+    if trt.__version__ != plan.version:
+        raise EngineError(
+            f"the plans were built by {plan.library} {plan.version}, and here is {trt.__version__}",
+            "Install that version, or build again with this one",
+        )
+    return plan
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count > 1)}"

@@ -1,0 +1,184 @@
+"""A graph as TensorRT's parser understood it, and whether that is what the graph says.
+
+The parser drops some of what it does not know without a word (measured with TensorRT-RTX 1.7:
+`nonpad_kv_seqlen` and windows of Attention). So a graph may only say what is known to arrive, and
+everything that it says must be there after parsing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+
+from dflash_trt.engines.tensorrt.library import sizes, trt
+from dflash_trt.errors import EngineError
+
+# the parser has one layer for each of these, and no other form that would be as good
+LAYERS = {
+    "Attention": "ATTENTION_OUTPUT",
+    "DistCollective": "DIST_COLLECTIVE",
+    "MatMul": "MATRIX_MULTIPLY",
+    "RotaryEmbedding": "ROTARY_EMBEDDING",
+    "TensorScatter": "KV_CACHE_UPDATE",
+}
+PLUGINS = ("PLUGIN", "PLUGIN_V2", "PLUGIN_V3")
+FUSED_HEAD_DIM = 256  # the largest for which TensorRT has an attention kernel
+
+
+def parse(
+    builder: trt.Builder, log: trt.ILogger, model: ir.Model, path: Path
+) -> trt.INetworkDefinition:
+    """The network of a model whose weights lie beside `path`; EngineError naming the node."""
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(ir.to_proto(model).SerializeToString(), str(path)):
+        first = parser.get_error(0)
+        raise _error(f"{first.node_name()} ({first.node_operator()})", first.desc())
+    return network
+
+
+def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
+    """Compare a parsed network with its graph; EngineError naming the first node that differs.
+
+    Returns the names of attention nodes that are left to the compiler to take apart, because there
+    is no kernel for their heads; all others have to become one kernel each, or building fails.
+    """
+    layers: dict[str, list[trt.ILayer]] = defaultdict(list)
+    attentions: dict[str, trt.IAttention] = {}
+    for layer in _layers(network):
+        for name in re.findall(r"\[ONNX Layer: ([^]]*)]", layer.metadata):
+            layers[name].append(layer)
+        if layer.type.name in PLUGINS:
+            raise _error(layer.name, "it became a plugin")
+        if layer.type == trt.LayerType.ATTENTION_INPUT:
+            layer.__class__ = trt.IAttentionInputLayer
+            assert isinstance(layer, trt.IAttentionInputLayer)
+            attentions[layer.attention.name] = layer.attention
+    for node in graph:
+        found = layers.get(node.name or "", [])
+        types = [layer.type.name for layer in found]
+        if not found:
+            raise _error(_called(node), "it is not in the network")
+        if node.op_type in LAYERS and types != [LAYERS[node.op_type]]:
+            raise _error(_called(node), f"it became {', '.join(types)}")
+        if node.op_type == "MatMul":
+            _check_types(node, found[0])
+        elif node.op_type == "TensorScatter":
+            _check_update(node, found[0])
+        elif node.op_type == "DistCollective":
+            _check_ranks(node, found[0])
+    _check_ends(network, graph)
+    return [
+        node.name or ""
+        for node in graph
+        if node.op_type == "Attention" and _is_taken_apart(node, attentions.get(node.name or ""))
+    ]
+
+
+def check_form(graph: ir.Graph) -> None:
+    """EngineError where a graph says what the parser is known to read over."""
+    known = {"Attention": ({"scale"}, 4), "TensorScatter": ({"axis", "mode"}, 3)}
+    for node in graph:
+        if node.op_type not in known:
+            continue
+        attributes, inputs = known[node.op_type]
+        for name in sorted(node.attributes.keys() - attributes):
+            raise _error(_called(node), f"TensorRT reads over its attribute {name}")
+        if len(node.inputs) != inputs or None in node.inputs:
+            raise _error(_called(node), f"it has {len(node.inputs)} inputs, not these {inputs}")
+
+
+def _layers(network: trt.INetworkDefinition) -> Iterator[trt.ILayer]:
+    return (network.get_layer(index) for index in range(network.num_layers))
+
+
+def _check_types(node: ir.Node, layer: trt.ILayer) -> None:
+    types = {layer.get_input(index).dtype for index in range(2)}
+    if types not in ({trt.DataType.HALF}, {trt.DataType.BF16}):
+        named = ", ".join(sorted(each.name for each in types))
+        raise _error(_called(node), f"it multiplies {named}, not 16 bits")
+
+
+def _check_update(node: ir.Node, layer: trt.ILayer) -> None:
+    """A cache is written in place: the layer's ends are the network's own."""
+    cache, new = layer.get_input(0), layer.get_output(0)
+    given, taken = node.inputs[0], node.outputs[0]
+    assert given is not None
+    if not cache.is_network_input or cache.name != given.name:
+        raise _error(_called(node), f"its cache {given.name} is not an input of the network")
+    if not new.is_network_output or new.name != taken.name:
+        raise _error(_called(node), f"its result {taken.name} is not an output of the network")
+
+
+def _check_ranks(node: ir.Node, layer: trt.ILayer) -> None:
+    layer.__class__ = trt.IDistCollectiveLayer
+    ranks = node.attributes["nb_rank"].as_int()
+    if layer.num_ranks != ranks:
+        raise _error(_called(node), f"it is over {layer.num_ranks} ranks, not {ranks}")
+
+
+def _is_taken_apart(node: ir.Node, attention: trt.IAttention | None) -> bool:
+    if attention is None:
+        raise _error(_called(node), "it did not become an attention layer")
+    if attention.mask is None:
+        raise _error(_called(node), "its mask is gone")
+    if attention.decomposable:
+        raise _error(_called(node), "the parser lets it be taken apart")
+    unknown = bool(attention.get_input(0).shape[3] > FUSED_HEAD_DIM)
+    attention.decomposable = unknown
+    return unknown
+
+
+def _check_ends(network: trt.INetworkDefinition, graph: ir.Graph) -> None:
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    for values, tensors in ((graph.inputs, inputs), (graph.outputs, outputs)):
+        found = {tensor.name: describe(tensor) for tensor in tensors}
+        for value in values:
+            name = str(value.name)
+            if name not in found:
+                raise _error(name, "it is not in the network")
+            assert value.dtype is not None
+            assert value.shape is not None
+            shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+            expected = (NAMES[value.dtype], shape)
+            if found[name] != expected:
+                raise _error(name, f"it is {found[name]}, not {expected}")
+        if len(found) > len(values):
+            raise _error(min(found.keys() - {value.name for value in values}), "it is new")
+
+
+NAMES = {
+    ir.DataType.BFLOAT16: "bfloat16",
+    ir.DataType.BOOL: "bool",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.FLOAT: "float32",
+    ir.DataType.INT64: "int64",
+}
+
+
+def describe(tensor: trt.ITensor) -> tuple[str, tuple[int, ...]]:
+    """Its dtype, named as torch and numpy do, and its shape, with -1 where it is dynamic."""
+    names = {
+        trt.DataType.BF16: "bfloat16",
+        trt.DataType.BOOL: "bool",
+        trt.DataType.HALF: "float16",
+        trt.DataType.FLOAT: "float32",
+        trt.DataType.INT64: "int64",
+    }
+    return names.get(tensor.dtype, tensor.dtype.name), sizes(tensor.shape)
+
+
+def _called(node: ir.Node) -> str:
+    return f"{node.name} ({node.op_type})"
+
+
+def _error(name: str, what: str) -> EngineError:
+    return EngineError(
+        f"TensorRT does not have the graph as it is written, at {name}: {what}",
+        "Build for kind onnxruntime, and report this pair: its plan would compute something else",
+    )

@@ -1,0 +1,199 @@
+"""From a graph to a plan: casts to 16 bits, parsed, checked, compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, get_args
+
+import onnx_ir as ir
+
+from dflash_trt.checkpoints.source import Report
+from dflash_trt.config import TensorRT
+from dflash_trt.config.engines import Capability
+from dflash_trt.engines.info import ENGINE_FILE, EngineInfo, PlanInfo, Shape, read_info, write_info
+from dflash_trt.engines.onnxruntime import GRAPH_FILE, WEIGHTS_FILE
+from dflash_trt.engines.onnxruntime import KIND as SOURCE_KIND
+from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
+from dflash_trt.engines.tensorrt.library import make_log, trt, use
+from dflash_trt.engines.tensorrt.machine import compute_capabilities
+from dflash_trt.engines.tensorrt.network import NAMES, check, check_form, parse
+from dflash_trt.errors import EngineError
+from dflash_trt.graphs.precision import to_16_bits
+
+DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
+CAPABILITIES: tuple[str, ...] = get_args(Capability)
+USUAL_CONTEXT = 1024  # cache rows that a step is tuned for
+
+Profile = dict[str, tuple[int, int, int]]
+
+
+def build_plans(engines: Path, engine: TensorRT, prefill_chunk: int, report: Report) -> None:
+    """Turn all engines below a directory into plans; see `build_plan`."""
+    found = sorted(file.parent for file in engines.rglob(ENGINE_FILE))
+    for done, directory in enumerate(found):
+        report("building the plans", done, len(found))
+        build_plan(directory, engine, prefill_chunk)
+    report("building the plans", len(found), len(found))
+
+
+def build_plan(directory: Path, engine: TensorRT, prefill_chunk: int) -> None:
+    """Turn an engine directory of kind onnxruntime into one of kind tensorrt.
+
+    The graph's files are gone then: a plan has the weights. prefill_chunk: the most tokens of a
+    sequence in one step. Raises EngineError where the library, a GPU that it needs, or something of
+    the graph is missing.
+    """
+    targets = capabilities(engine)
+    info, path = read_info(directory, SOURCE_KIND), directory / GRAPH_FILE
+    model = ir.load(path)
+    check_form(model.graph)
+    to_16_bits(model.graph, DTYPES[engine.dtype])
+    log, messages = make_log()
+    builder = trt.Builder(log)
+    network = parse(builder, log, model, path)
+    plan = describe(path, model.graph, info, engine, targets, prefill_chunk)
+    plan = replace(plan, taken_apart=tuple(check(network, model.graph)))
+    config = builder.create_builder_config()
+    if engine.library == "tensorrt_rtx":
+        config.num_compute_capabilities = len(targets)
+        for index, name in enumerate(targets):
+            target = getattr(trt.ComputeCapability, f"SM{name.replace('.', '')}")
+            config.set_compute_capability(target, index)
+    for sizes in plan.profiles:
+        config.add_optimization_profile(_profile(builder, network, plan, sizes))
+    timings = timing_cache(plan) if engine.library == "tensorrt" else None  # rtx has none
+    if timings is not None:
+        load_timings(config, timings)
+    with (directory / PLAN_FILE).open("wb") as file:
+        if not builder.build_serialized_network_to_stream(network, config, _writer(file)):
+            raise EngineError(
+                f"{engine.library} {trt.__version__} cannot build the {info.role}'s plan: "
+                + " ".join(messages[-2:]),
+                "Build for kind onnxruntime",
+            )
+    if timings is not None:
+        save_timings(config, timings)
+    write_info(directory, replace(info, kind=KIND, plan=plan))
+    path.unlink()
+    (directory / WEIGHTS_FILE).unlink()
+
+
+def describe(
+    path: Path,
+    graph: ir.Graph,
+    info: EngineInfo,
+    engine: TensorRT,
+    targets: tuple[str, ...],
+    prefill_chunk: int,
+) -> PlanInfo:
+    """What `engine.json` says of a plan of this graph, which lies at `path` without its casts."""
+    prefill_chunk = max(min(prefill_chunk, info.max_seq_len), info.block_size)
+    return PlanInfo(
+        library=engine.library,
+        version=trt.__version__,
+        compute_capabilities=targets,
+        dtype=NAMES[DTYPES[engine.dtype]],
+        graph=hashlib.sha256(path.read_bytes()).hexdigest(),
+        prefill_chunk=prefill_chunk,
+        profiles=make_profiles(info, prefill_chunk),
+        inputs={str(value.name): _described(value) for value in graph.inputs},
+        outputs={str(value.name): _described(value) for value in graph.outputs},
+        aliases={
+            str(node.outputs[0].name): str(node.inputs[0].name)
+            for node in graph
+            if node.op_type == "TensorScatter" and node.inputs[0] is not None
+        },
+    )
+
+
+def make_profiles(info: EngineInfo, chunk: int) -> tuple[Profile, Profile]:
+    """Sizes of a round, and of a prompt chunk: least, usual, most.
+
+    Both allow all slots, though a chunk has one sequence: with a fixed n the compiler lays matrices
+    out in another way and a plan holds them twice (measured: 1.56 times the weights, else 1.10).
+    """
+    slots, block = info.slots, info.block_size
+    context = (1, min(USUAL_CONTEXT, info.cache_len), info.cache_len)
+
+    def sizes(n: int, tokens: int) -> Profile:
+        return {
+            "n": (1, n, slots),
+            "S": (1, tokens, tokens),
+            "N": context,
+            "r": (1, n * block, slots * block),
+            "C": (1, tokens, tokens),
+            "W": (1, block, block),
+            "C_W": (2, tokens + block, tokens + block),
+        }
+
+    return sizes(slots, block), sizes(1, chunk)
+
+
+def _profile(
+    builder: trt.Builder, network: trt.INetworkDefinition, plan: PlanInfo, sizes: Profile
+) -> trt.IOptimizationProfile:
+    profile = builder.create_optimization_profile()
+    for name, (_, shape) in plan.inputs.items():
+        bounds = (
+            trt.Dims([sizes[size][i] if isinstance(size, str) else size for size in shape])
+            for i in range(3)
+        )
+        profile.set_shape(name, *bounds)
+    return profile
+
+
+def capabilities(engine: TensorRT) -> tuple[str, ...]:
+    """What to build for; EngineError where the library or a GPU that it needs is missing."""
+    use(engine.library)
+    if engine.library == "tensorrt_rtx":
+        return tuple(engine.compute_capabilities or CAPABILITIES)
+    found = compute_capabilities()
+    if not found:
+        raise EngineError(
+            "the library tensorrt builds plans on the GPU that will run them, and here is none",
+            "Build on that machine, or choose engine.library: tensorrt_rtx, which needs no GPU",
+        )
+    return (found[0],)
+
+
+def timing_cache(plan: PlanInfo) -> Path:
+    """Where measured kernels are kept from one build to the next: of one library and one GPU."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    capability = plan.compute_capabilities[0]
+    return Path(base) / "dflash-trt" / f"{plan.library}-{plan.version}-{capability}.timing"
+
+
+def load_timings(config: trt.IBuilderConfig, file: Path) -> None:
+    """Give a build what earlier ones measured."""
+    stored = file.read_bytes() if file.is_file() else b""
+    config.set_timing_cache(config.create_timing_cache(stored), False)
+
+
+def save_timings(config: trt.IBuilderConfig, file: Path) -> None:
+    """Keep what a build measured."""
+    serialized: Any = config.get_timing_cache().serialize()  # a buffer, which its type hides
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f"{file.name}.{os.getpid()}")
+    fresh.write_bytes(serialized)
+    fresh.replace(file)
+
+
+def _described(value: ir.Value) -> tuple[str, Shape]:
+    assert value.dtype is not None
+    assert value.shape is not None
+    shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
+    return NAMES[value.dtype], shape
+
+
+def _writer(file: BinaryIO) -> trt.IStreamWriter:
+    class Writer(trt.IStreamWriter):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IStreamWriter.__init__(self)
+
+        def write(self, data: Any, *_: object) -> int:
+            return file.write(data)
+
+    return Writer()

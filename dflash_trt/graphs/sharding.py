@@ -1,0 +1,157 @@
+"""Tensor parallelism: what each rank holds of a model, and where ranks put their shares together.
+
+As in Megatron-LM: q, k, v, gate and up projections are cut by outputs (whole heads), o and down
+projections by inputs, and what those give is added up over the ranks. Embedding and head are cut by
+tokens. All ranks have the router, and of every expert a share: so they have the same to do
+whichever experts are chosen. Norms, and what is small beside the rest, every rank has whole.
+The graphs of all ranks have the same nodes; they differ in weights and a few constants.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from dflash_trt.checkpoints.cut import Cut
+from dflash_trt.checkpoints.spec import DecoderSpec, DrafterSpec
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.errors import ConfigError
+from dflash_trt.graphs.quantised import BLOCK
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from dflash_trt.graphs.builder import GraphBuilder
+
+Spec = TypeVar("Spec", bound=DecoderSpec)
+
+# how names end, and the axis along which these tensors are cut
+AXES = {
+    **{f"{projection}_proj.{what}": 0 for projection in "qkv" for what in ("weight", "bias")},
+    "sinks": 0,
+    "attention_sink_bias": 0,
+    "o_proj.weight": 1,
+    "gate_proj.weight": 0,
+    "up_proj.weight": 0,
+    "down_proj.weight": 1,
+    "experts.gate_up_proj": 2,  # gpt-oss: [E, in, out], gate and up columns take turns
+    "experts.gate_up_proj_bias": 1,
+    "experts.down_proj": 1,
+    "embed_tokens.weight": 0,
+    "lm_head.weight": 0,
+    "fc.weight": 1,
+}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of the processes or GPUs that compute a model together."""
+
+    index: int = 0
+    of: int = 1
+
+
+ALONE = Rank()
+
+
+def share(spec: Spec, weights: Weights, rank: Rank) -> tuple[Spec, Weights]:
+    """What a rank has of a model that divides (see `check_even`): heads, widths and tensors.
+
+    Where there are fewer key-value heads than ranks, neighbours have the same one.
+    """
+    if rank.of == 1:
+        return spec, weights
+
+    def where(name: str, shape: tuple[int, ...]) -> Cut | None:
+        axis = next((a for end, a in AXES.items() if f".{name}".endswith(f".{end}")), None)
+        if axis is None:
+            return None
+        layer = re.search(r"layers\.(\d+)\.self_attn\.[kv]_proj\.", name)
+        parts = rank.of
+        if layer is not None and int(layer[1]) < len(spec.layers):
+            parts = min(parts, spec.layers[int(layer[1])].num_key_value_heads)
+        size = shape[axis] // parts
+        start = rank.index * parts // rank.of * size
+        return Cut(axis, start, start + size)
+
+    layers = tuple(
+        replace(
+            layer,
+            num_key_value_heads=max(1, layer.num_key_value_heads // rank.of),
+            intermediate_size=layer.intermediate_size // rank.of,
+        )
+        for layer in spec.layers
+    )
+    heads = spec.num_attention_heads // rank.of
+    return replace(spec, num_attention_heads=heads, layers=layers), weights.cut(where)
+
+
+def check_even(spec: DecoderSpec, role: str, ranks: int, quantised: bool) -> None:
+    """Raises ConfigError with the numbers of a target or drafter that do not divide by ranks."""
+    uneven = list(dict.fromkeys(_uneven(spec, ranks, quantised)))
+    if not uneven:
+        return
+    fix = "Choose another tensor_parallel_size: 1, 2, 4 or 8"
+    if role == "drafter":
+        fix += "; or have rank 0 run the whole drafter: shard_drafter: false"
+    raise ConfigError(f"the {role} cannot be cut for {ranks} ranks: {', '.join(uneven)}", fix)
+
+
+def _uneven(spec: DecoderSpec, ranks: int, quantised: bool) -> Iterator[str]:
+    numbers = [("num_attention_heads", spec.num_attention_heads), ("vocab_size", spec.vocab_size)]
+    if isinstance(spec, DrafterSpec):
+        numbers.append(("taps x hidden_size", len(spec.target_layer_ids) * spec.hidden_size))
+        numbers.append(("draft_vocab_size", spec.head_size))
+    for layer in spec.layers:
+        heads = layer.num_key_value_heads
+        if ranks % heads:  # else each head is on several ranks
+            numbers.append(("num_key_value_heads", heads))
+        numbers.append(("intermediate_size", layer.intermediate_size))
+    for name, number in numbers:
+        if number % ranks:
+            yield f"{name} {number} / {ranks}"
+    if not quantised:
+        return
+    for layer in spec.layers:
+        inputs = {"num_attention_heads x head_dim": spec.num_attention_heads * layer.head_dim}
+        if layer.experts is None:
+            inputs["intermediate_size"] = layer.intermediate_size
+        for name, number in inputs.items():
+            if number % BLOCK == 0 and number % (ranks * BLOCK):
+                yield f"{name} {number} / {ranks} into blocks of {BLOCK} with one scale (quantize)"
+
+
+def add_up(g: "GraphBuilder", x: "ir.Value") -> "ir.Value":
+    """The sum of `x` over all ranks."""
+    return x if g.rank.of == 1 else g.collective(x, "all_reduce", "sum")
+
+
+def side_by_side(g: "GraphBuilder", x: "ir.Value", size: int) -> "ir.Value":
+    """The columns of all ranks: `[r, size / ranks]` to `[r, size]`."""
+    if g.rank.of == 1:
+        return x
+    # ranks come one behind the other along the first axis
+    x = g.collective(x, "all_gather", "none")
+    x = g.op("Reshape", x, g.ints(g.rank.of, -1, size // g.rank.of))
+    return g.op("Reshape", g.op("Transpose", x, perm=(1, 0, 2)), g.ints(-1, size))
+
+
+def own_columns(g: "GraphBuilder", x: "ir.Value", size: int) -> "ir.Value":
+    """This rank's part of the last axis of `x` `[n, S, size]`."""
+    if g.rank.of == 1:
+        return x
+    width = size // g.rank.of
+    start = g.rank.index * width
+    return g.op("Slice", x, g.ints(start), g.ints(start + width), g.ints(-1))
+
+
+def look_up(g: "GraphBuilder", table: "ir.Value", tokens: "ir.Value", vocab: int) -> "ir.Value":
+    """Float32 rows of a table `[vocab / ranks, hidden_size]` for tokens int64 `[T]`."""
+    if g.rank.of == 1:
+        return g.float32(g.op("Gather", table, tokens, axis=0), table.dtype)
+    size = vocab // g.rank.of
+    row = g.op("Sub", tokens, g.ints(g.rank.index * size))
+    ours = g.op("And", g.op("Less", g.ints(-1), row), g.op("Less", row, g.ints(size)))
+    found = g.op("Gather", table, g.op("Where", ours, row, g.ints(0)), axis=0)
+    found = g.float32(found, table.dtype)
+    return add_up(g, g.op("Where", g.op("Unsqueeze", ours, g.ints(-1)), found, g.number(0.0)))
