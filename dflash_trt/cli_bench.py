@@ -1,7 +1,9 @@
 """`dflash-trt bench ...`: measure, report, compare."""
 # ruff: noqa: PLC0415
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +12,7 @@ import typer
 from dflash_trt.errors import RequestError
 
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 SERVE_OPTIONS = (
     *("requests", "prompts", "max_tokens", "temperature", "seed"),
     *("goal_first_token", "goal_inter_token", "model"),
@@ -42,6 +45,7 @@ def engine(
     report: Annotated[
         Path | None, typer.Option(help="Write report.html and report.md to this folder.")
     ] = None,
+    json_: Json = False,
 ) -> None:
     """Plain decoding and DFlash in turns over the same prompts, in this process's engines."""
     from dflash_trt.bench.engine import METHODS, Plan
@@ -89,7 +93,7 @@ def engine(
         write_run(output, run)
     if report is not None:
         write_page(report, engine_page(run))
-    print(to_markdown(engine_page(run)))
+    print(json.dumps(asdict(run)) if json_ else to_markdown(engine_page(run)))
     if any(cell.identical and cell.identical[0] < cell.identical[1] for cell in run.cells):
         print("error: texts differ from plain decoding's.", file=sys.stderr)
         raise typer.Exit(1)
@@ -115,6 +119,7 @@ def serve(
     report: Annotated[
         Path | None, typer.Option(help="Write report.html and report.md to this folder.")
     ] = None,
+    json_: Json = False,
 ) -> None:
     """Load a server and say how fast it answers: users in turns, or arrivals by chance."""
     import asyncio
@@ -152,7 +157,7 @@ def serve(
         write_run(output, run)
     if report is not None:
         write_page(report, server_page(run))
-    print(to_markdown(server_page(run)))
+    print(json.dumps(asdict(run)) if json_ else to_markdown(server_page(run)))
     if any(level.errors for level in levels):
         print("error: not every request was answered; the table says why.", file=sys.stderr)
         raise typer.Exit(1)
@@ -168,13 +173,16 @@ def compare(
     absolute: Annotated[
         bool, typer.Option("--absolute", help="Tokens/s, too: for a quiet machine of one kind.")
     ] = False,
+    json_: Json = False,
 ) -> None:
     """Say what changed between two runs beyond noise; exit 1 if something became worse."""
     from dflash_trt.bench.compare import compare as compared
     from dflash_trt.bench.results import read_run
 
     found = compared(read_run(before), read_run(after), limit, absolute)
-    for each in found:
+    if json_:
+        print(json.dumps({"changes": [asdict(each) for each in found]}))
+    for each in found if not json_ else []:
         interval = f"{each.relative.low:+.1%} to {each.relative.high:+.1%}"
         print(
             f"{each.verdict:<7} {each.figure:<15} {each.before:.3g} -> {each.after:.3g} "

@@ -53,27 +53,25 @@ def metrics(server: Ports) -> str:
         return page.read().decode()
 
 
-def rounds(server: Ports) -> int:
+def rounds(server: Ports, sequences: int = 1) -> int:
     """Rounds that the server has run, by its own metrics.
 
-    TensorRT-LLM does not tell: as many as its tokens would take, four sequences at a time.
+    TensorRT-LLM tells those of each sequence, when it has ended; so many shared them.
     """
     text = metrics(server)
-    found = re.search(r'nv_inference_exec_count{model="draft_verify",version="1"} (\d+)', text)
-    if found is None:
-        found = re.search(r"^trtllm_generation_tokens_total (\d+)$", text, re.M)
-        assert found is not None
-        return int(found[1]) // 4
-    return int(found[1])
+    if found := re.search(r'nv_inference_exec_count{model="draft_verify",version="1"} (\d+)', text):
+        return int(found[1])
+    found = re.search(r"^dflash_acceptance_length_count (\d+)$", text, re.M)
+    assert found is not None
+    return int(found[1]) // sequences
 
 
 def assert_goes_idle(server: Ports) -> None:
     """No round is run any more: every slot is free."""
-    # Triton counts at once, the front's own metrics are sent once a second
-    pause = 0.25 if 'model="draft_verify"' in metrics(server) else 1.25
+    counted = 'model="draft_verify"' in metrics(server)
     for _ in range(20):
         before = rounds(server)
-        time.sleep(pause)
-        if rounds(server) == before:
+        time.sleep(0.25 if counted else 1.25)  # the front's own metrics are sent once a second
+        if rounds(server) == before if counted else "_requests_running 0" in metrics(server):
             return
     raise AssertionError("the server still decodes for a client that has gone")

@@ -219,6 +219,10 @@ def test_compare_by_files(
     assert run_cli(monkeypatch, "bench", "compare", tmp_path / "a.json", tmp_path / "a.json") == 0
     assert run_cli(monkeypatch, "bench", "compare", tmp_path / "a.json", tmp_path / "b.json") == 1
     assert "worse   speedup" in capsys.readouterr().out
+    files = tmp_path / "a.json", tmp_path / "b.json"
+    assert run_cli(monkeypatch, "bench", "compare", *files, "--json") == 1
+    changes = json.loads(capsys.readouterr().out)["changes"]
+    assert [each["verdict"] for each in changes] == ["same", "same", "worse", "same"]
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(RequestError, match="is not a result"):
         read_run(tmp_path / "c.json")

@@ -318,17 +318,18 @@ def test_a_full_queue_refuses_and_the_rest_is_right(
 def test_a_grpc_client_that_goes_away_frees_its_slot(
     server: Ports, expected: list[Expected]
 ) -> None:
+    assert_goes_idle(server)
+    before = rounds(server, SLOTS)
     streams = [
         stream(f"127.0.0.1:{server.grpc}", "a", max_tokens=250, temperature=0)
         for _ in range(SLOTS + MAX_QUEUE)
     ]
     firsts = [next(each) for each in streams[:SLOTS]]
     assert all(first.final is None for first in firsts)
-    before = rounds(server)
     for each in streams:
         each.close()
     assert_goes_idle(server)
-    assert rounds(server) - before < 100
+    assert rounds(server, SLOTS) - before < 100
     _serves(server, expected)
 
 
@@ -339,10 +340,11 @@ def test_an_http_client_that_goes_away_frees_its_slot(
     head = (
         f"POST /v2/models/dflash/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
     )
+    assert_goes_idle(server)
+    before = rounds(server)
     with socket.create_connection(("127.0.0.1", server.http), timeout=WAIT) as connection:
         connection.sendall(head.encode() + b"\r\n\r\n" + body)
         assert connection.recv(20).startswith(b"HTTP/1.1 200")
-    before = rounds(server)
     assert_goes_idle(server)
     assert rounds(server) - before < 100
     _serves(server, expected)
