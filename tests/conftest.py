@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ from dflash_trt.checkpoints.target import Target, load_target
 from dflash_trt.config import load_config
 from dflash_trt.engines.build import build_drafter, build_target
 
+# programs that dev brings, shellcheck for one, where the environment is not activated
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 # one thread: the shapes are tiny, and texts must not depend on how a machine splits a sum
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()

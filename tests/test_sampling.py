@@ -51,6 +51,8 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
 class TableModel:
     """An engine without a cache: `look_up(inputs)` gives the logits of all positions."""
 
+    visible_step = 32
+
     def __init__(self, best: int) -> None:
         self.info = SimpleNamespace(
             cache_len=1 << 20,

@@ -16,7 +16,7 @@ from dflash_trt.decoding.messages import (
     no_rules,
 )
 from dflash_trt.decoding.rounds import no_drafts, verify
-from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines.step import Engine
 
 
 class DraftModel:
