@@ -4,7 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from dflash_trt.checkpoints.stored import Span
 from dflash_trt.digests import Entry, begin
 
 ALIGNMENT = 4096  # bytes: a tensor that is mapped into memory begins on a page
-CHUNK = 1 << 21  # bytes copied at a time: they stay in a core's cache until they are written
+CHUNK, BUFFERS = 1 << 22, 8  # bytes copied at a time, and how many such are on their way
+WRITERS = 2  # the kernel takes twice as long to take in a file from one
 FLUSH = 1 << 26  # bytes that the disk begins with while more are written
 WORKERS = min(4, os.cpu_count() or 1)
 IN_FLIGHT = 1 << 28  # bytes of computed tensors in memory at a time, beside one that is larger
@@ -38,30 +39,35 @@ class DataFile:
 
     def write(self, file: Path, done: Callable[[str], None]) -> Entry:
         """Write it all; `done` is called with each name. Returns a manifest's entry of the file."""
-        (kind, digest), chunks = begin(self._size), self._chunks(done)
-
-        def following() -> memoryview:
-            chunk = next(chunks, memoryview(b""))
-            digest.update(chunk)
-            return chunk
-
-        flushed = 0
-        with file.open("wb", buffering=0) as stream, ThreadPoolExecutor(1) as beside:
-            coming = beside.submit(following)
-            while rest := coming.result():
-                coming = beside.submit(following)
-                while rest:  # a call takes less than 2 GiB
-                    rest = rest[stream.write(rest) :]
-                if stream.tell() - flushed >= FLUSH:
+        kind, digest = begin(self._size)
+        with (
+            file.open("wb", buffering=0) as stream,
+            ThreadPoolExecutor(1) as hasher,  # in order
+            ThreadPoolExecutor(WRITERS) as writers,
+        ):
+            place, end, held = stream.fileno(), 0, 0
+            waiting: deque[tuple[int, Future[object], Future[None]]] = deque()
+            flushed = finished = 0
+            for chunk in chain(self._chunks(done), [None]):
+                if chunk is not None:
+                    hashed = hasher.submit(digest.update, chunk)
+                    waiting.append((len(chunk), hashed, writers.submit(_write, place, chunk, end)))
+                    end, held = end + len(chunk), held + len(chunk)
+                while waiting and (chunk is None or len(waiting) >= BUFFERS or held > IN_FLIGHT):
+                    size, hashed, written = waiting.popleft()
+                    hashed.result()
+                    written.result()
+                    finished, held = finished + size, held - size
+                if finished - flushed >= FLUSH:
                     # asked for what it does first: the disk begins to write, and nobody waits
-                    os.posix_fadvise(stream.fileno(), flushed, FLUSH, os.POSIX_FADV_DONTNEED)
-                    flushed += FLUSH
-            assert stream.tell() == self._size
+                    os.posix_fadvise(place, flushed, finished - flushed, os.POSIX_FADV_DONTNEED)
+                    flushed = finished
+            assert end == self._size
         return {kind: digest.hexdigest(), "size": self._size}
 
     def _chunks(self, done: Callable[[str], None]) -> Iterator[memoryview]:
-        """All bytes in order; a chunk holds while the next is made, no longer."""
-        buffers, end = cycle([memoryview(bytearray(CHUNK)), memoryview(bytearray(CHUNK))]), 0
+        """All bytes in order; a chunk holds until `BUFFERS - 1` others have been made."""
+        buffers, end = cycle([memoryview(bytearray(CHUNK)) for _ in range(BUFFERS)]), 0
         with ThreadPoolExecutor(WORKERS) as pool:
             computed = self._computed(pool)
             for name, offset, size, source in self._tensors:
@@ -88,6 +94,12 @@ class DataFile:
             waiting.append((size, pool.submit(_bytes, source)))
         for _, future in waiting:
             yield future.result()
+
+
+def _write(file: int, chunk: memoryview, at: int) -> None:
+    while chunk:  # a call takes less than 2 GiB
+        size = os.pwrite(file, chunk, at)
+        chunk, at = chunk[size:], at + size
 
 
 def _bytes(compute: Compute) -> npt.NDArray[np.uint8]:
