@@ -14,8 +14,8 @@ from dflash_trt.checkpoints.stored import Span
 from dflash_trt.digests import Entry, begin
 
 ALIGNMENT = 4096  # bytes: a tensor that is mapped into memory begins on a page
-CHUNK, BUFFERS = 1 << 22, 8  # bytes copied at a time, and how many such are on their way
-WRITERS = 2  # the kernel takes twice as long to take in a file from one
+CHUNK, BUFFERS = 1 << 19, 12  # bytes copied at a time, and how many such are on their way
+WRITERS = 4  # the kernel takes longer to take in a file from one
 FLUSH = 1 << 26  # bytes that the disk begins with while more are written
 WORKERS = min(4, os.cpu_count() or 1)
 IN_FLIGHT = 1 << 28  # bytes of computed tensors in memory at a time, beside one that is larger
