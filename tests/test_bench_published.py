@@ -52,24 +52,14 @@ def test_one_table_for_plan_and_doctor() -> None:
 
 
 def test_a_report_shows_them_beside_its_own() -> None:
-    roles = ("target", "drafter")
+    def titles(**hub: str) -> list[str]:
+        run = Run(name="x", target="t", drafter="d", options={}, cells=[], peak_memory=1, hub=hub)
+        return [table.title for table in engine_page(run).tables]
 
-    def page(*ids: str) -> tuple[int, str]:
-        run = Run(
-            name="x",
-            target="t",
-            drafter="d",
-            options={},
-            cells=[],
-            peak_memory=1,
-            hub=dict(zip(roles, ids, strict=True)),
-        )
-        tables = engine_page(run).tables
-        return len(tables), tables[-1].title
-
-    own = len(engine_page(Run(name="x", target="t", drafter="d", options={}, cells=[], peak_memory=1)).tables)  # fmt: skip # noqa: E501
-    assert page(*QWEN) == (own + 1, "Published for this pair")
-    assert page("Qwen/Qwen3-8B-Base", QWEN[1])[0] == own  # another target
+    own = titles()
+    assert titles(target=QWEN[0], drafter=QWEN[1]) == [*own, "Published for this pair"]
+    assert titles(target="Qwen/Qwen3-8B-Base", drafter=QWEN[1]) == own  # another target
+    assert titles(drafter=QWEN[1]) == own
 
 
 def test_by_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ with the real library is shown on a directory and on files of this machine.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,11 @@ def test_a_category_of_speed_bench_without_its_placeholders(
         load_texts("speed-bench:math", 9)
 
 
+def test_an_unknown_name_is_told_the_known_ones() -> None:
+    with pytest.raises(RequestError, match="cannot read speed-bench:law: .* speed-bench:qa, "):
+        load_texts("speed-bench:law", 1)
+
+
 def test_the_choice_is_always_the_same(serve_rows: Callable[..., None]) -> None:
     rows = [{"question": str(i), "answer": ""} for i in range(100)]
     serve_rows(rows)
@@ -138,17 +144,33 @@ def test_token_ids_by_the_chat_template(
 def test_a_benchmark_of_a_task(
     serve_rows: Callable[..., None],
     built: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Of a build whose manifest says, as one from the Hub does, that it is a published pair."""
     serve_rows([ROWS["humaneval"][0]] * 2)
+    build = Path(shutil.copytree(built, tmp_path / "build"))
+    manifest = json.loads((build / "manifest.json").read_text())
+    ids = {"target": "Qwen/Qwen3-4B", "drafter": "z-lab/Qwen3-4B-DFlash-b16"}
+    manifest["hub"] = {role: {"id": each, "commit": "c" * 40} for role, each in ids.items()}
+    (build / "manifest.json").write_text(json.dumps(manifest))
     options = ("--prompts", "humaneval", "--max-tokens", "8", "--repeats", "1", "--json")
-    monkeypatch.setattr("sys.argv", ["dflash-trt", "bench", "engine", str(built), *options])
+    report = ("--report", str(tmp_path / "report"))
+    monkeypatch.setattr(
+        "sys.argv", ["dflash-trt", "bench", "engine", str(build), *options, *report]
+    )
     assert main() == 0
     told = capsys.readouterr()
-    cells = json.loads(told.out)["cells"]
+    run = json.loads(told.out)
+    assert run["hub"] == ids
+    cells = run["cells"]
     assert {(cell["task"], cell["samples"][0]["tokens"]) for cell in cells} == {("humaneval", 16)}
     assert "licence: mit" in told.err
+    text = (tmp_path / "report" / "report.md").read_text()
+    measured, published = text.split("## Published for this pair")
+    assert "| 1 x H200, Transformers | HumanEval | 15 | 1 | 5.21 | 6.64 |" in published
+    assert "5.21 | 6.64" not in measured
 
 
 @pytest.fixture

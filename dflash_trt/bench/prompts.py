@@ -44,7 +44,7 @@ def load_task(
                 "Build with a larger serving.max_seq_len",
             )
         return prompts
-    path = _pycode() if name == PYCODE else Path(name)
+    path = _file(name)
     known = load_tokenizer(tokenizer)
     found = read_prompts(
         path, lambda text: list(known.encode(text).ids), vocab_size=vocab_size, longest=longest
@@ -56,7 +56,7 @@ def load_texts(name: str, count: int) -> list[str]:
     """At most `count` prompts of "pycode", of `TASKS` or of a file as text, for a server."""
     if name in TASKS:
         return list(islice(task_texts(name), count))
-    path = _pycode() if name == PYCODE else Path(name)
+    path = _file(name)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         texts = [json.loads(line)["text"] for line in lines if line.strip()]
@@ -68,6 +68,16 @@ def load_texts(name: str, count: int) -> list[str]:
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise RequestError(f"{path} holds no prompt, or an empty one", "Correct it")
     return texts[:count]
+
+
+def _file(name: str) -> Path:
+    path = _pycode() if name == PYCODE else Path(name)
+    if not path.exists():
+        raise RequestError(
+            f"cannot read {name}: it is no file and no name of prompts",
+            f"Give a file of JSON lines, or one of {PYCODE}, {', '.join(TASKS)}",
+        )
+    return path
 
 
 def _pycode() -> Path:
