@@ -112,7 +112,7 @@ def test_a_category_of_speed_bench_without_its_placeholders(
 
 
 def test_an_unknown_name_is_told_the_known_ones() -> None:
-    with pytest.raises(RequestError, match="cannot read speed-bench:law: .* speed-bench:qa, "):
+    with pytest.raises(RequestError, match=r"cannot read speed-bench:law: .* speed-bench:qa, "):
         load_texts("speed-bench:law", 1)
 
 
