@@ -24,7 +24,10 @@ OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # what cells do not
 def engine(
     directory: Annotated[Path, typer.Argument(help="Directory that `build` wrote.")],
     prompts: Annotated[
-        list[str], typer.Option(help="pycode, synthetic:LENGTH, or a file of JSON lines.")
+        list[str],
+        typer.Option(
+            help="pycode, synthetic:LENGTH, a task such as gsm8k, or a file of JSON lines."
+        ),
     ] = ["pycode"],  # noqa: B006
     methods: Annotated[
         str, typer.Option(help="Of plain, dflash, lookup, draft-model.")
@@ -54,20 +57,18 @@ def engine(
     from dflash_trt.bench.prompts import load_task
     from dflash_trt.bench.results import write_run
     from dflash_trt.bench.run import run_engine
-    from dflash_trt.checkpoints.tokenizer import load_tokenizer
     from dflash_trt.manifest import read_manifest
     from dflash_trt.progress import reporting
 
     options = {name: str(value) for name, value in locals().items() if name in OPTIONS}
     manifest = read_manifest(directory)
-    tokenizer = load_tokenizer(directory / "tokenizer")
     named = tuple(methods.split(","))
     if unknown := [name for name in named if name not in METHODS]:
         raise RequestError(f"there is no method {unknown[0]}", f"Known: {', '.join(METHODS)}")
     tasks = {
         name: load_task(
             name,
-            lambda text: list(tokenizer.encode(text).ids),
+            directory / "tokenizer",
             vocab_size=manifest["target"]["vocab_size"],
             longest=manifest["config"]["serving"]["max_seq_len"] - max_tokens,
             count=prompt_count,
@@ -109,7 +110,9 @@ def serve(
     users: Annotated[str, typer.Option(help="Who wait for their answer; 0: none.")] = "1,4,8",
     rates: Annotated[str, typer.Option(help="Poisson arrivals a second, too.")] = "",
     requests: Annotated[int, typer.Option(min=1, help="Of each load.")] = 64,
-    prompts: Annotated[str, typer.Option(help="pycode, or a file of JSON lines.")] = "pycode",
+    prompts: Annotated[
+        str, typer.Option(help="pycode, a task such as gsm8k, or a file of JSON lines.")
+    ] = "pycode",
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
     seed: int = 0,
@@ -134,7 +137,8 @@ def serve(
 
     options = {name: str(value) for name, value in locals().items() if name in SERVE_OPTIONS}
     asks = [
-        Ask(text, max_tokens, temperature, seed + i) for i, text in enumerate(load_texts(prompts))
+        Ask(text, max_tokens, temperature, seed + i)
+        for i, text in enumerate(load_texts(prompts, requests))
     ]
     loads = [Load(users=number) for number in _numbers("users", users, int) if number]
     loads += [Load(rate=rate) for rate in _numbers("rates", rates, float)] if rates else []
@@ -190,6 +194,23 @@ def compare(
         )
     if any(each.verdict == "worse" for each in found):
         raise typer.Exit(1)
+
+
+@app.command()
+def published(
+    name: Annotated[str, typer.Argument(help="A part of the drafter's name; all without.")] = "",
+) -> None:
+    """What others measured, by pair, with the source and hardware of each figure."""
+    from dflash_trt.bench.engine_report import published_tables
+    from dflash_trt.bench.page import Page, to_markdown
+    from dflash_trt.published import data
+
+    drafters = {each: of for each, of in data()["drafters"].items() if name.lower() in each.lower()}
+    if not drafters:
+        known = ", ".join(data()["drafters"])
+        raise RequestError(f"nothing is published of a drafter {name}", f"Known: {known}")
+    for drafter, of in drafters.items():
+        print(to_markdown(Page(drafter, [], [], published_tables(of["target"], drafter))))
 
 
 def _numbers(name: str, text: str, kind: type, word: str | None = None) -> tuple[Any, ...]:

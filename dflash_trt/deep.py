@@ -15,9 +15,9 @@ from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.checkpoints.source import Report
 from dflash_trt.checkpoints.target import Target, load_target
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
-from dflash_trt.errors import BuildError, RequestError
+from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
-from dflash_trt.serving.chat import load_chat_template
+from dflash_trt.serving.chat import load_asking
 
 PROMPTS = (
     "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
@@ -128,21 +128,6 @@ def _prompts(target: Target, file: Path | None, longest: int) -> list[list[int]]
 
 def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
     """`PROMPTS` as token ids, by the tokenizer and chat template of a directory."""
-    tokenizer, render = load_tokenizer(directory), load_chat_template(directory)
-
-    def encode(text: str, special: bool = True) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=special).ids)
-
-    asked = []
-    for text in PROMPTS:
-        try:
-            messages = [{"role": "user", "content": text}]
-            ids = (
-                encode(render(messages=messages, add_generation_prompt=True), False)
-                if render
-                else []
-            )
-        except RequestError:  # a template that wants something else
-            ids = []
-        asked.append((ids or encode(text))[:longest])
+    ask = load_asking(directory)
+    asked = [ask(text)[:longest] for text in PROMPTS]
     return [ids for ids in asked if ids]

@@ -26,7 +26,6 @@ from dflash_trt.bench.results import Cell, Run, measured_on
 from dflash_trt.bench.run import run_engine
 from dflash_trt.bench.stats import plain_of, rates, speedups, spread
 from dflash_trt.build import build
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.config import BuildConfig
 from dflash_trt.progress import reporting
 
@@ -64,11 +63,7 @@ def main() -> None:
             build(config, directory, report)
             tokens, passes = SIZES[size]
             prompts = load_task(
-                "pycode",
-                lambda text: list(load_tokenizer(PYCODE / "target").encode(text).ids),
-                vocab_size=512,
-                longest=128,
-                count=PROMPTS,
+                "pycode", PYCODE / "target", vocab_size=512, longest=128, count=PROMPTS
             )
             plan = Plan(
                 tasks={"pycode": prompts}, max_tokens=tokens, batches=BATCHES, repeats=passes

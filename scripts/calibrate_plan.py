@@ -28,7 +28,6 @@ from dflash_trt.planning.picture import draw
 from dflash_trt.planning.plan import Deployment, curve, per_gpu_at
 from dflash_trt.planning.published import (
     Figure,
-    data,
     drafting,
     errors,
     figures,
@@ -37,6 +36,7 @@ from dflash_trt.planning.published import (
 )
 from dflash_trt.planning.report import plan
 from dflash_trt.planning.roofline import Constants
+from dflash_trt.published import data, tau_of
 
 ROOT = Path(__file__).parents[1]
 CONSTANTS = ROOT / "dflash_trt" / "planning" / "constants.yaml"
@@ -214,8 +214,7 @@ def _row(figure: Figure, predicted: float) -> str:
 def _pareto(known: Constants) -> list[str]:
     found = data()["pareto"]
     shape, context = target(found["target"]), data()["context"]
-    tau = data()["drafters"][found["drafter"]]["tau"][found["task"]]
-    ours = drafting(found["drafter"], found["target"], tau)
+    ours = drafting(found["drafter"], found["target"], tau_of(found))
     assert ours.drafter is not None
     deployment = Deployment(
         machine(found["machine"]), 8, shape, ours.drafter, ours.draft_tokens + 1

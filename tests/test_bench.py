@@ -16,7 +16,7 @@ from dflash_trt.bench.compare import compare
 from dflash_trt.bench.engine import Plan, measure_engine
 from dflash_trt.bench.engine_report import engine_page
 from dflash_trt.bench.page import to_html, to_markdown
-from dflash_trt.bench.results import Cell, Run, Sample, read_run, write_run
+from dflash_trt.bench.results import Cell, Run, Sample, ServerRun, read_run, write_run
 from dflash_trt.bench.stats import change
 from dflash_trt.cli import main
 from dflash_trt.decoding import rounds
@@ -226,6 +226,10 @@ def test_compare_by_files(
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(RequestError, match="is not a result"):
         read_run(tmp_path / "c.json")
+    run = ServerRun(url="u", protocol="openai", options={}, levels=[])
+    write_run(tmp_path / "d.json", run)
+    assert run_cli(monkeypatch, "bench", "compare", tmp_path / "d.json", tmp_path / "d.json") == 1
+    assert "d.json is a result of `dflash-trt bench serve`; only" in capsys.readouterr().err
     empty = replace(read_run(tmp_path / "a.json"), cells=[])
     with pytest.raises(BenchError, match="no setting in common"):
         compare(empty, empty, 0.05, False)

@@ -31,6 +31,7 @@ from dflash_trt.planning.picture import draw
 from dflash_trt.planning.plan import Deployment, curve, front, per_gpu_at
 from dflash_trt.planning.roofline import Constants, Layout, Runtime, experts_read
 from dflash_trt.planning.shape import FP8, MXFP4, NVFP4, Layer, drafter_shape, target_shape
+from dflash_trt.published import data
 
 ROOT = Path(__file__).parents[1]
 EIGHT = Layout(8)
@@ -90,7 +91,7 @@ def oss() -> Any:
 
 @pytest.fixture(scope="module")
 def oss_drafter(oss: Any) -> Any:
-    return drafter_shape(published.data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"], oss)
+    return drafter_shape(data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"], oss)
 
 
 def test_weights_of_gpt_oss_by_hand(oss: Any) -> None:
@@ -166,7 +167,7 @@ def test_drafters_have_their_published_sizes() -> None:
 
 
 def quantised(**quantization: Any) -> Layer:
-    values = {**published.data()["models"]["Qwen3-Coder-30B-A3B"]}
+    values = {**data()["models"]["Qwen3-Coder-30B-A3B"]}
     return target_shape({**values, "quantization_config": quantization}).layers[5]
 
 
@@ -186,7 +187,7 @@ def test_formats_of_published_checkpoints() -> None:
                       ignore=["re:.*self_attn.*", "lm_head"])  # fmt: skip
     assert (layer.attention_format.name, layer.expert_format.bytes) == ("bf16", 0.5625)
     unknown = target_shape(
-        {**published.data()["models"]["Qwen3-8B"], "quantization_config": {"quant_method": "awq"}}
+        {**data()["models"]["Qwen3-8B"], "quantization_config": {"quant_method": "awq"}}
     )
     assert any("awq" in remark for remark in unknown.estimated)
 
@@ -210,9 +211,9 @@ def test_fields_of_any_kind_are_read_or_refused() -> None:
         "per_layer_config": {"01": {"head_dim": 3}},
         "quantization_config": {"config_groups": {"g": {"weights": {"num_bits": 4}}}},
     }
-    models, refused = published.data()["models"], 0
+    models, refused = data()["models"], 0
     sound = target_shape(models["Qwen3.5-9B"])
-    drafter = published.data()["drafters"]["z-lab/Qwen3.8-27B-DFlash2"]["config"]
+    drafter = data()["drafters"]["z-lab/Qwen3.8-27B-DFlash2"]["config"]
     for values in (models["gpt-oss-120b"], models["Qwen3-Coder-Next"], kimi, drafter):
         for place in places(values):
             for wrong in WRONG:
@@ -353,9 +354,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Two config.json files, and no weights at all."""
-    drafter = published.data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"]
+    drafter = data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"]
     for role, values in (
-        ("target", published.data()["models"]["gpt-oss-120b"]),
+        ("target", data()["models"]["gpt-oss-120b"]),
         ("drafter", drafter),
     ):
         (tmp_path / role).mkdir()

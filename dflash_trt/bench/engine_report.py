@@ -8,6 +8,7 @@ from dflash_trt.bench.compare import describe
 from dflash_trt.bench.page import Page, Table
 from dflash_trt.bench.results import Cell, Run, measured_on
 from dflash_trt.bench.stats import phases, plain_of, rates, speedups, spread
+from dflash_trt.published import rows as published_rows
 
 
 def engine_page(run: Run) -> Page:
@@ -22,7 +23,36 @@ def engine_page(run: Run) -> Page:
     if not run.complete:
         about.append("Interrupted: what was measured until then.")
     title = f"{run.name}: engine benchmark"
-    return Page(title, about, list(_charts(run)), list(_tables(run)))
+    tables = [
+        *_tables(run),
+        *published_tables(run.hub.get("target", ""), run.hub.get("drafter", "")),
+    ]
+    return Page(title, about, list(_charts(run)), tables)
+
+
+def published_tables(target: str, drafter: str) -> list[Table]:
+    """What others measured of a pair, by the ids on the Hub; no table if nothing is known."""
+    found = published_rows(target, drafter)
+    if not found:
+        return []
+    head = ["source", "hardware", "task", "drafts", "sequences", "speedup", "tau"]
+    lines = [
+        [
+            row.source,
+            row.hardware,
+            row.task,
+            "" if row.draft_tokens is None else str(row.draft_tokens),
+            row.sequences,
+            row.speedup,
+            "" if row.tau is None else f"{row.tau:.2f}",
+        ]
+        for row in found
+    ]
+    note = (
+        f"Measured by others, on their hardware: {drafter} for {target}. Speedups are over plain "
+        "decoding there; what is empty was not published."
+    )
+    return [Table("Published for this pair", note, head, lines)]
 
 
 def _tables(run: Run) -> Iterator[Table]:

@@ -84,6 +84,7 @@ class Run:
     machine: Mapping[str, Any] = field(default_factory=lambda: machine())
     versions: Mapping[str, str] = field(default_factory=lambda: versions())
     complete: bool = True  # False: interrupted, what was measured is kept
+    hub: Mapping[str, str] = field(default_factory=dict)  # ids there of target and drafter
     format: int = 1
 
 
@@ -185,9 +186,15 @@ def write_run(path: Path, run: Run | ServerRun) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """RequestError when the file is not a run that `write_run` wrote."""
+    """RequestError when the file is not a run of engines that `write_run` wrote."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        if "levels" in values and "url" in values:
+            raise RequestError(
+                f"{path} is a result of `dflash-trt bench serve`; only runs of `bench engine` are "
+                "compared, whose passes ran in turns",
+                "Put the reports of the two server runs side by side (--report)",
+            )
         cells = []
         for cell in values.pop("cells"):
             samples = [Sample(**sample) for sample in cell.pop("samples")]

@@ -42,6 +42,7 @@ def run_engine(
         cells=cells,
         peak_memory=memory,
         complete=complete,
+        hub={role: source["id"] for role, source in manifest.get("hub", {}).items()},
     )
 
 

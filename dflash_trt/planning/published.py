@@ -1,18 +1,16 @@
-"""What others measured (published.yaml), and what the plan would have said."""
+"""What others measured (`dflash_trt/published/`), and what the plan would have said."""
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
-
-import yaml
 
 from dflash_trt.hardware import machine
 from dflash_trt.planning.methods import PLAIN, Method, dflash, eagle, tokens_per_second
 from dflash_trt.planning.roofline import Constants, Layout, Runtime, Software
 from dflash_trt.planning.shape import Shape, drafter_shape, target_shape
+from dflash_trt.published import data, tau_of
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,6 @@ class Figure:
 
 
 @cache
-def data() -> Mapping[str, Any]:
-    found = files(__package__).joinpath("published.yaml").read_text("utf-8")
-    return yaml.safe_load(found)  # type: ignore[no-any-return]
-
-
-@cache
 def target(name: str) -> Shape:
     return target_shape(data()["models"][name])
 
@@ -50,14 +42,6 @@ def drafting(name: str, of: str, acceptance: float, draft_tokens: int | None = N
     config = data()["drafters"][name]["config"]
     drafts = draft_tokens or config["block_size"] - 1
     return dflash(drafter_shape(config, target(of)), acceptance, drafts)
-
-
-def acceptance(drafter: str) -> tuple[float, int] | None:
-    """The mean over the tasks published for a drafter (its id on the Hub), and its draft tokens."""
-    found = data()["drafters"].get(drafter)
-    if found is None:
-        return None
-    return sum(found["tau"].values()) / len(found["tau"]), found["config"]["block_size"] - 1
 
 
 def figures() -> Iterator[Figure]:
@@ -99,9 +83,7 @@ def _method(group: Mapping[str, Any], name: str, measured: Mapping[str, Any]) ->
         return PLAIN
     if name == "EAGLE-3":
         return eagle(target(group["target"]), measured["tau"], measured["drafts"])
-    drafter = group["drafter"]
-    tau = measured.get("tau") or data()["drafters"][drafter]["tau"][group["task"]]
-    return drafting(drafter, group["target"], tau, measured.get("drafts"))
+    return drafting(group["drafter"], group["target"], tau_of(group), measured.get("drafts"))
 
 
 def predict(figure: Figure, constants: Constants) -> float:

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from dflash_trt.checkpoints.files import read_json
@@ -13,7 +14,6 @@ from dflash_trt.engines.tensorrt_llm.choices import PAGED
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import PRESETS, Machine, machine
-from dflash_trt.planning import published
 from dflash_trt.planning.methods import (
     EAGLE_ACCEPTANCE,
     EAGLE_CHAIN,
@@ -25,6 +25,7 @@ from dflash_trt.planning.methods import (
 from dflash_trt.planning.plan import Deployment, Point, curve, front, layouts
 from dflash_trt.planning.roofline import Constants, Layout, fit_errors
 from dflash_trt.planning.shape import Shape, Values, drafter_shape, section, target_shape
+from dflash_trt.published import acceptance as published_acceptance
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 CONTEXT = 4096  # tokens of a sequence for the speeds, its prompt included
@@ -176,10 +177,11 @@ def _acceptance(config: BuildConfig, given: float | None, drafts: int) -> tuple[
                 "Give the mean number of tokens that a round commits",
             )
         return given, "given"
-    if (measured := published.acceptance(config.drafter.hub or "")) is not None:
-        tau, whole = measured
-        chance = accepted(tau, whole)  # of each draft: fewer may be asked for than were measured
-        return sum(chance**i for i in range(most)), "published, mean of its tasks"
+    if (table := published_acceptance(config.drafter.hub or "")) is not None:
+        # of each draft: fewer may be asked for than were measured
+        chance = accepted(mean(table.tau.values()), table.draft_tokens)
+        tau = sum(chance**i for i in range(most))
+        return tau, f"published ({table.source}), mean of {len(table.tau)} tasks"
     return sum(CHANCE**i for i in range(most)), f"taken: {CHANCE:.0%} of drafts accepted"
 
 

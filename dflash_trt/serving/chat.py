@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import CheckpointError, RequestError
 
 SPECIAL = (
@@ -64,6 +66,25 @@ def load_chat_template(directory: Path) -> Render | None:
             ) from error
 
     return render
+
+
+def load_asking(directory: Path, **options: Any) -> Callable[[str], list[int]]:
+    """A text's token ids as a user's message, by the tokenizer and chat template of a directory.
+
+    As a plain text where there is no template, or one that wants something else. options: for it.
+    """
+    tokenizer, render = load_tokenizer(directory), load_chat_template(directory)
+
+    def ask(text: str) -> list[int]:
+        messages = [{"role": "user", "content": text}]
+        with suppress(RequestError):
+            if render:
+                chat = render(messages=messages, add_generation_prompt=True, **options)
+                if ids := tokenizer.encode(chat, add_special_tokens=False).ids:
+                    return list(ids)
+        return list(tokenizer.encode(text).ids)
+
+    return ask
 
 
 def parse_messages(text: bytes) -> list[dict[str, Any]]:

@@ -23,8 +23,8 @@ from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines.tensorrt_llm.args import env_vars
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.engines.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
-from dflash_trt.engines.tensorrt_llm.published import published
 from dflash_trt.hardware import machine
+from dflash_trt.published import acceptance
 
 SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh")
 
@@ -65,7 +65,7 @@ def write_bundle(
 
     ranks = args.tensor_parallel_size
     gpus = min(ranks, made_for.gpus)
-    known = published(drafter_name(config), args.speculative_config.max_draft_len)
+    known = acceptance(drafter_name(config), args.speculative_config.max_draft_len)
     info = BundleInfo(
         kind=KIND,
         version=section.version,
@@ -78,8 +78,8 @@ def write_bundle(
         target={"id": args.model, "revision": str(args.revision)} if by_id else {},
         environment=environment,
         chosen=[asdict(each) for each in args.chosen],
-        published=known[1] if known else {},
-        published_by=known[0] if known else "",
+        published=known.tau if known else {},
+        published_by=f"{known.source}, {known.hardware}" if known else "",
     )
     write_info(engine, info)
     _write_scripts(directory / "launch", info)
