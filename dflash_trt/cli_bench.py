@@ -5,13 +5,21 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_trt.errors import RequestError
 
+if TYPE_CHECKING:
+    from dflash_trt.bench.page import Page
+    from dflash_trt.bench.results import Run, ServerRun
+
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
+Output = Annotated[Path | None, typer.Option(help="Write the results as JSON.")]
+ReportFolder = Annotated[
+    Path | None, typer.Option(help="Write report.html and report.md to this folder.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 SERVE_OPTIONS = (
     *("requests", "prompts", "max_tokens", "temperature", "seed"),
@@ -44,18 +52,14 @@ def engine(
     draft_model: Annotated[
         Path | None, typer.Option(help="A build whose target drafts (method draft-model).")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write report.html and report.md to this folder.")
-    ] = None,
+    output: Output = None,
+    report: ReportFolder = None,
     json_: Json = False,
 ) -> None:
     """Plain decoding and DFlash in turns over the same prompts, in this process's engines."""
     from dflash_trt.bench.engine import METHODS, Plan
     from dflash_trt.bench.engine_report import engine_page
-    from dflash_trt.bench.page import to_markdown, write_page
     from dflash_trt.bench.prompts import load_task
-    from dflash_trt.bench.results import write_run
     from dflash_trt.bench.run import run_engine
     from dflash_trt.manifest import read_manifest
     from dflash_trt.progress import reporting
@@ -90,11 +94,7 @@ def engine(
     counts = _numbers("threads", threads or str(manifest["config"]["engine"]["threads"]), int)
     with reporting() as progress:
         run = run_engine(directory, plan, counts, options, progress)
-    if output is not None:
-        write_run(output, run)
-    if report is not None:
-        write_page(report, engine_page(run))
-    print(json.dumps(asdict(run)) if json_ else to_markdown(engine_page(run)))
+    _hand_out(run, engine_page(run), output, report, json_)
     if any(cell.identical and cell.identical[0] < cell.identical[1] for cell in run.cells):
         print("error: texts differ from plain decoding's.", file=sys.stderr)
         raise typer.Exit(1)
@@ -118,20 +118,17 @@ def serve(
     seed: int = 0,
     goal_first_token: Annotated[float, typer.Option(help="Milliseconds, for goodput.")] = 500.0,
     goal_inter_token: Annotated[float, typer.Option(help="Milliseconds, for goodput.")] = 50.0,
-    output: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write report.html and report.md to this folder.")
-    ] = None,
+    output: Output = None,
+    report: ReportFolder = None,
     json_: Json = False,
 ) -> None:
     """Load a server and say how fast it answers: users in turns, or arrivals by chance."""
     import asyncio
 
     from dflash_trt.bench.load import Goal, Load, measure_server
-    from dflash_trt.bench.page import to_markdown, write_page
     from dflash_trt.bench.prompts import load_texts
     from dflash_trt.bench.protocols import Ask
-    from dflash_trt.bench.results import Level, ServerRun, write_run
+    from dflash_trt.bench.results import Level, ServerRun
     from dflash_trt.bench.server_report import server_page
     from dflash_trt.progress import reporting
 
@@ -157,11 +154,7 @@ def serve(
         except KeyboardInterrupt:
             complete = False
     run = ServerRun(url=url, protocol=protocol, options=options, levels=levels, complete=complete)
-    if output is not None:
-        write_run(output, run)
-    if report is not None:
-        write_page(report, server_page(run))
-    print(json.dumps(asdict(run)) if json_ else to_markdown(server_page(run)))
+    _hand_out(run, server_page(run), output, report, json_)
     if any(level.errors for level in levels):
         print("error: not every request was answered; the table says why.", file=sys.stderr)
         raise typer.Exit(1)
@@ -211,6 +204,20 @@ def published(
         raise RequestError(f"nothing is published of a drafter {name}", f"Known: {known}")
     for drafter, of in drafters.items():
         print(to_markdown(Page(drafter, [], [], published_tables(of["target"], drafter))))
+
+
+def _hand_out(
+    run: "Run | ServerRun", page: "Page", output: Path | None, report: Path | None, json_: bool
+) -> None:
+    """Write what was asked for, and say the run on stdout."""
+    from dflash_trt.bench.page import to_markdown, write_page
+    from dflash_trt.bench.results import write_run
+
+    if output is not None:
+        write_run(output, run)
+    if report is not None:
+        write_page(report, page)
+    print(json.dumps(asdict(run)) if json_ else to_markdown(page))
 
 
 def _numbers(name: str, text: str, kind: type, word: str | None = None) -> tuple[Any, ...]:

@@ -119,7 +119,7 @@ def measure(built: Path) -> Run:
     prompts = [json.loads(line)["ids"] for line in pycode_lines()[:2]]
     plan = Plan(tasks={"pycode": prompts}, max_tokens=16, draft_tokens=(7,), repeats=5)
     cells: list[Cell] = []
-    measure_engine(built / "engines", 2, plan, lambda done, total: None, cells)
+    measure_engine(built / "engines", 2, plan, lambda done, total: None, cells.append)
     return a_run(cells)
 
 

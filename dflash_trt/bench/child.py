@@ -50,23 +50,17 @@ def _run(say: Connection, engines: Path, threads: int, plan: Plan) -> None:
     from dflash_trt.engines.onnxruntime import use_one_pool  # noqa: PLC0415
 
     use_one_pool(threads)
-    done: list[Cell] = []
-    sent = 0
-
-    def progress(passes: int, total: int) -> None:
-        nonlocal sent
-        for cell in done[sent:]:
-            say.send(("cell", cell))
-        sent = len(done)
-        say.send(("progress", passes, total))
-
     try:
-        measure_engine(engines, threads, plan, progress, done)
+        measure_engine(
+            engines,
+            threads,
+            plan,
+            lambda passes, total: say.send(("progress", passes, total)),
+            lambda cell: say.send(("cell", cell)),
+        )
     except DflashError as error:
         say.send(("error", error))
     except KeyboardInterrupt:
         return
     else:
-        for cell in done[sent:]:
-            say.send(("cell", cell))
         say.send(("done", peak_memory()))

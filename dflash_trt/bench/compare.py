@@ -9,13 +9,15 @@ from dflash_trt.bench.results import Cell, Run
 from dflash_trt.bench.stats import Spread, change, plain_of, rates, speedups
 from dflash_trt.errors import BenchError
 
+Figure = Literal["speedup", "tau", "identical texts", "tokens/s"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """One figure of one setting, in both runs."""
 
     setting: str
-    figure: Literal["speedup", "tau", "identical texts", "tokens/s"]
+    figure: Figure
     before: float
     after: float
     relative: Spread  # of the change; low and high are its interval
@@ -45,26 +47,34 @@ def _changes(
 ) -> Iterator[Change]:
     old_plain, new_plain = plain_of(before, old), plain_of(after, new)
     if new.method != "plain":
-        yield _exact(new, "tau", old.tau, new.tau, limit)
+        yield _judged(new, "tau", old.tau, new.tau, _exact(old.tau, new.tau), limit)
         if old_plain is not None and new_plain is not None:
             yield _measured(
                 new, "speedup", speedups(old, old_plain), speedups(new, new_plain), limit
             )
     if old.identical and new.identical:
         was, now = (same / of for same, of in (old.identical, new.identical))
-        yield _exact(new, "identical texts", was, now, 0.0)
+        yield _judged(new, "identical texts", was, now, _exact(was, now), 0.0)
     if absolute:
         yield _measured(new, "tokens/s", rates(old), rates(new), limit)
 
 
 def _measured(
-    cell: Cell,
-    figure: Literal["speedup", "tokens/s"],
-    before: list[float],
-    after: list[float],
-    limit: float,
+    cell: Cell, figure: Figure, before: list[float], after: list[float], limit: float
 ) -> Change:
     relative = change(before, after)
+    return _judged(cell, figure, median(before), median(after), relative, limit)
+
+
+def _exact(before: float, after: float) -> Spread:
+    """Of a figure without noise: the same texts have the same rounds."""
+    by = after / before - 1 if before else 0.0
+    return Spread(by, by, by)
+
+
+def _judged(
+    cell: Cell, figure: Figure, before: float, after: float, relative: Spread, limit: float
+) -> Change:
     verdict: Literal["worse", "better", "same"] = "same"
     if relative.high < -limit:
         verdict = "worse"
@@ -73,27 +83,9 @@ def _measured(
     return Change(
         setting=describe(cell),
         figure=figure,
-        before=median(before),
-        after=median(after),
-        relative=relative,
-        verdict=verdict,
-    )
-
-
-def _exact(
-    cell: Cell, figure: Literal["tau", "identical texts"], before: float, after: float, limit: float
-) -> Change:
-    """A figure without noise: the same texts have the same rounds."""
-    by = after / before - 1 if before else 0.0
-    verdict: Literal["worse", "better", "same"] = "same"
-    if abs(by) > limit:
-        verdict = "worse" if by < 0 else "better"
-    return Change(
-        setting=describe(cell),
-        figure=figure,
         before=before,
         after=after,
-        relative=Spread(by, by, by),
+        relative=relative,
         verdict=verdict,
     )
 

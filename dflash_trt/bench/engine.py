@@ -78,13 +78,13 @@ class _Way:
 
 
 def measure_engine(
-    engines: Path, threads: int, plan: Plan, progress: Progress, done: list[Cell]
+    engines: Path, threads: int, plan: Plan, progress: Progress, take: Callable[[Cell], object]
 ) -> None:
-    """Append a cell to `done` for each setting; a group's cells appear together.
+    """Hand a cell to `take` for each setting; a group's cells come together.
 
     `engines` holds `target/` and `drafter/`. Between two passes of one way all others have their
-    turn, in an order that rotates, so that noise of the machine meets all. Interrupted, `done`
-    keeps the groups that are whole. RequestError for a plan that these engines cannot run.
+    turn, in an order that rotates, so that noise of the machine meets all. RequestError for
+    a plan that these engines cannot run.
     """
     target, drafter = TimedEngine(engines / "target"), TimedEngine(engines / "drafter")
     model = TimedEngine(plan.draft_model / "engines" / "target") if plan.draft_model else None
@@ -112,7 +112,8 @@ def measure_engine(
                 passes += 1
                 progress(passes, len(groups) * len(ways) * plan.repeats)
         plain = next((way for way in ways if way.cell.method == "plain"), None)
-        done += [_finished(way, None if temperature else plain) for way in ways]
+        for way in ways:
+            take(_finished(way, None if temperature else plain))
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine, model: Engine | None) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.step import Step, step_tensors
+from dflash_trt.engines.step import BoundSteps, Step, step_tensors
 from dflash_trt.errors import EngineError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 KIND = "onnxruntime"
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
-MAX_BOUND_STEPS = 256
 
 Array = npt.NDArray[np.generic]
 
@@ -53,7 +52,7 @@ class Engine:
             for layer, (heads, head_dim) in enumerate(self.info.caches)
             for part in ("key", "value")
         }
-        self._steps: dict[tuple[int, ...], Step] = {}
+        self._steps = BoundSteps()
         self._buffers: dict[str, Array] = {}
         if self._leader is not None:
             self._leader.wait_ready()
@@ -62,14 +61,7 @@ class Engine:
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> "Step":
         """See `engines.step.Engine`."""
-        key = (row, n, width, visible, scored, context)
-        step = self._steps.get(key)
-        if step is None:
-            if len(self._steps) >= MAX_BOUND_STEPS:
-                self._steps.clear()
-            step = self._bind(*key)
-            self._steps[key] = step
-        return step
+        return self._steps.of(self._bind, row, n, width, visible, scored, context)
 
     def move_row(self, source: int, destination: int) -> None:
         """See `engines.step.Engine`."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from dflash_trt.engines.info import EngineInfo
 
+MAX_BOUND_STEPS = 256
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape of each
 
 
@@ -18,6 +19,21 @@ class Step:
     inputs: dict[str, Any]  # int64; mask bool, features float32
     outputs: dict[str, Any]  # top_ids int64; the others float32
     run: Callable[[], object]
+
+
+class BoundSteps(dict[tuple[int, ...], Step]):
+    """An engine's steps by what `Engine.step` was asked for, each bound when it is first wanted."""
+
+    def of(self, bind: Callable[..., Step], *key: int) -> Step:
+        """bind: makes the step of a key. It is not kept, so that an engine ends with its last
+        user, and its ranks with it."""
+        step = self.get(key)
+        if step is None:
+            if len(self) >= MAX_BOUND_STEPS:
+                self.clear()
+            step = bind(*key)
+            self[key] = step
+        return step
 
 
 class Engine(Protocol):

@@ -26,7 +26,7 @@ def measured() -> Run:
         tasks={"pycode": demo_pair.prompts()[:4]}, max_tokens=32, draft_tokens=(7,), repeats=7
     )
     cells: list[Cell] = []
-    measure_engine(demo_pair.engines(), demo_pair.THREADS, plan, lambda *_: None, cells)
+    measure_engine(demo_pair.engines(), demo_pair.THREADS, plan, lambda *_: None, cells.append)
     return Run(name="", target="", drafter="", options={}, cells=cells, peak_memory=0)
 
 

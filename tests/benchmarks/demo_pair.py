@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +12,7 @@ from statistics import median
 
 from tokenizers import Tokenizer
 
+from dflash_trt.bench import results
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.target import load_target
 from dflash_trt.engines.build import build_drafter, build_target
@@ -25,13 +24,9 @@ MAX_SEQ_LEN = 512
 
 def machine() -> str:
     """CPU model, cores and load: a timing means nothing without them."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].split(":", 1)[1].strip() if names else model
-    load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
-    return f"{model}, {os.cpu_count()} cores, {THREADS} threads used, load average {load}"
+    found = results.machine()
+    load = ", ".join(f"{value:.2f}" for value in found["load_average"])
+    return f"{found['cpu']}, {found['cores']} cores, {THREADS} threads used, load average {load}"
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.step import Step, step_tensors
+from dflash_trt.engines.step import BoundSteps, Step, step_tensors
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.gpu import Gpu
 from dflash_trt.engines.tensorrt.library import make_log, sizes, trt
@@ -26,7 +26,6 @@ from dflash_trt.errors import EngineError
 if TYPE_CHECKING:
     from dflash_trt.engines.ranks import Follower, Leader
 
-MAX_BOUND_STEPS = 256
 LARGE = ("features", "logits")  # tensors of which all steps share one, unlike the others
 
 
@@ -67,7 +66,7 @@ class Engine:
             for part in ("key", "value")
         }
         self._large: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._steps: dict[tuple[int, ...], Step] = {}
+        self._steps = BoundSteps()
         self._gpu.wait()
         if self._leader is not None:
             self._leader.wait_ready()
@@ -76,14 +75,7 @@ class Engine:
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
     ) -> Step:
         """See `engines.step.Engine`."""
-        key = (row, n, width, visible, scored, context)
-        step = self._steps.get(key)
-        if step is None:
-            if len(self._steps) >= MAX_BOUND_STEPS:
-                self._steps.clear()
-            step = self._bind(*key)
-            self._steps[key] = step
-        return step
+        return self._steps.of(self._bind, row, n, width, visible, scored, context)
 
     def move_row(self, source: int, destination: int) -> None:
         """See `engines.step.Engine`."""
