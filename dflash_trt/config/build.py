@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
@@ -15,17 +15,50 @@ from dflash_trt.config.source import Source
 from dflash_trt.errors import ConfigError
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
+OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
 class Speculation(Section):
-    """How much the drafter proposes."""
+    """What is proposed in each round, and how much of it."""
 
+    policy: Literal["adaptive", "fixed"] = Field(
+        default="adaptive",
+        description="adaptive: each round verifies what pays most by measured costs, nothing at "
+        "times; fixed: always the drafter's draft_tokens. Unset with draft_tokens given: fixed",
+    )
     draft_tokens: Count | None = Field(
         default=None,
-        description="draft tokens of a round, at most block size - 1; unset: chosen by "
-        "measured cost while serving",
+        description="draft tokens of a round, at most block size - 1, which is what unset means; "
+        "adaptive: no more than these of the drafter's",
     )
+    lookup: bool = Field(
+        default=True, description="adaptive: propose what followed the last tokens before"
+    )
+    correction: bool = Field(
+        default=True, description="adaptive: weigh drafts by the token pairs generated so far"
+    )
+    tree: bool = Field(
+        default=True, description="adaptive: verify alternatives beside the likeliest drafts"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fixed_by_a_number(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        if values.get("draft_tokens") is not None:
+            values = {"policy": "fixed"} | values
+        fixed = values.get("policy") == "fixed"
+        return dict.fromkeys(OF_ADAPTIVE, False) | values if fixed else values
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> "Speculation":
+        idle = [name for name in OF_ADAPTIVE if getattr(self, name)]
+        if self.policy == "fixed" and idle:
+            message = "{name} has no effect with speculation.policy fixed"
+            raise PydanticCustomError("no_effect", message, {"name": idle[0]})
+        return self
 
 
 class Serving(Section):
