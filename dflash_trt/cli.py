@@ -265,6 +265,7 @@ def verify(
 ) -> None:
     """Compare greedy DFlash decoding with the target alone; exit 1 on any difference."""
     from dflash_trt.checkpoints.tokenizer import load_tokenizer
+    from dflash_trt.config.build import Speculation
     from dflash_trt.decoding.check import check
     from dflash_trt.manifest import read_manifest
     from dflash_trt.progress import reporting
@@ -278,7 +279,7 @@ def verify(
             "accepted",
         )
     tokenizer = load_tokenizer(directory / "tokenizer")
-    serving, speculation = manifest["config"]["serving"], manifest["config"]["speculation"]
+    serving = manifest["config"]["serving"]
     asked = read_prompts(
         prompts,
         lambda text: list(tokenizer.encode(text).ids),
@@ -290,7 +291,7 @@ def verify(
             directory / "engines",
             asked,
             max_tokens,
-            speculation["draft_tokens"],
+            Speculation.model_validate(manifest["config"]["speculation"]),
             lambda done: report("prompts", done, len(asked)),
         )
     if outputs is not None:

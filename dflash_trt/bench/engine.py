@@ -1,6 +1,7 @@
 """`dflash-trt bench engine`: ways of decoding, measured in turns over the same prompts."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.bench.results import Cell, Sample
-from dflash_trt.decoding.draft_length import DraftLength, measure
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.costs import costs_of
 from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.lookup import PromptLookup
 from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.policy import Fixed, Policy
+from dflash_trt.decoding.proposals import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process, rounds_with
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
@@ -22,7 +26,7 @@ from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.step import Engine, Step
 from dflash_trt.errors import RequestError
 
-METHODS = ("plain", "dflash", "lookup", "draft-model")
+METHODS = ("plain", "dflash", "adaptive", "lookup", "draft-model")
 WARM_UP_TOKENS = 16
 Progress = Callable[[int, int], None]
 
@@ -33,8 +37,8 @@ class Plan:
 
     tasks: dict[str, list[list[int]]]  # prompts by task
     max_tokens: int
-    methods: tuple[str, ...] = ("plain", "dflash")
-    draft_tokens: tuple[int | None, ...] = (None,)  # of every method but plain
+    methods: tuple[str, ...] = ("plain", "dflash", "adaptive")
+    draft_tokens: tuple[int | None, ...] = (None,)  # of dflash, lookup and draft-model
     batches: tuple[int, ...] = (1,)
     contexts: tuple[int | None, ...] = (None,)
     temperatures: tuple[float, ...] = (0.0,)
@@ -72,7 +76,8 @@ class _Way:
 
     cell: Cell
     rounds: RunRound
-    length: DraftLength
+    policy: Policy
+    proposer: Proposer | None
     engines: list[TimedEngine]  # the target first
     passes: list[list[Decoded]] = field(default_factory=list)
 
@@ -97,7 +102,7 @@ def measure_engine(
             for i, prompt in enumerate(of_length(prompts, context))
         ]
         ways = [
-            _way(cell, target, drafter, model, batch)
+            _way(cell, engines, target, drafter, model)
             for cell in _cells(plan, task, batch, context, threads, temperature)
         ]
         for way in ways:
@@ -113,7 +118,7 @@ def measure_engine(
                 progress(passes, len(groups) * len(ways) * plan.repeats)
         plain = next((way for way in ways if way.cell.method == "plain"), None)
         for way in ways:
-            take(_finished(way, None if temperature else plain))
+            take(_finished(way, plain))
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine, model: Engine | None) -> None:
@@ -156,7 +161,8 @@ def _cells(
     plan: Plan, task: str, batch: int, context: int | None, threads: int, temperature: float
 ) -> Iterator[Cell]:
     for method in plan.methods:
-        for drafts in (0,) if method == "plain" else plan.draft_tokens:
+        unlike = method not in ("plain", "adaptive")
+        for drafts in plan.draft_tokens if unlike else (0,) if method == "plain" else (None,):
             yield Cell(
                 task=task,
                 method=method,
@@ -169,22 +175,26 @@ def _cells(
 
 
 def _way(
-    cell: Cell, target: TimedEngine, drafter: TimedEngine, model: TimedEngine | None, batch: int
+    cell: Cell,
+    engines: Path,
+    target: TimedEngine,
+    drafter: TimedEngine,
+    model: TimedEngine | None,
 ) -> _Way:
     rounds, used = in_process(target, None), [target]
-    if cell.method == "dflash":
+    if cell.method in ("dflash", "adaptive"):
         rounds, used = in_process(target, drafter), [target, drafter]
     elif cell.method == "lookup":
         rounds = rounds_with(target, PromptLookup())
     elif cell.method == "draft-model":
         assert model is not None
         rounds, used = rounds_with(target, DraftModel(model)), [target, model]
-    if cell.method == "plain":
-        return _Way(cell, rounds, DraftLength(1), used)
-    length = DraftLength(drafter.info.block_size, cell.draft_tokens)
-    if length.needs_costs:
-        measure(rounds, length, drafter.info.block_size, slots=batch)
-    return _Way(cell, rounds, length, used)
+    block_size = drafter.info.block_size
+    if cell.method == "adaptive":
+        costs = costs_of(engines, "in_process", rounds)
+        return _Way(cell, rounds, *strategy(Speculation(), block_size, costs), used)
+    drafts = 0 if cell.method == "plain" else cell.draft_tokens or block_size - 1
+    return _Way(cell, rounds, Fixed(drafts), None, used)
 
 
 def _decode(
@@ -196,11 +206,12 @@ def _decode(
         slots=batch,
         max_seq_len=target.info.max_seq_len,
         prefill_chunk=target.info.max_seq_len,
-        draft_length=way.length,
+        policy=way.policy,
+        proposer=way.proposer,
     )
     sequences = [scheduler.submit(request) for request in requests]
     verify = draft = sampling = rest = prefill = 0.0
-    steps = 0
+    steps, choices = 0, Counter[str]()
     start = time.perf_counter()
     while scheduler.busy:
         before = [engine.seconds for engine in way.engines]
@@ -217,6 +228,7 @@ def _decode(
         draft += sum(in_engines[1:])
         sampling += report.round_trip - sum(in_engines)
         rest += took - report.round_trip
+        choices.update(report.choices)
     sample = Sample(
         seconds=time.perf_counter() - start,
         tokens=sum(len(sequence.tokens) for sequence in sequences),
@@ -227,6 +239,7 @@ def _decode(
         sampling=sampling,
         scheduler=rest,
         prefill=prefill,
+        choices=dict(choices),
     )
     return sample, sequences
 
@@ -238,7 +251,8 @@ def _finished(way: _Way, plain: _Way | None) -> Cell:
         sum(count > i for count in committed) / len(committed)
         for i in range(1, max(committed, default=1))
     ]
-    if plain is None:
+    # a chain that is drawn by itself leads to another text, of the same distribution
+    if plain is None or (way.cell.temperature and not way.policy.coupled):
         return replace(way.cell, kept=kept)
     pairs = [
         (own.tokens, its.tokens)

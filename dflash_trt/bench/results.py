@@ -30,6 +30,7 @@ class Sample:
     sampling: float  # accepting and proposing
     scheduler: float
     prefill: float
+    choices: dict[str, int]  # rounds of single sequences by what was verified, as metrics count it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,8 @@ class Cell:
     """One setting, measured as often as the others beside it and in turns with them."""
 
     task: str  # where the prompts are from
-    method: str  # "plain", "dflash", "lookup" or "draft-model"
-    draft_tokens: int | None  # None: chosen by measured cost
+    method: str  # "plain", "dflash", "adaptive", "lookup" or "draft-model"
+    draft_tokens: int | None  # None: a whole block; adaptive: as it pays
     batch: int
     context: int | None  # tokens of each prompt; None: as they come
     threads: int

@@ -1,11 +1,13 @@
-"""Which drafts the target keeps. Both rules leave the target's own output unchanged."""
+"""Which drafts the target keeps. All rules leave the target's own output unchanged."""
 
 import math
 from collections.abc import Callable, Sequence
 
+from dflash_trt.decoding.coupling import choose
 from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput
 from dflash_trt.decoding.rules import decode
 from dflash_trt.decoding.sampling import Float32, draw
+from dflash_trt.decoding.tree import walk
 
 
 def accept_greedy(drafts: Sequence[int], own: Sequence[int]) -> tuple[int, int]:
@@ -51,31 +53,55 @@ def accept_sampled(
     return len(drafts), draw(weights(len(drafts)), uniforms[-1]) or 0
 
 
-def accept_by_rules(x: VerifyInput, i: int, logits: Float32) -> tuple[int, int]:
-    """`accept_sampled` of row i; (-1, 0) if its logits are no numbers, which hurts this row alone.
+def accept_by_rules(x: VerifyInput, i: int, logits: Float32) -> tuple[Sequence[int], int]:
+    """Which drafts of row i are kept (1: the first), and the target's token after them.
 
-    logits `[D + 1, vocab]`, after the anchor and after each draft.
+    logits `[D + 1, vocab]`, after the anchor and after each draft. With random numbers in `x` they
+    are a chain that was drawn, to be accepted by `accept_sampled`; without, the target's token at
+    each place is certain, and drafts are kept that are it. FloatingPointError when the logits are
+    no numbers.
     """
     rules = decode(x.rules[i])
     length, forced, position, _ = x.rows[i].tolist()
     tokens = x.tokens[i, :length].tolist()
-    drafts = tokens[forced:]
     history: list[int] = []
     if rules.need_history:
         history = [token for token in x.history[i].tolist() if token != NO_HISTORY]
         history += tokens[:forced]
-
-    def weights(j: int) -> Float32:
-        return rules.weights(logits[j], position + forced + j, history + drafts[:j])
-
-    if rules.sampling.temperature == 0:  # a greedy draft is certain, and so is the answer
-        ids, probs = [[token] for token in drafts], [[1.0]] * len(drafts)
-        uniforms = [0.0] * (len(drafts) + 1)
-    else:
+    drafts, place = tokens[forced:], position + forced
+    seed, longest = rules.sampling.seed, x.uniforms.shape[1] // 2
+    if longest and rules.sampling.temperature:
         ids, probs = x.candidate_ids[i].tolist(), x.candidate_probs[i].tolist()
-        longest = x.uniforms.shape[1] // 2
         uniforms = [*x.uniforms[i, : len(drafts)].tolist(), float(x.uniforms[i, longest])]
-    try:
-        return accept_sampled(drafts, weights, ids, probs, uniforms)
-    except FloatingPointError:
-        return -1, 0
+        kept, token = accept_sampled(
+            drafts,
+            lambda j: rules.weights(logits[j], place + j, history + drafts[:j]),
+            ids,
+            probs,
+            uniforms,
+        )
+        return range(1, kept + 1), token
+
+    def own(path: Sequence[int]) -> int:
+        j = path[-1] if path else 0
+        before = history + [drafts[node - 1] for node in path]
+        return choose(
+            rules.weights(logits[j], place + len(path), before), seed, place + len(path)
+        )
+
+    return walk(drafts, parents_of(x, i), own)
+
+
+def accept_tree(x: VerifyInput, i: int, own: Sequence[int]) -> tuple[Sequence[int], int]:
+    """As `accept_by_rules`, of a greedy row: own is the target's token after each token."""
+    drafts = x.tokens[i, 1 : x.rows[i, 0]].tolist()
+    return walk(drafts, parents_of(x, i), lambda path: own[path[-1] if path else 0])
+
+
+def parents_of(x: VerifyInput, i: int) -> Sequence[int]:
+    """Of row i's drafts, each one's parent: 0 is the anchor, 1 the first draft."""
+    length, forced, _, _ = x.rows[i].tolist()
+    if x.parents.shape[1] == 1:
+        return range(length - forced)
+    parents: list[int] = x.parents[i, 1:length].tolist()
+    return parents

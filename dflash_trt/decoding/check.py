@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from dflash_trt.decoding.draft_length import DraftLength, measure
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.costs import costs_of
 from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.policy import Fixed, Policy
+from dflash_trt.decoding.proposals import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -50,23 +53,22 @@ def check(
     engines: Path,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    draft_tokens: int | None,
+    speculation: Speculation,
     progress: Callable[[int], None],
 ) -> Report:
     """Decode each prompt with DFlash and with the target alone; stop tokens are ignored.
 
-    `engines` holds `target/` and `drafter/`; `draft_tokens` None lets measured costs decide.
+    `engines` holds `target/` and `drafter/`.
     `progress` is called with the number of prompts done.
     """
     if not prompts:
         raise RequestError("There are no prompts", "Give at least one line with `text` or `ids`.")
     target, drafter = (load_engine(engines / role) for role in ("target", "drafter"))
-    length = DraftLength(drafter.info.block_size, draft_tokens)
-    rounds = in_process(target, drafter)
-    if length.needs_costs:
-        measure(rounds, length, drafter.info.block_size, slots=1)
-    dflash = _scheduler(target, rounds, length)
-    plain = _scheduler(target, in_process(target, None), DraftLength(1))
+    rounds, costs = in_process(target, drafter), None
+    if speculation.policy == "adaptive":
+        costs = costs_of(engines, "in_process", rounds)
+    dflash = _scheduler(target, rounds, *strategy(speculation, drafter.info.block_size, costs))
+    plain = _scheduler(target, in_process(target, None), Fixed(0))
     requests = [Request(prompt, max_tokens) for prompt in prompts]
     for warm_up in (dflash, plain):
         _decode(warm_up, Request(requests[0].prompt, min(max_tokens, 16)))
@@ -88,7 +90,7 @@ def check(
         tau=(tokens - len(pairs)) / rounds_run if rounds_run else 0.0,
         kept=[
             sum(count > i for count in committed) / max(rounds_run, 1)
-            for i in range(1, drafter.info.block_size)
+            for i in range(1, max([drafter.info.block_size, *committed]))
         ],
         speedup=median(slow / fast for fast, slow in times),
         dflash_tokens_per_s=tokens / sum(fast for fast, _ in times),
@@ -98,13 +100,16 @@ def check(
     )
 
 
-def _scheduler(target: Engine, rounds: RunRound, length: DraftLength) -> Scheduler:
+def _scheduler(
+    target: Engine, rounds: RunRound, policy: Policy, proposer: Proposer | None = None
+) -> Scheduler:
     return Scheduler(
         rounds,
         slots=1,
         max_seq_len=target.info.max_seq_len,
         prefill_chunk=target.info.widest,
-        draft_length=length,
+        policy=policy,
+        proposer=proposer,
     )
 
 

@@ -12,6 +12,7 @@ from dflash_trt.decoding.messages import (
     DraftOutput,
     VerifyInput,
     VerifyOutput,
+    chains,
     no_candidates,
     no_rules,
 )
@@ -28,17 +29,17 @@ class DraftModel:
 
     def __call__(self, x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
         start = time.perf_counter()
-        first_row, wanted, *moves = x.batch.tolist()
+        first_row, wanted, _, *moves = x.batch.tolist()
         drawing = all(budget for _, _, _, budget in x.rows.tolist())  # not while prefilling
         lines, places = [], []
-        for (_, forced, place, _), tokens, (accepted, token) in zip(
+        for (_, forced, place, _), tokens, (accepted, token, *_) in zip(
             x.rows.tolist(), x.tokens.tolist(), checked.results.tolist(), strict=True
         ):
             lines.append(tokens[: forced + max(accepted, 0)] + [token] * drawing)
             places.append(place)
         drafts = []
         for _ in range(wanted if drawing else 1):
-            following = self._next(lines, places, [first_row, 0, *moves])
+            following = self._next(lines, places, [first_row, 0, 0, *moves])
             drafts.append(following)
             places = [place + len(line) for place, line in zip(places, lines, strict=True)]
             lines, moves = [[token] for token in following], []
@@ -59,10 +60,11 @@ class DraftModel:
             batch=np.array(batch),
             rows=np.array([[len(y), len(y), p, 1] for y, p in zip(lines, places, strict=True)]),
             tokens=np.array([line + [0] * (width - len(line)) for line in lines]),
+            parents=chains(len(lines)),
             rules=rules,
             uniforms=uniforms,
             history=history,
             candidate_ids=ids,
             candidate_probs=probs,
         )
-        return [token for _, token in verify(self._engine, x).results.tolist()]
+        return [token for _, token, *_ in verify(self._engine, x).results.tolist()]

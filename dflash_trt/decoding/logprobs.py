@@ -10,11 +10,12 @@ from dflash_trt.decoding.rules import decode
 
 
 def committed_logprobs(
-    x: VerifyInput, results: Sequence[tuple[int, int]], logits: Float32
+    x: VerifyInput, kept: Sequence[tuple[Sequence[int], int]], logits: Float32
 ) -> tuple[Float32, Int64]:
     """Log-probabilities under the target as it is, before any rule, of the committed tokens.
 
-    logits `[n, D + 1, vocab]`.
+    kept: of each row, which drafts were (1: the first) and the token after them; logits
+    `[n, D + 1, vocab]`.
     """
     n, scored, _ = logits.shape
     asked = [decode(rules).sampling.logprobs for rules in x.rules.tolist()]
@@ -23,13 +24,13 @@ def committed_logprobs(
         return no_logprobs(n)
     values = np.zeros((n, scored, 1 + most), np.float32)
     ids = np.zeros((n, scored, 1 + most), np.int64)
-    for i, (accepted, token) in enumerate(results):
+    for i, (path, token) in enumerate(kept):
         if asked[i] is None:
             continue
-        forced = x.rows[i, 1]
-        tokens = [*x.tokens[i, forced : forced + max(accepted, 0)].tolist(), token]
-        for j, committed in enumerate(tokens):
-            line = logits[i, j] - logits[i, j].max()
+        before = x.rows[i, 1] - 1
+        tokens = [*(int(x.tokens[i, before + node]) for node in path), token]
+        for j, (node, committed) in enumerate(zip((0, *path), tokens, strict=True)):
+            line = logits[i, node] - logits[i, node].max()
             line -= np.log(np.exp(line).sum())
             best = np.argsort(-line, kind="stable")[:most]
             ids[i, j] = [committed, *best.tolist()]

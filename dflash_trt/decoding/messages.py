@@ -23,14 +23,15 @@ class VerifyInput(NamedTuple):
     """Tokens to check for n sequences, which occupy n cache rows side by side.
 
     A row's first `forced` tokens are known to be right (a prompt chunk, or the anchor); the rest,
-    up to `length`, are drafts. Prefilling is verifying a prompt.
+    up to `length`, are drafts: a chain, or a tree by `parents`. Prefilling is verifying a prompt.
     """
 
-    batch: Int64  # [2 + 2m]: first cache row, drafts wanted at most, then row moves (from, to)
+    batch: Int64  # [3 + 2m]: first cache row, drafts wanted, candidates of each, row moves
     rows: Int64  # [n, 4]: length 1..S, forced 1..length, position of the first token, budget
     tokens: Int64  # [n, S]
+    parents: Int64  # [n, S]: each token's parent among the row's, anchor 0; [n, 1]: all are chains
     rules: Bytes  # [n]: `rules.encode`
-    uniforms: Float64  # [n, 2k + 1]: k + 1 random numbers to accept with, k to draft with
+    uniforms: Float64  # [n, 2k + 1]: k + 1 numbers to accept with, k to draft with; or [n, 1]
     history: Int64  # [n, L]: tokens before `tokens` where the rules need them, then -1
     candidate_ids: Int64  # [n, D, k]: what each draft was drawn from; D is 1 if all are greedy
     candidate_probs: Float32  # [n, D, k]
@@ -39,8 +40,10 @@ class VerifyInput(NamedTuple):
 class VerifyOutput(NamedTuple):
     """What the target says."""
 
-    results: Int64  # [n, 2]: drafts kept (-1: the row failed), the target's own token after them
-    features: Float32  # [n, S, taps * hidden_size]
+    # [n, 3 + P]: drafts kept (-1: the row failed), the target's own token after them, how many of
+    # the features are of earlier steps, and which tokens of a tree were kept (P is 0 for chains)
+    results: Int64
+    features: Float32  # [n, C, taps * hidden_size], first those held back so far
     logprobs: Float32  # [n, D + 1, 1 + K]: of each committed token, and of the K best there
     logprob_ids: Int64  # [n, D + 1, K + 1]: the committed token, the K best; [n, 1, 1] if unasked
     verify_seconds: float
@@ -58,16 +61,29 @@ class DraftInput(NamedTuple):
 
 
 class DraftOutput(NamedTuple):
-    """The next drafts, and what they were drawn from."""
+    """The next drafts, and what they were drawn from or may be chosen from."""
 
     drafts: Int64  # [n, D]; -1: no more drafts in this row
-    next_candidate_ids: Int64  # [n, D, k]; D is 1 if all are greedy
+    next_candidate_ids: Int64  # [n, D, k], best first; D is 1 if none are wanted
+    # [n, D, k]; [n, D, k * k] where a candidate's probability depends on the one taken before
     next_candidate_probs: Float32
     draft_seconds: float
 
 
+class Checked(NamedTuple):
+    """What of `VerifyOutput` the loop needs, when the drafter does not run."""
+
+    results: Int64
+    logprobs: Float32
+    logprob_ids: Int64
+    verify_seconds: float
+
+
 class RoundOutput(NamedTuple):
-    """What a round returns to the loop: tokens and figures, never features."""
+    """What a round returns to the loop: tokens and figures, never features.
+
+    The fields of `Checked`, then those of `DraftOutput`.
+    """
 
     results: Int64
     logprobs: Float32
@@ -89,6 +105,12 @@ RunRound = Callable[[VerifyInput], RoundOutput]
 def no_rules(n: int) -> tuple[Bytes, Float64, Int64]:
     """Rules, uniforms and history of n plain greedy rows."""
     return np.full(n, b"", object), np.zeros((n, 1)), np.full((n, 1), NO_HISTORY)
+
+
+@lru_cache(maxsize=256)
+def chains(n: int) -> Int64:
+    """Parents of n rows that are chains."""
+    return np.zeros((n, 1), np.int64)
 
 
 @lru_cache(maxsize=256)

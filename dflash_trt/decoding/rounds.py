@@ -4,18 +4,20 @@ Few array operations: after an engine call they run cold, and a small model's ro
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.decoding.acceptance import accept_by_rules, accept_greedy
+from dflash_trt.decoding.acceptance import accept_by_rules, accept_greedy, accept_tree
+from dflash_trt.decoding.held import Held
 from dflash_trt.decoding.logprobs import committed_logprobs, no_logprobs
 from dflash_trt.decoding.messages import (
     NO_DRAFT,
     DraftInput,
     DraftOutput,
+    Float32,
     Int64,
     RoundOutput,
     RunRound,
@@ -26,44 +28,84 @@ from dflash_trt.decoding.messages import (
 from dflash_trt.decoding.path import best_path, draw_path
 from dflash_trt.decoding.rules import decode
 from dflash_trt.decoding.sampling import propose
+from dflash_trt.decoding.tree import ancestors, depths
 from dflash_trt.engines.step import Engine
 
 
-def verify(engine: Engine, x: VerifyInput) -> VerifyOutput:
-    """Run the target over the tokens, write their KV rows and decide how many drafts are kept."""
+def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOutput:
+    """Run the target over the tokens, write their KV rows and decide how many drafts are kept.
+
+    held: where features stay while no drafts are wanted.
+    """
     start = time.perf_counter()
-    first_row, _, *moves = x.batch.tolist()
+    first_row, _, _, *moves = x.batch.tolist()
     _move_rows(engine, moves)
     n, width = x.tokens.shape
     lengths, forced, places, _ = zip(*x.rows.tolist(), strict=True)
+    trees = x.parents.tolist() if x.parents.shape[1] > 1 else []
     scored = _scored_rows(forced, lengths, width)
     visible = _visible(engine, max(places) + width)
     step = engine.step(first_row, n, width, visible, len(scored))
     step.inputs["tokens"][:] = x.tokens
-    step.inputs["positions"][:] = [range(place, place + width) for place in places]
+    positions = [range(place, place + width) for place in places]
+    if trees:
+        positions = [
+            [place + depth for depth in depths(tuple(parents))]
+            for place, parents in zip(places, trees, strict=True)
+        ]
+    step.inputs["positions"][:] = positions
     step.inputs["write_index"][:] = places
     step.inputs["head_rows"][:] = scored
     mask = step.inputs["mask"]
     mask[:] = False
     for i, place in enumerate(places):
         mask[i, :, :, :place] = True
-        mask[i, :, :, place : place + width] = _causal(width)
+        seen = ancestors(tuple(trees[i])) if trees else _causal(width)
+        mask[i, :, :, place : place + width] = seen
     step.run()
     outputs = step.outputs
     own = outputs["top_ids"].reshape(n, -1).tolist()
-    ruled = [i for i, rules in enumerate(x.rules.tolist()) if rules]
-    results = [
-        accept_greedy(line[forced[i] : lengths[i]], own[i])
-        for i, line in enumerate(x.tokens.tolist())
-    ]
+    features, logits = outputs["features"], None
     logprobs, ids = no_logprobs(n)
-    if ruled:
+    if trees or any(x.rules.tolist()):
         logits = outputs["logits"].reshape(n, len(own[0]), -1)
-        for i in ruled:
-            results[i] = accept_by_rules(x, i, logits[i])
-        logprobs, ids = committed_logprobs(x, results, logits)
-    features = outputs["features"]
+        kept = [_kept(x, i, own[i], logits[i]) for i in range(n)]
+        results = [[-1 if path is None else len(path), token] for path, token in kept]
+        logprobs, ids = committed_logprobs(x, [(path or (), token) for path, token in kept], logits)
+        if trees:
+            most = max(accepted for accepted, _ in results)
+            for i, (path, _) in enumerate(kept):
+                path = list(path or ())
+                _keep(engine, first_row + i, places[i], path, features[i])
+                results[i] += path + [0] * (most - len(path))
+    else:
+        results = [
+            [*accept_greedy(line[forced[i] : lengths[i]], own[i])]
+            for i, line in enumerate(x.tokens.tolist())
+        ]
+    older = [0] * n
+    if held is not None:
+        features, older = held.pass_on(x, [accepted for accepted, *_ in results], features)
+    for result, count in zip(results, older, strict=True):
+        result.insert(2, count)
     return VerifyOutput(np.array(results), features, logprobs, ids, time.perf_counter() - start)
+
+
+def _kept(
+    x: VerifyInput, i: int, own: Sequence[int], logits: Float32
+) -> tuple[Sequence[int] | None, int]:
+    """See `acceptance.accept_by_rules`; None: the row failed, which hurts it alone."""
+    try:
+        return accept_by_rules(x, i, logits) if x.rules[i] else accept_tree(x, i, own)
+    except FloatingPointError:
+        return None, 0
+
+
+def _keep(engine: Engine, row: int, place: int, path: list[int], features: Float32) -> None:
+    """What was kept of a tree moves to the front, behind the anchor."""
+    if path != list(range(1, len(path) + 1)):
+        engine.keep_tokens(row, place + 1, [node - 1 for node in path])
+        features[1 : 1 + len(path)] = features[path]
 
 
 def draft(engine: Engine, x: DraftInput) -> DraftOutput:
@@ -73,37 +115,41 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     round's features overwrite them.
     """
     start = time.perf_counter()
-    first_row, wanted, *moves = x.batch.tolist()
+    first_row, wanted, candidates, *moves = x.batch.tolist()
     _move_rows(engine, moves)
     n, width = x.features.shape[:2]
-    rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
-    # the whole block is filled even if fewer drafts are asked for: they are better that way
-    depths = [
-        min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
-        for (_, _, _, budget), (accepted, _) in zip(rows, results, strict=True)
-    ]
-    if not any(depths) and all(budget for _, _, _, budget in rows):  # all end with this round
+    if not wanted:  # the features are held back
         return no_drafts(n)
-    deepest = max(1, *depths)
+    rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
+    older: list[int] = x.results[:, 2].tolist()
+    # the whole block is filled even if fewer drafts are asked for: they are better that way
+    lengths = [
+        min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
+        for (_, _, _, budget), (accepted, *_) in zip(rows, results, strict=True)
+    ]
+    if not any(lengths) and all(budget for _, _, _, budget in rows):  # all end with this round
+        return no_drafts(n)
+    deepest = max(1, *lengths)
     depth = min(deepest, wanted)
     first = 0 if engine.info.sample_from_anchor else 1  # which row of a block is the first draft's
     size = first + deepest
-    end = max(place for _, _, place, _ in rows) + width + size
+    starts = [place - count for (_, _, place, _), count in zip(rows, older, strict=True)]
+    end = max(starts) + width + size
     step = engine.step(first_row, n, size, _visible(engine, end), n * depth, context=width)
     block, positions, mask = [], [], step.inputs["mask"]
     mask[:] = False
-    for i, (_, forced, place, _) in enumerate(rows):
-        accepted, token = results[i]
+    for i, ((_, forced, place, _), start_at) in enumerate(zip(rows, starts, strict=True)):
+        accepted, token, *_ = results[i]
         anchor = place + forced + max(accepted, 0)
         block.append([token] + [mask_token] * (size - 1))
-        positions.append([*range(place, place + width), *range(anchor, anchor + size)])
+        positions.append([*range(start_at, start_at + width), *range(anchor, anchor + size)])
         mask[i, :, :, :anchor] = True
         # the block's keys stand behind the features'; a row near its end sees fewer masks than the
         # batch has, as if it were alone
-        mask[i, :, :, place + width : place + width + first + depths[i]] = True
+        mask[i, :, :, start_at + width : start_at + width + first + lengths[i]] = True
     step.inputs["block"][:] = block
     step.inputs["positions"][:] = positions
-    step.inputs["write_index"][:] = x.rows[:, 2]
+    step.inputs["write_index"][:] = starts
     step.inputs["features"][:] = x.features
     step.inputs["head_rows"][:] = _draft_rows(n, size, first, depth)
     step.run()
@@ -112,6 +158,11 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     pairs = outputs.get("pair_scores")
     if pairs is not None:
         pairs = pairs.reshape(*ids.shape, -1)
+    if candidates:
+        best = outputs["top_logits"].reshape(n, depth, -1) if pairs is None else pairs
+        probs = _probabilities(best, candidates).reshape(n, depth, -1)
+        ids = ids[:, :, :candidates].copy()
+        return DraftOutput(ids[:, :, 0], ids, probs, time.perf_counter() - start)
     rules = x.rules.tolist()
     samplings = [decode(each).sampling for each in rules] if any(rules) else []
     if not any(sampling.temperature for sampling in samplings):
@@ -140,18 +191,19 @@ Propose = Callable[[VerifyInput, VerifyOutput], DraftOutput]
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
     """Rounds on engines of this process; without a drafter the target decodes alone."""
+    held = None if drafter is None else Held()
 
     def propose(x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
         return draft(drafter, draft_input(x, checked)) if drafter else no_drafts(len(x.rows))
 
-    return rounds_with(target, propose)
+    return rounds_with(target, propose, held)
 
 
-def rounds_with(target: Engine, propose: Propose) -> RunRound:
-    """Rounds on a target of this process and whatever drafts for it."""
+def rounds_with(target: Engine, propose: Propose, held: Held | None = None) -> RunRound:
+    """Rounds on a target of this process and whatever drafts for it; held: see `verify`."""
 
     def run(x: VerifyInput) -> RoundOutput:
-        checked = verify(target, x)
+        checked = verify(target, x, held)
         drafted = propose(x, checked)
         return RoundOutput(
             checked.results,
@@ -176,6 +228,18 @@ def no_drafts(n: int) -> DraftOutput:
     """Of a target that decodes alone, or of rows that are still being prefilled."""
     # one column, so that no tensor of the ensemble is ever empty
     return DraftOutput(np.full((n, 1), NO_DRAFT), *no_candidates(n), 0.0)
+
+
+def _probabilities(logits: Float32, candidates: int) -> Float32:
+    """Of the first candidates, from the logits `[..., k]` of the best ones, at temperature 1.
+
+    `[..., k, k]`, of pairs, keep their second axis up to `candidates` too.
+    """
+    if logits.ndim == 4:
+        logits = logits[:, :, :candidates]
+    probs: Float32 = np.exp(logits - logits.max(-1, keepdims=True))
+    probs /= probs.sum(-1, keepdims=True)
+    return probs[..., :candidates]
 
 
 @lru_cache(maxsize=64)

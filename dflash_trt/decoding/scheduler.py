@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.messages import (
     NO_DRAFT,
@@ -14,11 +13,16 @@ from dflash_trt.decoding.messages import (
     RoundOutput,
     RunRound,
     VerifyInput,
+    chains,
     no_candidates,
     no_rules,
 )
+from dflash_trt.decoding.policy import Policy, Proposal, Row
+from dflash_trt.decoding.proposals import Proposer
 from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.engines.info import HELD, MOST_VERIFIED
+from dflash_trt.decoding.tree import depths
 from dflash_trt.errors import RequestError
 
 
@@ -30,7 +34,8 @@ class StepReport:
     verify: float
     draft: float
     prompt_tokens: int = 0  # of a prompt chunk
-    sequences: list[tuple[int, int]] = field(default_factory=list)  # of a round: drafted, accepted
+    sequences: list[tuple[int, int, int]] = field(default_factory=list)  # see `Metrics.drafted`
+    choices: list[str] = field(default_factory=list)  # what was verified of each: see `_choice`
 
 
 class Scheduler:
@@ -47,22 +52,25 @@ class Scheduler:
         slots: int,
         max_seq_len: int,
         prefill_chunk: int,
-        draft_length: DraftLength,
+        policy: Policy,
+        proposer: Proposer | None = None,
         line: Line | None = None,
         first_row: int = 0,
     ) -> None:
+        """proposer: makes the offers of an adaptive policy; a fixed one takes what was drafted."""
         self._run_round = run_round
         self._slots = slots
         self._max_seq_len = max_seq_len
         self._prefill_chunk = prefill_chunk
-        self._draft_length = draft_length
+        self._policy = policy
+        self._proposer = proposer
         self._line = Line() if line is None else line
         self._first_row = first_row
         self._decoding: list[Sequence] = []
         self._prefilling: Sequence | None = None
         self._moves: list[int] = []  # from, to, from, to ..
         self._prefilled_last = False
-        self._draft_tokens = 0  # asked for in the last step
+        self._wanted = 0  # drafts, in the last step
         self.report: StepReport | None = None  # of the last call of `step`; None: nothing to do
 
     @property
@@ -125,50 +133,77 @@ class Scheduler:
         last = sequence.position + len(chunk) == len(prompt)
         budget = sequence.budget if last else 0
         rows = [[len(chunk), len(chunk), sequence.position, budget]]
-        output, report = self._run([sequence], len(self._decoding), rows, [list(chunk)])
+        drawn = bool(sequence.request.sampling.temperature)
+        draft = sequence.held + len(chunk) > HELD or self._policy.prefill(self.active, drawn)
+        lines = [list(chunk)]
+        output, report = self._run([sequence], len(self._decoding), rows, lines, chains(1), draft)
         report.prompt_tokens = len(chunk)
         sequence.position += len(chunk)
+        sequence.held = 0 if draft else sequence.held + len(chunk)
         if not last:
             return []
         self._prefilling = None
         self._decoding.append(sequence)
-        self._take([sequence], output, report)
+        self._take([sequence], [None], output, report)
         return [sequence]
 
     def _round(self) -> list[Sequence]:
         sequences = list(self._decoding)
-        tokens = [[sequence.tokens[-1], *sequence.drafts] for sequence in sequences]
+        context = sum(sequence.position for sequence in sequences) // len(sequences)
+        most_held = max(sequence.held for sequence in sequences)
+        if self._proposer is not None:
+            offers = self._proposer.rows(sequences, context)
+        else:
+            offers = [_as_drafted(sequence) for sequence in sequences]
+        room = max(MOST_VERIFIED, self._policy.draft_tokens + 1)
+        choice = self._policy.choose(offers, context, feed=most_held > HELD - room)
+        width = choice.width
+        tokens, parents = [], []
+        for sequence, proposal in zip(sequences, choice.taken, strict=True):
+            sequence.drafts = [*proposal.tokens] if proposal else []
+            tokens.append([sequence.tokens[-1], *sequence.drafts])
+            above = [0, *proposal.parents] if proposal else [0]
+            parents.append(above + [0] * (width + 1 - len(above)))
         rows = [
             [len(line), 1, sequence.position, sequence.budget]
             for sequence, line in zip(sequences, tokens, strict=True)
         ]
-        self._take(sequences, *self._run(sequences, 0, rows, tokens))
+        is_tree = any(proposal and not proposal.is_chain for proposal in choice.taken)
+        shape = np.array(parents) if is_tree else chains(len(sequences))
+        output, report = self._run(sequences, 0, rows, tokens, shape, choice.draft)
+        self._take(sequences, choice.taken, output, report)
         return sequences
 
     def _run(
-        self, sequences: Seq[Sequence], row: int, rows: list[list[int]], tokens: list[list[int]]
+        self,
+        sequences: Seq[Sequence],
+        row: int,
+        rows: list[list[int]],
+        tokens: list[list[int]],
+        parents: Int64,
+        draft: bool,
     ) -> tuple[RoundOutput, StepReport]:
         n, width = len(tokens), max(map(len, tokens))
-        drawing = [i for i, s in enumerate(sequences) if s.request.sampling.temperature]
-        # sampled text depends on where rounds begin: a fixed length lets a seed repeat it
-        longest = self._draft_length.longest
-        self._draft_tokens = longest if drawing else self._draft_length.choose(n)
+        self._wanted = self._policy.draft_tokens if draft else 0
         rules, uniforms, history = no_rules(n)
         if any(sequence.rules for sequence in sequences):
             rules = np.array([sequence.rules for sequence in sequences], object)
             history = _history(sequences)
         ids, probs = no_candidates(n)
-        if drawing:
-            uniforms = np.zeros((n, 2 * longest + 1))
+        drawing = [i for i, s in enumerate(sequences) if s.request.sampling.temperature]
+        if drawing and not self._policy.coupled:
+            uniforms = np.zeros((n, 2 * self._policy.draft_tokens + 1))
             for i in drawing:
                 sequences[i].random.random(out=uniforms[i])
             ids, probs = _candidates(sequences)
-        batch = [self._first_row + row, self._draft_tokens, *self._moves]
+        candidates = self._proposer.candidates if self._proposer else 0
+        batch = [self._first_row + row, self._wanted, candidates, *self._moves]
         self._moves = []
         x = VerifyInput(
             batch=np.array(batch),
             rows=np.array(rows),
             tokens=np.array([line + [0] * (width - len(line)) for line in tokens]),
+            parents=parents,
             rules=rules,
             uniforms=uniforms,
             history=history,
@@ -184,41 +219,55 @@ class Scheduler:
         )
         return output, self.report
 
-    def _take(self, sequences: Seq[Sequence], output: RoundOutput, report: StepReport) -> None:
+    def _take(
+        self,
+        sequences: Seq[Sequence],
+        taken: Seq[Proposal | None],
+        output: RoundOutput,
+        report: StepReport,
+    ) -> None:
         """Commit what a step says of its sequences and keep their next drafts."""
         drafts = output.drafts.tolist()
-        for i, (accepted, token) in enumerate(output.results.tolist()):
-            sequence = sequences[i]
+        for i, (accepted, token, _, *path) in enumerate(output.results.tolist()):
+            sequence, proposal = sequences[i], taken[i]
             if accepted < 0:
                 sequence.finish_reason = "error"
                 self._release(sequence)
                 continue
             first = not sequence.tokens
-            taken = sequence.commit([*sequence.drafts[:accepted], token])
+            kept = sequence.drafts[:accepted]
+            if path:
+                kept = [sequence.drafts[node - 1] for node in path[:accepted]]
+            committed = sequence.commit([*kept, token])
             if sequence.request.sampling.logprobs is not None:
                 asked = 1 + sequence.request.sampling.logprobs
-                sequence.logprobs += output.logprobs[i, :taken, :asked].tolist()
-                sequence.logprob_ids += output.logprob_ids[i, :taken, :asked].tolist()
+                sequence.logprobs += output.logprobs[i, :committed, :asked].tolist()
+                sequence.logprob_ids += output.logprob_ids[i, :committed, :asked].tolist()
             if not first:
                 sequence.position += accepted + 1
+                sequence.held = 0 if self._wanted else sequence.held + accepted + 1
                 sequence.drafted += len(sequence.drafts)
-                sequence.accepted += min(accepted, taken)
-                sequence.committed_per_round.append(taken)
-                report.sequences.append((len(sequence.drafts), accepted))
-                if sequence.drafts:
-                    self._draft_length.observe(len(sequence.drafts), accepted)
+                sequence.accepted += min(accepted, committed)
+                sequence.committed_per_round.append(committed)
+                report.sequences.append((len(sequence.drafts), _deepest(proposal), accepted))
+                report.choices.append(_choice(proposal))
+                if proposal is not None:
+                    self._policy.observe(proposal, accepted)
             if sequence.finish_reason is not None:
                 self._release(sequence)
                 continue
+            if self._proposer is not None:
+                self._proposer.observe(sequence, committed)
             # the target adds a token of its own
-            count = min(sequence.budget - 1, self._draft_tokens)
+            count = min(sequence.budget - 1, self._wanted)
             sequence.drafts = drafts[i][:count]
             if NO_DRAFT in sequence.drafts:
                 count = sequence.drafts.index(NO_DRAFT)
                 del sequence.drafts[count:]
-            if sequence.request.sampling.temperature:
-                sequence.candidate_ids = output.next_candidate_ids[i, :count]
-                sequence.candidate_probs = output.next_candidate_probs[i, :count]
+            sequence.candidates = None
+            if count and (self._proposer is not None or sequence.request.sampling.temperature):
+                ids, probs = output.next_candidate_ids[i], output.next_candidate_probs[i]
+                sequence.candidates = ids[:count], probs[:count]
 
     def _release(self, sequence: Sequence) -> None:
         """Free a row: the last decoding sequence moves into it, the prefilling one moves up."""
@@ -256,15 +305,31 @@ def _history(sequences: Seq[Sequence]) -> Int64:
     return np.array([line + [NO_HISTORY] * (longest - len(line)) for line in lines])
 
 
+def _as_drafted(sequence: Sequence) -> Row:
+    """The whole chain that came back from the last round."""
+    chain = Proposal("drafter", sequence.drafts, range(len(sequence.drafts)), ())
+    return Row([chain] if sequence.drafts else [], bool(sequence.request.sampling.temperature))
+
+
+def _deepest(proposal: Proposal | None) -> int:
+    return max(depths(tuple(proposal.parents))) if proposal else 0
+
+
+def _choice(proposal: Proposal | None) -> str:
+    """As metrics count it: plain, chain, tree or lookup."""
+    if proposal is None or proposal.source == "lookup":
+        return "lookup" if proposal else "plain"
+    return "chain" if proposal.is_chain else "tree"
+
+
 def _candidates(sequences: Seq[Sequence]) -> tuple[Int64, Float32]:
     """Candidate ids and probabilities `[n, D, k]`, zeros where a row has none or fewer."""
-    known = [s.candidate_ids.shape for s in sequences if s.candidate_ids is not None]
+    known = [s.candidates[0].shape for s in sequences if s.candidates is not None]
     if not known:
         return no_candidates(len(sequences))
     shape = (len(sequences), *(max(sizes) for sizes in zip(*known, strict=True)))
     ids, probs = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     for i, s in enumerate(sequences):
-        if s.candidate_ids is not None and s.candidate_probs is not None:
-            ids[i, : len(s.candidate_ids)] = s.candidate_ids
-            probs[i, : len(s.candidate_ids)] = s.candidate_probs
+        if s.candidates is not None:
+            ids[i, : len(s.candidates[0])], probs[i, : len(s.candidates[0])] = s.candidates
     return ids, probs

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from dflash_trt.decoding.lookup import Suffixes
 from dflash_trt.decoding.rules import Rules, encode
 from dflash_trt.decoding.sampling import Float32, Int64, Sampling
 
@@ -41,8 +42,10 @@ class Sequence:
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
     drafts: list[int] = field(default_factory=list)  # to be verified next
-    candidate_ids: Int64 | None = None  # [D, k], what the drafts were drawn from
-    candidate_probs: Float32 | None = None
+    # of the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
+    candidates: tuple[Int64, Float32] | None = None
+    suffixes: Suffixes | None = None  # of all tokens, once something was looked up
+    held: int = 0  # tokens in the target's KV cache that the drafter has not seen
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
     dropped: bool = False  # nobody waits for it any more

@@ -8,10 +8,12 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from dflash_trt.decoding.draft_length import DraftLength, measure
+from dflash_trt.decoding.costs import Costs, costs_of
 from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.proposals import strategy
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.serving.front import INTERNAL, UNAVAILABLE, Report
@@ -20,6 +22,7 @@ from dflash_trt.serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
+WAIT_LOADED = 0.2  # seconds between two looks at whether the models are there
 IDLE = 0.5  # seconds after which an idle thread looks again
 GROUPS_FROM = 8  # active sequences from which two groups of rows are quicker than one
 
@@ -41,11 +44,15 @@ class _Group:
 class Groups:
     """A `front.Decoder` over `run_round`."""
 
-    def __init__(self, settings: Settings, run_round: RunRound, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, engines: Path, run_round: RunRound, metrics: Metrics
+    ) -> None:
+        """engines: the directory with those of both models."""
+        self._engines = engines
         self._settings = settings
         self._run_round = run_round
         self._metrics = metrics
-        self._draft_length = DraftLength(settings.block_size, settings.draft_tokens)
+        self._costs: Costs | None = None
         self._measured = threading.Event()
         self._closing = False
         self._changed = threading.Condition()  # guards _closing; told of new work
@@ -75,17 +82,21 @@ class Groups:
             group.thread.join(timeout)
 
     def _new_scheduler(self, first_row: int, rows: int) -> Scheduler:
+        settings = self._settings
+        policy, proposer = strategy(settings.speculation, settings.block_size, self._costs)
         return Scheduler(
             self._run_round,
             slots=rows,
-            max_seq_len=self._settings.max_seq_len,
-            prefill_chunk=self._settings.prefill_chunk,
-            draft_length=self._draft_length,
+            max_seq_len=settings.max_seq_len,
+            prefill_chunk=settings.prefill_chunk,
+            policy=policy,
+            proposer=proposer,
             line=self._line,
             first_row=first_row,
         )
 
     def _run(self, group: _Group) -> None:
+        self._prepare(group)
         while not self._closing:
             with self._changed:
                 self._changed.wait_for(
@@ -98,7 +109,6 @@ class Groups:
                     self._give_up(group, error)
 
     def _step(self, group: _Group) -> None:
-        self._measure_costs(group)
         scheduler = group.scheduler
         for sequence in scheduler.sequences:
             if sequence.dropped:
@@ -124,6 +134,7 @@ class Groups:
                 hop=report.round_trip - report.verify - report.draft,
                 scheduler=seconds - report.round_trip,
                 sequences=report.sequences,
+                choices=report.choices,
             )
         schedulers = [group.scheduler for group in self._groups]
         self._metrics.state(
@@ -147,14 +158,24 @@ class Groups:
             return sizes[0] < GROUPS_FROM // 2 or sizes[0] <= sizes[1]
         return sizes[0] >= GROUPS_FROM // 2 and sizes[1] < sizes[0]
 
-    def _measure_costs(self, group: _Group) -> None:
-        """Once, before the first round: earlier, the models that run a round are not loaded."""
-        if self._measured.is_set():
-            return
+    def _prepare(self, group: _Group) -> None:
+        """Measure what rounds cost, as soon as the models that run them are loaded."""
         if group is not self._groups[0]:
             self._measured.wait()
-        elif self._draft_length.needs_costs:
-            measure(self._run_round, self._draft_length, self._settings.block_size, group.rows)
+        while not self._measured.is_set() and not self._closing:
+            try:
+                self._measure_costs()
+            except EngineGoneError:
+                time.sleep(WAIT_LOADED)
+            except Exception:
+                log.exception("steps cannot be measured; the draft length stays fixed")
+                self._measured.set()
+        group.scheduler = self._new_scheduler(group.first_row, group.rows)
+
+    def _measure_costs(self) -> None:
+        if self._settings.speculation.policy == "adaptive":
+            self._costs = costs_of(self._engines, self._settings.mode, self._run_round)
+            self._metrics.costs(self._costs)
         self._measured.set()
 
     def _give_up(self, group: _Group, error: Exception) -> None:
@@ -168,7 +189,6 @@ class Groups:
         for sequence in sequences:
             sequence.finish_reason = "error"
             self._report(sequence, code, message)
-        self._measured.set()
 
 
 def _row_groups(settings: Settings) -> list[tuple[int, int]]:

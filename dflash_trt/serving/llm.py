@@ -196,7 +196,7 @@ class TensorRTLLM:
             accepted[-1] += sequence.accepted - sum(accepted)
         left, rounds = sequence.drafted, []
         for count in accepted:  # all rounds draft alike, but for the last
-            rounds.append((min(self._drafts, left), count))
+            rounds.append((min(self._drafts, left),) * 2 + (count,))
             left -= rounds[-1][0]
         self._metrics.drafted(rounds)
 

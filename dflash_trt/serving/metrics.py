@@ -23,6 +23,7 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 TALLY = "histogram as counters"  # for values by the thousand a second: see docs/metrics.md
 
 PHASES = ("verify", "draft", "hop", "scheduler")
+VERIFIED = ("plain", "chain", "tree", "lookup")  # nothing drafted, or what kind of drafts
 REASONS = ("stop", "length", "cancelled", "error", "refused")
 
 DRAFT_TOKENS = "trtllm_spec_decode_num_draft_tokens_total"
@@ -31,6 +32,7 @@ DRAFTED_AT = "trtllm_spec_decode_drafted_tokens_total"
 ACCEPTED_AT = "trtllm_spec_decode_accepted_tokens_total"
 ACCEPTANCE_LENGTH = "dflash_acceptance_length"
 ROUNDS = "dflash_rounds_total"
+CHOICES = "dflash_choices_total"
 ROUND_SECONDS = "dflash_round_seconds_total"
 PROMPT_TOKENS = "trtllm_prompt_tokens_total"
 PREFILL_SECONDS = "dflash_prefill_seconds_total"
@@ -42,7 +44,7 @@ REQUESTS = "dflash_requests_total"
 ACTIVE = "trtllm_num_requests_running"
 WAITING = "trtllm_num_requests_waiting"
 KV_ROWS = "dflash_kv_rows_used"
-OF_ROUNDS = (ROUNDS, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS)  # only who runs the rounds knows
+OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS)  # only who runs the rounds knows
 
 WAITS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -74,13 +76,13 @@ class Family:
     buckets: tuple[float, ...] = ()
 
 
-def families(block_size: int, rounds: bool = True) -> tuple[Family, ...]:
-    """All metrics of a server whose drafter has blocks of `block_size` tokens.
+def families(most_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
+    """All metrics of a server whose rounds verify at most `most_drafts` drafts of a sequence.
 
     rounds: whether it runs the rounds itself; False: without `OF_ROUNDS`.
     """
-    positions = ("token_position", tuple(map(str, range(block_size - 1))))
-    lengths = tuple(map(float, range(1, block_size + 1)))
+    positions = ("token_position", tuple(map(str, range(most_drafts))))
+    lengths = tuple(map(float, range(1, most_drafts + 2)))
     table = (
         Family(DRAFT_TOKENS, COUNTER, "tokens", "Draft tokens proposed"),
         Family(ACCEPTED_TOKENS, COUNTER, "tokens", "Draft tokens accepted"),
@@ -94,6 +96,14 @@ def families(block_size: int, rounds: bool = True) -> tuple[Family, ...]:
             buckets=lengths,
         ),
         Family(ROUNDS, COUNTER, "rounds", "Rounds of verify and draft, each of all sequences"),
+        Family(
+            CHOICES,
+            COUNTER,
+            "rounds",
+            "Rounds of single sequences, by what was verified",
+            "verified",
+            VERIFIED,
+        ),
         Family(ROUND_SECONDS, COUNTER, "seconds", "Time in rounds, by phase", "phase", PHASES),
         Family(PROMPT_TOKENS, COUNTER, "tokens", "Prompt tokens processed"),
         Family(PREFILL_SECONDS, COUNTER, "seconds", "Time in prompt chunks"),
@@ -151,10 +161,10 @@ class Metrics:
     No method waits for Triton. Metrics that cannot be sent are given up, with a log entry.
     """
 
-    def __init__(self, sink: Sink, block_size: int, rounds: bool = True) -> None:
+    def __init__(self, sink: Sink, most_drafts: int, rounds: bool = True) -> None:
         """rounds: see `families`."""
         self._sink = sink
-        self._families = families(block_size, rounds)
+        self._families = families(most_drafts, rounds)
         self._pending = _Pending()
         self._lock = threading.Lock()  # of _pending; held for additions only, never for a send
         self._closing = threading.Event()
@@ -168,17 +178,20 @@ class Metrics:
         draft: float,
         hop: float,
         scheduler: float,
-        sequences: Sequence[tuple[int, int]],
+        sequences: Sequence[tuple[int, int, int]],
+        choices: Sequence[str],
     ) -> None:
-        """One round; sequences: see `drafted`."""
+        """One round; sequences: see `drafted`; choices: what was verified of each."""
         self.drafted(sequences)
         with self._lock:
+            for choice in choices:
+                self._pending.add(CHOICES, 1, choice)
             self._pending.add(ROUNDS, 1)
             for phase, seconds in zip(PHASES, (verify, draft, hop, scheduler), strict=True):
                 self._pending.add(ROUND_SECONDS, seconds, phase)
 
-    def drafted(self, sequences: Sequence[tuple[int, int]]) -> None:
-        """Each sequence's draft tokens in a round: how many proposed and accepted."""
+    def drafted(self, sequences: Sequence[tuple[int, int, int]]) -> None:
+        """Each sequence's drafts in a round: how many, how deep a tree of them, how many kept."""
         with self._lock:
             self._pending.acceptance.update(sequences)
 
@@ -275,11 +288,11 @@ class _Series:
     def send(self, pending: _Pending) -> None:
         """Hands everything over: as many calls as series have changed, and two per request."""
         lengths = _Tally(self._lengths)
-        for (drafted, accepted), times in pending.acceptance.items():
+        for (drafted, deepest, accepted), times in pending.acceptance.items():
             lengths.add(accepted + 1, times)
             pending.add(DRAFT_TOKENS, drafted * times)
             pending.add(ACCEPTED_TOKENS, accepted * times)
-            for position in range(drafted):
+            for position in range(deepest):
                 pending.add(DRAFTED_AT, times, str(position))
             for position in range(accepted):
                 pending.add(ACCEPTED_AT, times, str(position))

@@ -48,7 +48,7 @@ def write_repository(
         max_seq_len=max_seq_len,
         prefill_chunk=config.serving.prefill_chunk,
         block_size=drafter.block_size,
-        draft_tokens=config.speculation.draft_tokens,
+        speculation=config.speculation,
     )
     parameters = {
         "dflash": settings.to_parameters(),

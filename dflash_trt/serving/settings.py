@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dflash_trt.config.build import Speculation
+from dflash_trt.engines.info import most_verified
+from dflash_trt.engines.tensorrt_llm.info import KIND
+
 # the request parameter by which a client asks for "CODE: message" errors: in a gRPC stream errors
 # have no code of their own
 CODED_ERRORS = "coded_errors"
@@ -20,8 +24,15 @@ class Settings:
     max_seq_len: int
     prefill_chunk: int
     block_size: int
-    draft_tokens: int | None  # None: chosen by measured cost
+    speculation: Speculation
     mode: str  # "ensemble", "in_process" or "tensorrt_llm"
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a sequence in a round."""
+        if self.speculation.policy == "fixed" or self.mode == KIND:
+            return self.block_size - 1
+        return most_verified(self.block_size) - 1
 
     def to_parameters(self) -> dict[str, str]:
         """As strings, all that Triton's parameters can hold."""
@@ -31,19 +42,18 @@ class Settings:
             "engines": self.engines,
             "mode": self.mode,
             "eos_token_ids": " ".join(map(str, sorted(self.eos_token_ids))),
-            "draft_tokens": "auto" if self.draft_tokens is None else str(self.draft_tokens),
+            "speculation": self.speculation.model_dump_json(),
             **{name: str(getattr(self, name)) for name in numbers},
         }
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> "Settings":
-        draft_tokens = parameters["draft_tokens"]
         return cls(
             tokenizer=parameters["tokenizer"],
             engines=parameters["engines"],
             mode=parameters["mode"],
             eos_token_ids=frozenset(map(int, parameters["eos_token_ids"].split())),
-            draft_tokens=None if draft_tokens == "auto" else int(draft_tokens),
+            speculation=Speculation.model_validate_json(parameters["speculation"]),
             slots=int(parameters["slots"]),
             max_queue=int(parameters["max_queue"]),
             max_seq_len=int(parameters["max_seq_len"]),

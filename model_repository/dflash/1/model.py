@@ -6,7 +6,8 @@ from pathlib import Path
 import triton_python_backend_utils as pb
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
-from dflash_trt.decoding.messages import RoundOutput
+from dflash_trt.decoding.messages import Checked, RoundOutput
+from dflash_trt.decoding.rounds import in_process, no_drafts
 from dflash_trt.engines.tensorrt_llm.info import KIND, read_llm_args
 from dflash_trt.serving import llm
 from dflash_trt.serving.chat import load_chat_template
@@ -29,7 +30,7 @@ class TritonPythonModel:
             said |= llm.limits(read_llm_args(engines / KIND))
         settings = Settings.from_parameters(said)
         tokenizer = here / settings.tokenizer
-        self.metrics = Metrics(pb, settings.block_size, rounds=settings.mode != KIND)
+        self.metrics = Metrics(pb, settings.most_drafts, rounds=settings.mode != KIND)
         self.front = Front(
             settings,
             load_tokenizer(tokenizer),
@@ -54,19 +55,20 @@ def decoder(settings, engines, metrics):
     if settings.mode == KIND:
         return llm.TensorRTLLM(settings, read_llm_args(engines / KIND), metrics)
     if settings.mode == "ensemble":
-        return Groups(settings, call_ensemble, metrics)
-    from dflash_trt.decoding.rounds import in_process  # noqa: PLC0415
+        return Groups(settings, engines, call_ensemble, metrics)
     from dflash_trt.engines.load import load_engine  # noqa: PLC0415
 
     target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
-    return Groups(settings, in_process(target, drafter), metrics)
+    return Groups(settings, engines, in_process(target, drafter), metrics)
 
 
 def call_ensemble(verify_input):
-    """One round of all active sequences: one call of the ensemble verify -> draft."""
+    """One round of all active sequences: the ensemble verify -> draft, or verify alone."""
+    drafting = verify_input.batch[1] > 0
+    output = RoundOutput if drafting else Checked
     request = pb.InferenceRequest(
-        model_name="draft_verify",
-        requested_output_names=list(RoundOutput._fields),
+        model_name="draft_verify" if drafting else "verify",
+        requested_output_names=list(output._fields),
         inputs=to_tensors(verify_input._asdict()),
     )
     response = request.exec()
@@ -74,7 +76,8 @@ def call_ensemble(verify_input):
         message = response.error().message()
         gone = "not healthy" in message or "not ready" in message or "unknown model" in message
         raise (EngineGoneError if gone else RuntimeError)(message)
-    return from_response(RoundOutput, response)
+    found = from_response(output, response)
+    return found if drafting else RoundOutput(*found, *no_drafts(len(verify_input.rows)))
 
 
 class Reply:

@@ -1,5 +1,8 @@
 """The target's step of a round, as a Triton model. The work is in dflash_trt.decoding.rounds."""
 
+from functools import partial
+
+from dflash_trt.decoding.held import Held
 from dflash_trt.decoding.messages import VerifyInput
 from dflash_trt.decoding.rounds import verify
 from dflash_trt.engines.load import load_engine
@@ -7,4 +10,5 @@ from dflash_trt.serving.step import EngineStep
 
 
 class TritonPythonModel(EngineStep):
-    load, step, input_type = load_engine, staticmethod(verify), VerifyInput
+    load, input_type = load_engine, VerifyInput
+    step = staticmethod(partial(verify, held=Held()))

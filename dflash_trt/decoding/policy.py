@@ -1,0 +1,269 @@
+"""What each round verifies, by measured costs: nothing, a chain, tokens looked up, or a tree.
+
+Pure: the same offers and outcomes lead to the same choices, so that a record can be replayed. All
+costs are in plain steps, the time of a step that verifies nothing but one token of each sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, NamedTuple, Protocol
+
+from dflash_trt.decoding.lookup import Record
+from dflash_trt.decoding.tree import depths
+
+MEMORY = 0.98  # weight of the past at each outcome: about the last 50 count
+RECENT = 0.9  # the same of what drafting brings
+TRIED = 4  # rounds with drafts in a situation before it is judged
+AGAIN = 1.05  # what drafting must bring before it starts anew
+PROBING = 0.005  # share of the time that the drafter may take where it does not pay
+PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were seen
+NEAR = 256  # tokens of context that steps cost about the same for
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts for one sequence; the first ones of them are a proposal, too."""
+
+    source: Literal["drafter", "lookup"]
+    tokens: Sequence[int]
+    parents: Sequence[int]  # as in `tree.Tree`
+    values: Sequence[float]  # that each is accepted, by the drafter's word; empty: not known
+    drawn: bool = False  # for a request that has a temperature
+    match: int = 0  # tokens alike before what was looked up
+
+    def cut(self, most: int) -> "Proposal":
+        """The first drafts of it."""
+        if len(self.tokens) <= most:
+            return self
+        return Proposal(
+            self.source,
+            self.tokens[:most],
+            self.parents[:most],
+            self.values[:most],
+            self.drawn,
+            self.match,
+        )
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i for i, parent in enumerate(self.parents))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a round does."""
+
+    taken: Sequence[Proposal | None]  # what is verified of each row
+    draft: bool  # whether the drafter runs at its end
+
+    @property
+    def width(self) -> int:
+        """Drafts of a row at most."""
+        return max((len(each.tokens) for each in self.taken if each), default=0)
+
+
+class Row(NamedTuple):
+    """What there is to choose from for one sequence."""
+
+    offers: Sequence[Proposal]
+    drawn: bool  # whether its request has a temperature
+
+
+class StepCosts(Protocol):
+    """Seconds of steps: `costs.Costs`."""
+
+    def verify(self, n: int, width: int, context: int) -> float: ...
+    def draft(self, n: int, context: int) -> float: ...
+
+
+class Policy(Protocol):
+    """Chooses before each round, and is told of each row after it."""
+
+    coupled: bool  # how sampled requests draw: see `coupling`; else rejection sampling of a chain
+    draft_tokens: int  # how many the drafter is asked for when it runs
+
+    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
+        """context: tokens of a row, on average; feed: whether the drafter has to run."""
+
+    def prefill(self, n: int, drawn: bool) -> bool:
+        """Whether the drafter should run behind a prompt's chunk; n: sequences there will be."""
+
+    def observe(self, proposal: Proposal, accepted: int) -> None:
+        """How many drafts of a verified proposal were kept."""
+
+
+class Fixed:
+    """Always a chain of so many drafts, or plain decoding with 0 of them."""
+
+    def __init__(self, draft_tokens: int) -> None:
+        self.draft_tokens = draft_tokens
+        self.coupled = not draft_tokens
+
+    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
+        """See `Policy`."""
+        taken = [row.offers[0] if row.offers else None for row in rows]
+        return Choice(taken, self.draft_tokens > 0)
+
+    def prefill(self, n: int, drawn: bool) -> bool:
+        """See `Policy`."""
+        return self.draft_tokens > 0
+
+    def observe(self, proposal: Proposal, accepted: int) -> None:
+        """See `Policy`."""
+
+
+class Adaptive:
+    """The width and the proposals that promise the most tokens in a time.
+
+    A round of n rows commits n tokens and the drafts that are accepted. Whether the drafter runs is
+    decided by what rounds behind it promised, beside what they had without it.
+    """
+
+    coupled = True
+
+    def __init__(self, costs: StepCosts, draft_tokens: int, most: int) -> None:
+        """most: drafts of a row that a round may verify."""
+        self._costs = costs
+        self.draft_tokens = draft_tokens
+        self._most = most
+        self._relative: dict[tuple[int, int], tuple[list[float], float]] = {}
+        self._depths = {drawn: _Depths(most) for drawn in (False, True)}
+        self._records = {drawn: Record(most) for drawn in (False, True)}
+        self._worth: dict[Situation, _Worth] = {}
+        self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
+        self._idle = 0  # rounds since it did
+
+    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
+        """See `Policy`."""
+        n = len(rows)
+        steps, draft = self._costs_of(n, context)
+        taken: list[Proposal | None] = [None] * n
+        before, self._drafted_in = self._drafted_in, None
+        if any(row.offers for row in rows):
+            expected = [[(x, self._expected(x)) for x in row.offers] for row in rows]
+            width, tokens = _best(expected, steps, draft if before else 0.0)
+            if before:
+                others = [[x for x in offers if x[0].source != "drafter"] for offers in expected]
+                without = _best(others, steps, 0.0)
+                worth = self._worth_in(before)
+                worth.add(tokens, steps[width] + draft, without[1], steps[without[0]])
+            if width:
+                taken = [_taken(offers, width) for offers in expected]
+        situation = _situation(rows, taken)
+        if feed or self._worth_in(situation).pays or self._idle * PROBING >= draft:
+            self._drafted_in, self._idle = situation, 0
+        else:
+            self._idle += 1
+        return Choice(taken, self._drafted_in is not None)
+
+    def prefill(self, n: int, drawn: bool) -> bool:
+        """See `Policy`."""
+        return self._worth_in((n.bit_length(), 0, 2 * drawn)).pays
+
+    def observe(self, proposal: Proposal, accepted: int) -> None:
+        """See `Policy`."""
+        if proposal.source == "lookup":
+            self._records[proposal.drawn].observe(proposal.match, len(proposal.tokens), accepted)
+        else:
+            self._depths[proposal.drawn].observe(proposal, accepted)
+
+    def _worth_in(self, situation: "Situation") -> "_Worth":
+        return self._worth.setdefault(situation, _Worth())
+
+    def _costs_of(self, n: int, context: int) -> tuple[list[float], float]:
+        """Of a step with 0, 1, .. drafts a row, and of the drafter's."""
+        key = (n, context // NEAR)
+        if key not in self._relative:
+            near = key[1] * NEAR + NEAR // 2
+            plain = self._costs.verify(n, 1, near)
+            steps = [self._costs.verify(n, 1 + k, near) / plain for k in range(self._most + 1)]
+            self._relative[key] = steps, self._costs.draft(n, near) / plain
+        return self._relative[key]
+
+    def _expected(self, proposal: Proposal) -> list[float]:
+        """How many of its first 0, 1, .. drafts are accepted."""
+        if proposal.source == "lookup":
+            record = self._records[proposal.drawn]
+            return [0.0, *record.expected(proposal.match, len(proposal.tokens))]
+        return self._depths[proposal.drawn].expected(proposal)
+
+
+Expected = tuple[Proposal, list[float]]
+Situation = tuple[int, int, int]
+
+
+def _best(rows: Sequence[Sequence[Expected]], steps: Sequence[float], more: float) -> tuple[int, float]:
+    """The number of drafts with the most tokens in a time, and these tokens.
+
+    steps: costs by drafts; more: what else a round costs.
+    """
+    lines = [[line for _, line in offers] for offers in rows if offers]
+    longest = max((len(line) for offers in lines for line in offers), default=1)
+    best = (0.0, 0, 0.0)
+    for width, step in enumerate(steps[:longest]):
+        tokens = len(rows) + sum(max(_at(line, width) for line in offers) for offers in lines)
+        best = max(best, (tokens / (step + more), -width, tokens))
+    return -best[1], best[2]
+
+
+def _at(line: Sequence[float], width: int) -> float:
+    return line[width] if width < len(line) else line[-1]
+
+
+def _taken(offers: Sequence[Expected], width: int) -> Proposal | None:
+    proposal, line = max(offers, key=lambda x: _at(x[1], width), default=(None, [0.0]))
+    return proposal.cut(width) if proposal and _at(line, width) > 0 else None
+
+
+def _situation(rows: Sequence[Row], taken: Sequence[Proposal | None]) -> Situation:
+    """In which drafting is worth much the same: about how many rows there are; whether none, some
+    or all of them are looked up; and whether none, some or all are drawn."""
+    looked = [each is not None and each.source == "lookup" for each in taken]
+    drawn = [row.drawn for row in rows]
+    return (len(rows).bit_length(), any(looked) + all(looked), any(drawn) + all(drawn))
+
+
+class _Worth:
+    """Tokens and costs of rounds behind the drafter, with its drafts and without them."""
+
+    def __init__(self) -> None:
+        self._means = [0.0] * 4
+        self._count = 0
+        self.pays = True  # until it was tried
+
+    def add(self, *values: float) -> None:
+        """Tokens and cost with its drafts, then without."""
+        self._count += 1
+        weight = max(1 / self._count, 1 - RECENT)
+        self._means = [m + (x - m) * weight for m, x in zip(self._means, values, strict=True)]
+        if self._count < TRIED and self.pays:
+            return
+        tokens, cost, others, their_cost = self._means
+        gain = tokens / cost / (others / their_cost)
+        if self.pays and gain < 1:
+            self.pays, self._count = False, 1  # what a probe finds then counts for half
+        elif not self.pays and gain > AGAIN:
+            self.pays, self._count = True, TRIED
+
+
+class _Depths:
+    """How the drafter's probabilities and what is accepted compare, by depth."""
+
+    def __init__(self, most: int) -> None:
+        self._said = [PRIOR] * (most + 1)
+        self._kept = [PRIOR] * (most + 1)
+
+    def expected(self, proposal: Proposal) -> list[float]:
+        at = depths(tuple(proposal.parents))[1:]
+        values = (x * self._kept[d] / self._said[d] for x, d in zip(proposal.values, at, strict=True))
+        return list(accumulate(values, initial=0.0))
+
+    def observe(self, proposal: Proposal, accepted: int) -> None:
+        at = depths(tuple(proposal.parents))[1:]
+        said = [0.0] * (max(at) + 1)
+        for depth, value in zip(at, proposal.values, strict=True):
+            said[depth] += value
+        for depth in range(1, len(said)):
+            self._said[depth] = self._said[depth] * MEMORY + said[depth]
+            self._kept[depth] = self._kept[depth] * MEMORY + (depth <= accepted)

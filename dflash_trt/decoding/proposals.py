@@ -1,0 +1,129 @@
+"""What may be verified next of a sequence: what the drafter says of it, and what its text repeats."""
+
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+from operator import mul
+
+import numpy as np
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.correction import Pairs
+from dflash_trt.decoding.coupling import noise
+from dflash_trt.decoding.lookup import Suffixes
+from dflash_trt.decoding.messages import Float32, Int64
+from dflash_trt.decoding.policy import Adaptive, Fixed, Policy, Proposal, Row, StepCosts
+from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.decoding.tree import best_first, best_first_given
+from dflash_trt.engines.info import most_verified
+
+CANDIDATES = 8  # of each draft, for trees and correction
+HOST_SECONDS = 1e-4  # what these two cost a row in Python
+HOST_SHARE = 0.05  # of a plain step, that they may cost
+SHARP = 2.0  # how sure the best noisy candidate is: the noise is the target's, the rest is guessed
+
+
+class Proposer:
+    """Makes the offers that an adaptive policy chooses from."""
+
+    def __init__(self, sources: Speculation, costs: StepCosts, most: int) -> None:
+        """most: drafts that a round may verify."""
+        self._sources, self._costs, self._most = sources, costs, most
+        self._pairs = Pairs()
+        refined = (sources.tree or sources.correction) and self._worth_it(1, 0)
+        self.candidates = CANDIDATES if refined else 1  # of each draft, to be had from the drafter
+
+    def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
+        """Of each sequence all that may be verified in this round."""
+        refine = self.candidates > 1 and self._worth_it(len(sequences), context)
+        rows = []
+        for sequence in sequences:
+            most = min(self._most, sequence.budget - 1)
+            offers = []
+            if sequence.candidates is not None and most:
+                offers.append(self._drafted(sequence, refine, most))
+            if self._sources.lookup and most and (found := _looked_up(sequence, most)):
+                offers.append(found)
+            rows.append(Row(offers, bool(sequence.request.sampling.temperature)))
+        return rows
+
+    def observe(self, sequence: Sequence, committed: int) -> None:
+        """Learn from the last tokens, which a round has committed."""
+        if sequence.suffixes is not None:
+            sequence.suffixes.extend(sequence.tokens[-committed:])
+        if self._sources.correction and self.candidates > 1:
+            self._pairs.observe(sequence.tokens[-committed - 1 :])
+
+    def _worth_it(self, n: int, context: int) -> bool:
+        return n * HOST_SECONDS < HOST_SHARE * self._costs.verify(n, 1, context)
+
+    def _drafted(self, sequence: Sequence, refine: bool, most: int) -> Proposal:
+        assert sequence.candidates is not None
+        ids, probs = sequence.candidates
+        ids, probs = ids[:most], probs[:most]
+        k = ids.shape[1]
+        given = probs.shape[1] > k
+        if refine and self._sources.correction and not given and self._pairs.ready:
+            probs, given = self._pairs.reweigh(ids[None], probs[None])[0], True
+        probs = probs.reshape(len(ids), -1, k)  # one line, or one for each candidate before
+        sampling = sequence.request.sampling
+        if sampling.temperature:
+            places = range(sequence.position + 1, sequence.position + 1 + len(ids))
+            probs = _with_noise(ids, probs, sampling.temperature, sampling.seed, places)
+        drawn = bool(sampling.temperature)
+        if not (refine and self._sources.tree):
+            tokens, values = _chain(ids.tolist(), probs.tolist())
+            return Proposal("drafter", tokens, range(len(tokens)), values, drawn)
+        if given:
+            tree = best_first_given(ids.tolist(), probs.tolist(), most)
+        else:
+            ranked = (-probs[:, 0]).argsort(-1) if drawn else None
+            line = probs[:, 0]
+            if ranked is not None:
+                ids, line = np.take_along_axis(ids, ranked, 1), np.take_along_axis(line, ranked, 1)
+            tree = best_first(ids.tolist(), line.tolist(), most)
+        return Proposal("drafter", tree.tokens, tree.parents, tree.values, drawn)
+
+
+def strategy(
+    speculation: Speculation, block_size: int, costs: StepCosts | None
+) -> tuple[Policy, Proposer | None]:
+    """What a `Scheduler` needs to decode as the config says; costs: for the policy adaptive."""
+    draft_tokens = min(speculation.draft_tokens or block_size, block_size - 1)
+    if speculation.policy == "fixed" or costs is None:
+        return Fixed(draft_tokens), None
+    most = most_verified(block_size) - 1
+    return Adaptive(costs, draft_tokens, most), Proposer(speculation, costs, most)
+
+
+def _with_noise(
+    ids: Int64, probs: Float32, temperature: float, seed: int, places: Seq[int]
+) -> Float32:
+    """The drafter's probabilities `[D, 1 or k, k]`, knowing how the target will draw."""
+    scores = np.log(np.maximum(probs, 1e-9)) / temperature + noise(seed, places, ids)[:, None]
+    scores -= scores.max(-1, keepdims=True)
+    noisy: Float32 = np.exp(SHARP * scores)
+    noisy /= noisy.sum(-1, keepdims=True)
+    return noisy
+
+
+def _chain(
+    ids: Seq[Seq[int]], probs: Seq[Seq[Seq[float]]]
+) -> tuple[list[int], list[float]]:
+    """The best candidate after the best one before, and that all so far are right."""
+    tokens, chances, taken = [], [], 0
+    for candidates, lines in zip(ids, probs, strict=True):
+        line = lines[taken if len(lines) > 1 else 0]
+        taken = line.index(max(line))
+        tokens.append(candidates[taken])
+        chances.append(line[taken])
+    return tokens, list(accumulate(chances, mul))
+
+
+def _looked_up(sequence: Sequence, most: int) -> Proposal | None:
+    if sequence.suffixes is None:
+        sequence.suffixes = Suffixes([*sequence.request.prompt, *sequence.tokens])
+    match, tokens = sequence.suffixes.find(most)
+    if not tokens:
+        return None
+    drawn = bool(sequence.request.sampling.temperature)
+    return Proposal("lookup", tokens, range(len(tokens)), (), drawn, match)
