@@ -68,8 +68,8 @@ class Engine:
         """See `engines.step.Engine`."""
 
         def move() -> None:
-            for caches in self._alike:
-                caches[:, destination] = caches[:, source]
+            for array in self._caches.values():
+                array[destination] = array[source]
 
         if self._leader is not None:
             self._leader.move_row(source, destination, move)

@@ -73,8 +73,8 @@ def token_moves(start: int, kept: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def cache_names(info: EngineInfo) -> dict[tuple[int, int], list[str]]:
-    """The caches' names by their kv heads and head_dim: those alike lie together, so that what is
-    moved in all layers is moved at once.
+    """The caches' names by their kv heads and head_dim: those alike lie together, so that a token
+    is moved in all layers at once.
     """
     found: dict[tuple[int, int], list[str]] = {}
     for layer, shape in enumerate(info.caches):

@@ -82,8 +82,8 @@ class Engine:
         """See `engines.step.Engine`."""
 
         def move() -> None:
-            for caches in self._alike:
-                self._gpu.copy(caches[:, source], caches[:, destination])
+            for cache in self._caches.values():
+                self._gpu.copy(cache[source], cache[destination])
 
         if self._leader is not None:
             self._leader.move_row(source, destination, move)
