@@ -20,7 +20,9 @@ from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.decoding.tree import ancestors, depths
 from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines.step import Engine as AnyEngine
 
 NEW_TOKENS = 40
 TOLERANCE = 1e-4
@@ -82,18 +84,56 @@ def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[D
     return [run_all(scheduler, [Request(prompt, NEW_TOKENS)])[0] for prompt in prompts]
 
 
-def target_step(engine: Engine, tokens: Sequence[int], start: int, row: int = 0) -> dict[str, Any]:
-    """All logits and features of `tokens`, which stand at `start ..` of their text."""
+def target_step(
+    engine: AnyEngine,
+    tokens: Sequence[int],
+    start: int,
+    row: int = 0,
+    parents: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """All logits and features of `tokens`, which stand at `start ..` of their text.
+
+    parents: of all but the first, if they are a tree (see `decoding.tree`).
+    """
     n = len(tokens)
-    positions = start + np.arange(n)
+    tree = tuple(range(n - 1) if parents is None else parents)
     step = engine.step(row, 1, n, start + n, n)
     step.inputs["tokens"][:] = tokens
-    step.inputs["positions"][:] = positions
+    step.inputs["positions"][:] = start + np.array(depths(tree))
     step.inputs["write_index"][:] = start
-    step.inputs["mask"][:] = np.arange(start + n) <= positions[:, None]
+    step.inputs["mask"][..., :start] = True
+    step.inputs["mask"][..., start:] = ancestors(tree)
     step.inputs["head_rows"][:] = np.arange(n)
     step.run()
     return step.outputs
+
+
+TREE = (0, 0, 1, 3, 3, 4, 6, 6, 7, 9, 10, 10, 11, 11, 13)  # parents
+PATHS = ([1, 3, 4, 6, 7, 9, 10, 11, 13, 15], [1, 3, 5], [1], [2], [])
+
+
+def assert_kept_tokens_are_a_chain(engine: AnyEngine, atol: float) -> None:
+    """A path through a tree says what the same tokens say as a chain, and so does what follows."""
+    start, end = 16, 16 + len(TREE) + 1
+    text = np.random.default_rng(0).permutation(300)[: end + 5].tolist()
+    tokens, after = text[start:end], text[end:]
+    assert max(depths(TREE)) <= engine.info.deepest
+    for path in PATHS:
+        kept = [0, *path]
+        for row in (0, 1):
+            target_step(engine, text[:start], start=0, row=row)
+        whole = target_step(engine, tokens, start, 1, TREE)["logits"][kept].copy()
+        engine.move_row(1, 2)
+        engine.keep_tokens(1, start, kept)
+        engine.keep_tokens(1, start, range(len(kept)))  # are there already
+        chain = target_step(engine, [tokens[i] for i in kept], start)["logits"].copy()
+        np.testing.assert_allclose(whole, chain, atol=atol, rtol=0)
+        chain, moved, unmoved = (
+            target_step(engine, after, start + len(kept), row)["logits"].copy() for row in range(3)
+        )
+        np.testing.assert_allclose(moved, chain, atol=atol, rtol=0)
+        in_place = path == list(range(1, len(kept)))
+        assert in_place or np.abs(unmoved - chain).max() > 10 * atol
 
 
 def drafter_step(

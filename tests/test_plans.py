@@ -104,8 +104,8 @@ def test_the_demo_pair(demo: Demo, dtype: str, ranks: int) -> None:
 def test_what_a_step_binds_is_what_the_plan_has(demo: Demo, dtype: str, ranks: int) -> None:
     for directory in engines(plans_of(demo, dtype, ranks)):
         info = read_info(directory, "tensorrt")
-        block, most = info.block_size, info.widest
-        for profile, n, tokens in ((0, 1, 1), (0, 4, block), (1, 1, most), (1, 1, block + 1)):
+        round_, most = info.most_verified, info.widest
+        for profile, n, tokens in ((0, 1, 1), (0, 4, round_), (1, 1, most), (1, 4, round_ + 1)):
             assert_fits(info, profile, n, tokens, 1)
             assert_fits(info, profile, n, tokens, info.cache_len)
 

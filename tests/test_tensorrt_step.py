@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import stand_in_tensorrt
 from conftest import BuildPair, BuiltPair
+from exact import assert_kept_tokens_are_a_chain
 from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
 from dflash_trt.config import TensorRT
@@ -29,7 +30,7 @@ from dflash_trt.engines.tensorrt import plan as plan_module
 from dflash_trt.engines.tensorrt.plan import capabilities
 from dflash_trt.errors import EngineError
 
-CHUNK = 16
+CHUNK = 24
 
 
 @pytest.fixture
@@ -81,6 +82,10 @@ def test_rows_share_a_round_and_move(built: BuiltPair, plans: Path) -> None:
     for request, sequence, text in zip(asked, sequences, built.texts, strict=False):
         start = len(request.prompt)
         assert sequence.tokens == text[start : start + request.max_tokens]
+
+
+def test_what_is_kept_of_a_tree_goes_on_as_a_chain(plans: Path) -> None:
+    assert_kept_tokens_are_a_chain(load_engine(plans / "target"), 0.02)
 
 
 def test_rounds_are_recorded_when_they_come_again_and_chunks_are_not(

@@ -64,6 +64,9 @@ class TimedEngine:
     def move_row(self, source: int, destination: int) -> None:
         self._engine.move_row(source, destination)
 
+    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
+        self._engine.keep_tokens(row, start, kept)
+
     def _run(self, run: Callable[[], object]) -> None:
         start = time.perf_counter()
         run()

@@ -10,7 +10,14 @@ from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.digests import Entry
-from dflash_trt.engines.info import EngineInfo, rank_directory, stamp, write_info
+from dflash_trt.engines.info import (
+    HELD,
+    EngineInfo,
+    most_verified,
+    rank_directory,
+    stamp,
+    write_info,
+)
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.drafter import candidates, drafter_graph
 from dflash_trt.graphs.sharding import Rank, share
@@ -39,8 +46,9 @@ def build_target(
     kind: what the graph is for (see `GraphBuilder`). Returns what a manifest says of the large
     files.
     """
-    # a block that starts on the last position still writes all its rows
-    cache_len, written = _aligned(max_seq_len + drafter.block_size), dict[Path, Entry]()
+    # a round that starts on the last position still writes all its rows
+    rows = max_seq_len + most_verified(drafter.block_size)
+    cache_len, written = _aligned(rows), dict[Path, Entry]()
     for rank in (Rank(index, ranks) for index in range(ranks)):
         graph = target_graph(
             target, drafter.target_layer_ids, cache_len, kind, storage=storage, rank=rank
@@ -63,10 +71,11 @@ def build_drafter(
     ranks: int = 1,
 ) -> dict[Path, Entry]:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
-    # features of one more block, and the block itself, stand behind the last position
-    rows = max_seq_len + 2 * drafter.spec.block_size
-    cache_len, written = _aligned(rows), dict[Path, Entry]()
     spec = drafter.spec
+    # features of a neighbour's held and verified tokens, and the block, stand behind the last
+    # position
+    rows = max_seq_len + HELD + most_verified(spec.block_size) + spec.block_size
+    cache_len, written = _aligned(rows), dict[Path, Entry]()
     for rank in (Rank(index, ranks) for index in range(ranks)):
         graph = drafter_graph(drafter, target, cache_len, storage=storage, rank=rank)
         info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
@@ -115,6 +124,7 @@ def _info(
         mask_token_id=drafter.mask_token_id,
         caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.layers),
         feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
+        window=min((x.window for x in own.layers if x.window), default=None),
         quantized=graph.storage.bits is not None,
         originals={name: stamp(file) for file, name in graph.links.items()},
         rank=graph.rank.index,

@@ -8,6 +8,10 @@ from typing import Any
 from dflash_trt.errors import EngineError
 
 ENGINE_FILE = "engine.json"
+HELD = 256
+"""Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the
+drafter takes them all in one step, with those of the next round."""
+MOST_VERIFIED = 16  # tokens of a sequence in a round, unless blocks are longer
 Shape = tuple[int | str, ...]  # a name is a size that each step chooses
 
 
@@ -41,11 +45,12 @@ class EngineInfo:
     vocab_size: int  # of the logits
     best: int  # how many of each row's largest logits the graph picks out
     pair_scores: bool  # whether it scores each of those by the one taken a place before
-    block_size: int  # the most tokens that a round verifies: the anchor and its drafts
+    block_size: int  # tokens that the drafter fills at once, and the anchor
     sample_from_anchor: bool  # the first draft comes from the anchor's row, not the first mask's
     mask_token_id: int
     caches: tuple[tuple[int, int], ...]  # kv heads (of this rank) and head_dim of each layer
     feature_size: int  # taps * hidden_size
+    window: int | None  # of the layer that sees the least; None: all see everything
     quantized: bool = False  # linear layers: one row alone is computed by another kernel
     # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -58,6 +63,25 @@ class EngineInfo:
     def widest(self) -> int:
         """The most tokens of a sequence in one step."""
         return self.plan.prefill_chunk if self.plan else self.max_seq_len
+
+    @property
+    def most_verified(self) -> int:
+        """The most tokens of a sequence in a round: the anchor and what was drafted."""
+        return most_verified(self.block_size)
+
+    @property
+    def deepest(self) -> int:
+        """How deep a tree of drafts may be, the anchor being at 0.
+
+        Graphs measure windows in cache rows, and a tree's tokens lie further apart there than they
+        are in the text: no matter while no window ends between two drafts.
+        """
+        return min(self.window or self.most_verified, self.most_verified - 1)
+
+
+def most_verified(block_size: int) -> int:
+    """See `EngineInfo.most_verified`."""
+    return max(block_size, MOST_VERIFIED)
 
 
 def rank_directory(directory: Path, rank: int) -> Path:

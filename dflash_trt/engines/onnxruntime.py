@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.step import BoundSteps, Step, step_tensors
+from dflash_trt.engines.step import BoundSteps, Step, cache_names, step_tensors, token_moves
 from dflash_trt.errors import EngineError
 
 if TYPE_CHECKING:
@@ -47,11 +47,12 @@ class Engine:
             cut = pieces.cut(directory / GRAPH_FILE)
             self._pieces = pieces.Pieces(cut, load, self._group.exchange, self._group.check)
         slots, rows = self.info.slots, self.info.cache_len
-        self._caches = {
-            f"{part}_{layer}": np.zeros((slots, heads, rows, head_dim), np.float32)
-            for layer, (heads, head_dim) in enumerate(self.info.caches)
-            for part in ("key", "value")
-        }
+        self._alike: list[Array] = []  # caches of one shape: [caches, slots, heads, rows, head_dim]
+        self._caches: dict[str, Array] = {}
+        for (heads, head_dim), names in cache_names(self.info).items():
+            alike = np.zeros((len(names), slots, heads, rows, head_dim), np.float32)
+            self._alike.append(alike)
+            self._caches.update(zip(names, alike, strict=True))
         self._steps = BoundSteps()
         self._buffers: dict[str, Array] = {}
         if self._leader is not None:
@@ -72,6 +73,20 @@ class Engine:
 
         if self._leader is not None:
             self._leader.move_row(source, destination, move)
+        else:
+            move()
+
+    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
+        """See `engines.step.Engine`."""
+        moves = token_moves(start, kept)
+
+        def move() -> None:
+            for caches in self._alike:
+                for source, destination in moves:
+                    caches[:, row, :, destination] = caches[:, row, :, source]
+
+        if self._leader is not None and moves:
+            self._leader.keep_tokens(row, start, kept, move)
         else:
             move()
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -35,7 +35,7 @@ START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
 SILENCE = 60.0  # seconds that a rank may take from one collective to the next
 END_TIMEOUT = 5.0  # seconds: killing a process takes the system a moment
 MESSAGE = 4096  # bytes of one, at most
-STEP, MOVE = 0, 1
+STEP, MOVE, KEEP = 0, 1, 2
 READY = b"ready"
 AGAIN = "What is wrong with that rank has to be mended first; then start all of them again"
 
@@ -88,6 +88,12 @@ class Leader:
     def move_row(self, source: int, destination: int, run: Callable[[], object]) -> None:
         """Have all ranks move a cache row; `run`: this one's."""
         self._together(MOVE, (source, destination), run)
+
+    def keep_tokens(
+        self, row: int, start: int, kept: Sequence[int], run: Callable[[], object]
+    ) -> None:
+        """Have all ranks move entries of a cache row; `run`: this one's."""
+        self._together(KEEP, (row, start, *kept), run)
 
     def _together(self, what: int, numbers: tuple[int, ...], run: Callable[[], object]) -> None:
         if self._failure is not None:
@@ -146,8 +152,11 @@ class Follower:
             what, *numbers = struct.unpack(f"{len(message) // 8}q", message)
             if what == STEP:
                 engine.step(*numbers).run()
-            else:
+            elif what == MOVE:
                 engine.move_row(*numbers)
+            else:
+                row, start, *kept = numbers
+                engine.keep_tokens(row, start, kept)
 
     def check(self, awaited: int, seconds: float) -> None:
         """ConnectionResetError if rank 0 is gone."""
@@ -165,6 +174,7 @@ class Steps(Protocol):
 
     def step(self, *key: int) -> Runs: ...
     def move_row(self, source: int, destination: int) -> None: ...
+    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None: ...
 
 
 def _start(

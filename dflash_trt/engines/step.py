@@ -1,6 +1,6 @@
 """What rounds ask of an engine, of any kind, and the tensors of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,8 +39,8 @@ class BoundSteps(dict[tuple[int, ...], Step]):
 class Engine(Protocol):
     """A loaded model with its KV caches, `[slots, kv_heads, cache_len, head_dim]`.
 
-    Only steps and `move_row` touch the caches; a caller rolls back by passing a lower
-    `write_index` the next time.
+    Only steps, `move_row` and `keep_tokens` touch the caches; a caller rolls back by passing a
+    lower `write_index` the next time.
     """
 
     info: EngineInfo
@@ -58,6 +58,28 @@ class Engine(Protocol):
 
     def move_row(self, source: int, destination: int) -> None:
         """Copy one sequence's cache to another row, so that active rows stay dense."""
+
+    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
+        """Close ranks behind a tree of drafts, of which some were accepted.
+
+        In the cache of one sequence the entries at `start + kept[j]` move to `start + j`; kept is
+        rising. Those that are already in place cost nothing.
+        """
+
+
+def token_moves(start: int, kept: Sequence[int]) -> list[tuple[int, int]]:
+    """From where to where, in this order: none lands on one that is still to be moved."""
+    return [(start + token, start + j) for j, token in enumerate(kept) if token != j]
+
+
+def cache_names(info: EngineInfo) -> dict[tuple[int, int], list[str]]:
+    """The caches' names by their kv heads and head_dim: those alike lie together, so that a token
+    is moved in all layers at once.
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    for layer, shape in enumerate(info.caches):
+        found.setdefault(shape, []).extend((f"key_{layer}", f"value_{layer}"))
+    return found
 
 
 def step_tensors(

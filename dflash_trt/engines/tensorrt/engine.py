@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.step import BoundSteps, Step, step_tensors
+from dflash_trt.engines.step import BoundSteps, Step, cache_names, step_tensors, token_moves
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.gpu import Gpu
 from dflash_trt.engines.tensorrt.library import make_log, sizes, trt
@@ -60,11 +60,12 @@ class Engine:
             self._config.set_runtime_cache(self._config.create_runtime_cache())
         self._scratch = self._gpu.memory((max(self._engine.device_memory_size_v2, 1),), "uint8")
         slots, rows = self.info.slots, self.info.cache_len
-        self._caches = {
-            f"{part}_{layer}": self._gpu.memory((slots, heads, rows, head_dim), self._plan.dtype)
-            for layer, (heads, head_dim) in enumerate(self.info.caches)
-            for part in ("key", "value")
-        }
+        self._alike: list[torch.Tensor] = []  # caches of one shape: [caches, slots, ...]
+        self._caches: dict[str, torch.Tensor] = {}
+        for (heads, head_dim), names in cache_names(self.info).items():
+            shape = (len(names), slots, heads, rows, head_dim)
+            self._alike.append(self._gpu.memory(shape, self._plan.dtype))
+            self._caches.update(zip(names, self._alike[-1], strict=True))
         self._large: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._steps = BoundSteps()
         self._gpu.wait()
@@ -89,6 +90,20 @@ class Engine:
         else:
             move()
 
+    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
+        """See `engines.step.Engine`."""
+        moves = token_moves(start, kept)
+
+        def move() -> None:
+            for caches in self._alike:
+                for source, destination in moves:
+                    self._gpu.copy(caches[:, row, :, source], caches[:, row, :, destination])
+
+        if self._leader is not None and moves:
+            self._leader.keep_tokens(row, start, kept, move)
+        else:
+            move()
+
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
         """An execution context of its own for these shapes: a CUDA graph belongs to one."""
         info, gpu = self.info, self._gpu
@@ -102,7 +117,7 @@ class Engine:
         for name, cache in self._caches.items():
             bound[name] = bound[f"new_{name}"] = cache[row : row + n]
             shapes[name] = shapes[f"new_{name}"] = tuple(bound[name].shape)
-        in_round = max(width, context) <= info.block_size
+        in_round = max(width, context) <= info.most_verified
         large = outputs.pop("logits")
 
         def work(execution: trt.IExecutionContext) -> None:

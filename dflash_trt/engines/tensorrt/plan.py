@@ -13,7 +13,15 @@ import onnx_ir as ir
 from dflash_trt.checkpoints.source import Report
 from dflash_trt.config import TensorRT
 from dflash_trt.config.engines import Capability
-from dflash_trt.engines.info import ENGINE_FILE, EngineInfo, PlanInfo, Shape, read_info, write_info
+from dflash_trt.engines.info import (
+    ENGINE_FILE,
+    HELD,
+    EngineInfo,
+    PlanInfo,
+    Shape,
+    read_info,
+    write_info,
+)
 from dflash_trt.engines.onnxruntime import GRAPH_FILE, WEIGHTS_FILE
 from dflash_trt.engines.onnxruntime import KIND as SOURCE_KIND
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
@@ -90,7 +98,8 @@ def describe(
     prefill_chunk: int,
 ) -> PlanInfo:
     """What `engine.json` says of a plan of this graph, which lies at `path` without its casts."""
-    prefill_chunk = max(min(prefill_chunk, info.max_seq_len), info.block_size)
+    held = 0 if info.role == "target" else HELD
+    prefill_chunk = max(min(prefill_chunk, info.max_seq_len), held + info.most_verified)
     return PlanInfo(
         library=engine.library,
         version=trt.__version__,
@@ -112,23 +121,24 @@ def describe(
 def make_profiles(info: EngineInfo, chunk: int) -> tuple[Profile, Profile]:
     """Sizes of a round, and of a prompt chunk: least, usual, most.
 
-    A chunk has one sequence; both allow all slots, which costs nothing.
+    A chunk has one sequence, features that were held back may have more: both allow all slots,
+    which costs nothing.
     """
-    slots, block = info.slots, info.block_size
+    slots, block, round_ = info.slots, info.block_size, info.most_verified
     context = (1, min(USUAL_CONTEXT, info.cache_len), info.cache_len)
 
-    def sizes(n: int, tokens: int) -> Profile:
+    def sizes(n: int, usual: int, most: int) -> Profile:
         return {
             "n": (1, n, slots),
-            "S": (1, tokens, tokens),
+            "S": (1, usual, most),
             "N": context,
-            "r": (1, n * block, slots * block),
-            "C": (1, tokens, tokens),
+            "r": (1, n * block, slots * round_),
+            "C": (1, usual, most),
             "W": (1, block, block),
-            "C_W": (2, tokens + block, tokens + block),
+            "C_W": (2, usual + block, most + block),
         }
 
-    return sizes(slots, block), sizes(1, chunk)
+    return sizes(slots, block, round_), sizes(1, chunk, chunk)
 
 
 def _profile(
