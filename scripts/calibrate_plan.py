@@ -23,7 +23,6 @@ import yaml
 
 from dflash_trt.config import BuildConfig
 from dflash_trt.hardware import machine
-from dflash_trt.planning.methods import EAGLE_ACCEPTANCE, PLAIN, eagle
 from dflash_trt.planning.picture import draw
 from dflash_trt.planning.plan import Deployment, curve, per_gpu_at
 from dflash_trt.planning.published import (
@@ -35,11 +34,12 @@ from dflash_trt.planning.published import (
     target,
 )
 from dflash_trt.planning.report import plan
-from dflash_trt.planning.roofline import Constants
 from dflash_trt.published import data, tau_of
+from dflash_trt.roofline.methods import EAGLE_ACCEPTANCE, PLAIN, eagle
+from dflash_trt.roofline.passes import Constants
 
 ROOT = Path(__file__).parents[1]
-CONSTANTS = ROOT / "dflash_trt" / "planning" / "constants.yaml"
+CONSTANTS = ROOT / "dflash_trt" / "roofline" / "constants.yaml"
 DOCS = ROOT / "docs" / "planning.md"
 PICTURE = DOCS.with_suffix(".svg")
 BEGIN, END = "<!-- by scripts/calibrate_plan.py: -->\n", "<!-- end -->\n"

@@ -47,6 +47,17 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["lookup", "correction", "tree"])
+def test_tensorrt_llm_has_chains_only(tmp_path: Path, name: str) -> None:
+    """The config does not claim what it has not, and refuses to be asked for it."""
+    for given in ("", f"speculation: {{{name}: false}}\n"):
+        speculation = load_config(write(tmp_path, LLM + given)).speculation
+        assert speculation.policy == "adaptive"
+        assert getattr(speculation, name) is False
+    with pytest.raises(ConfigError, match=f"{name} has no effect with engine.kind tensorrt_llm"):
+        load_config(write(tmp_path, LLM + f"speculation: {{{name}: true}}\n"))
+
+
 def test_a_machine_is_a_name_or_a_description(tmp_path: Path) -> None:
     engine = load_config(write(tmp_path, LLM)).engine
     assert isinstance(engine, TensorRTLLM)

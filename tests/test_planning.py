@@ -26,12 +26,12 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.hardware import PRESETS
 from dflash_trt.planning import published
 from dflash_trt.planning.memory import arena_slot, cache, fit, weights
-from dflash_trt.planning.methods import PLAIN, Method, accepted, eagle, round_time
 from dflash_trt.planning.picture import draw
 from dflash_trt.planning.plan import Deployment, curve, front, per_gpu_at
-from dflash_trt.planning.roofline import Constants, Layout, Runtime, experts_read
-from dflash_trt.planning.shape import FP8, MXFP4, NVFP4, Layer, drafter_shape, target_shape
 from dflash_trt.published import data
+from dflash_trt.roofline.methods import PLAIN, Method, accepted, eagle, round_time
+from dflash_trt.roofline.passes import Constants, Layout, Runtime, experts_read
+from dflash_trt.roofline.shape import FP8, MXFP4, NVFP4, Layer, drafter_shape, target_shape
 
 ROOT = Path(__file__).parents[1]
 EIGHT = Layout(8)
@@ -329,7 +329,7 @@ def test_the_constants_are_the_fitted_ones(script: ModuleType) -> None:
 
 
 def test_figures_that_were_not_fitted_are_met_as_said() -> None:
-    written = yaml.safe_load((ROOT / "dflash_trt/planning/constants.yaml").read_text())["errors"]
+    written = yaml.safe_load((ROOT / "dflash_trt/roofline/constants.yaml").read_text())["errors"]
     off = sorted(abs(math.log1p(error)) for error in published.errors(Constants.fitted(), "check"))
     assert (
         written["checked"] == len(off) > 4 * len(published.errors(Constants.fitted(), "calibrate"))

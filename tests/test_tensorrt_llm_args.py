@@ -27,9 +27,12 @@ from dflash_trt.engines.tensorrt_llm.args import (
     check_args,
     choose_args,
     env_vars,
+    flat,
 )
+from dflash_trt.engines.tensorrt_llm.case import Case
 from dflash_trt.engines.tensorrt_llm.checks.arguments import ARGUMENT_CHECKS
 from dflash_trt.engines.tensorrt_llm.checks.table import CHECKS, name
+from dflash_trt.engines.tensorrt_llm.pace import GAIN, pace
 from dflash_trt.engines.tensorrt_llm.rules import RULES
 from dflash_trt.engines.tensorrt_llm.schema import (
     DFlashDecodingConfig,
@@ -247,9 +250,13 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(args=spec(max_concurrency=32)),
         Setup(args={**spec(max_concurrency=32), "max_batch_size": 32}),
     ),
+    "schedule-on-one-rank": (
+        Setup(args={**spec(draft_len_schedule={64: 9}), "enable_attention_dp": True}),
+        Setup(args=spec(draft_len_schedule={64: 9})),
+    ),
     "acceptance-threshold": (
         Setup(args=spec(acceptance_rate_threshold=0.3, acceptance_rate_window_size=100)),
-        Setup(args=spec(acceptance_rate_window_size=100)),
+        Setup(args=spec(acceptance_rate_window_size=0)),
     ),
     "forced-acceptance": (
         Setup(args={"env_overrides": {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "5"}}),
@@ -423,6 +430,11 @@ def test_each_check_fires_on_its_fault_and_not_beside_it(deploy: Deploy, check: 
     assert checked(deploy, good)[check].result == "passed"
 
 
+def test_a_schedule_with_none_covers_no_more_than_one_that_ends(deploy: Deploy) -> None:
+    found = checked(deploy, Setup(args=spec(draft_len_schedule={32: 9, 64: 0})))
+    assert found["schedule-covers-batch"].found.startswith("speculation ends above a batch of 32")
+
+
 REFUSED: dict[str, tuple[Setup, str, str]] = {
     "known-arguments": (
         Setup(args=kv(enable_blok_reuse=True)),
@@ -561,15 +573,81 @@ def at(values: Any, path: str) -> Any:
     return values
 
 
-def test_drafts_get_fewer_where_they_would_cost_time(deploy: Deploy) -> None:
-    """Qwen3-8B in bf16: a B300 multiplies 281 tokens while it reads a weight."""
-    setup = Setup(target=DENSE, engine={"concurrency": 256}, target_bytes=16 * GIB)
-    args = chosen(deploy, setup).speculative_config
-    assert args.draft_len_schedule == {28: 9, 56: 4, 93: 2, 256: 1}
-    # a token of a mixture of experts uses few of them
-    assert chosen(deploy, Setup()).speculative_config.draft_len_schedule is None
-    few = Setup(target=DENSE, engine={"concurrency": 16}, target_bytes=16 * GIB)
-    assert chosen(deploy, few).speculative_config.draft_len_schedule is None
+QWEN: Fields = {**DENSE, "hidden_size": 4096, "intermediate_size": 12288, "head_dim": 128}
+
+
+def dense(**changes: Any) -> Setup:
+    """A target as wide as Qwen3-8B on one B300, and a drafter with a block of 16."""
+    engine = {"gpus": 1, "concurrency": 256} | changes.pop("engine", {})
+    drafter = {"block_size": 16, "hidden_size": 4096, "num_attention_heads": 32}
+    return Setup(
+        target=QWEN,
+        drafter=drafter,
+        engine=engine,
+        target_bytes=16 * GIB,
+        **changes,
+    )
+
+
+def test_drafts_get_fewer_where_the_model_has_them_faster(deploy: Deploy) -> None:
+    setup = dense()
+    found = chosen(deploy, setup).speculative_config.draft_len_schedule
+    assert found is not None
+    assert list(found) == sorted(found)
+    assert list(found.values()) == sorted(set(found.values()), reverse=True)
+    assert found[min(found)] == 15
+    assert max(found) == 256
+    assert min(found.values()) >= 1  # with none the drafter starves
+    config, pair = deploy(setup)
+    case = Case(config, pair, machine("dgx-b300"))
+    rounds = pace(case, flat_values(chosen(deploy, setup)))
+    low = 1
+    for rows, drafts in found.items():
+        # as the model has it, where a step begins and where it ends
+        for n in (low, rows):
+            rates = {d: rounds.rate(n, d) for d in range(1, 16)}
+            assert max(rates.values()) <= 1.1 * rates[drafts], (n, drafts)
+        low = rows * 2
+    assert rounds.rate(256, found[256]) > GAIN * rounds.rate(256, 15)
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        Setup(),  # a token of a mixture of experts uses few of them
+        dense(engine={"concurrency": 8}),
+        dense(engine={"version": "1.3.0rc26"}),
+        dense(config={"speculation": {"policy": "fixed"}}),
+        dense(config={"speculation": {"draft_tokens": 15}}),
+        dense(args=spec(max_concurrency=256)),
+        dense(engine={"gpus": 8, "concurrency": 2048}, args={"enable_attention_dp": True}),
+    ],
+    ids=["experts", "few", "old", "fixed", "draft-tokens", "concurrency", "attention-dp"],
+)
+def test_a_schedule_is_left_out(deploy: Deploy, setup: Setup) -> None:
+    assert chosen(deploy, setup).speculative_config.draft_len_schedule is None
+
+
+def test_an_acceptance_threshold_needs_a_window_of_the_users(deploy: Deploy) -> None:
+    def made(**changes: Any) -> float | None:
+        setup = dense(args=spec(acceptance_rate_window_size=64), **changes)
+        return chosen(deploy, setup).speculative_config.acceptance_rate_threshold
+
+    assert chosen(deploy, dense()).speculative_config.acceptance_rate_threshold is None
+    assert made(config={"speculation": {"policy": "fixed"}}) is None
+    found = made()
+    config, pair = deploy(dense())
+    case = Case(config, pair, machine("dgx-b300"))
+    rounds = pace(case, flat_values(chosen(deploy, dense())))
+    shares = [(rounds.seconds(n, 15) / rounds.seconds(n, 0) - 1) / 15 for n in (1, 16, 256)]
+    assert shares == sorted(shares)
+    assert found == pytest.approx(0.8 * shares[0], abs=5e-4)
+    # with that share of them accepted, a round gives as many tokens a second
+    assert (1 + 15 * shares[0]) / rounds.seconds(1, 15) == pytest.approx(1 / rounds.seconds(1, 0))
+
+
+def flat_values(args: LlmArgs) -> Values:
+    return Values(dict(flat(args.to_dict(), TorchLlmArgs)))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -610,8 +688,8 @@ def test_every_rule_can_be_overridden(deploy: Deploy, rule: Any) -> None:
         args = {section: args}
     made = chosen(deploy, Setup(args=args))
     assert at(made.to_dict(), rule.argument) == value
-    flat = [each for each in made.chosen if each.argument.startswith(rule.argument)]
-    assert {each.source for each in flat} == {"engine.args"}
+    given = [each for each in made.chosen if each.argument.startswith(rule.argument)]
+    assert {each.source for each in given} == {"engine.args"}
 
 
 def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:

@@ -25,7 +25,8 @@ class Speculation(Section):
     policy: Literal["adaptive", "fixed"] = Field(
         default="adaptive",
         description="adaptive: each round verifies what pays most by measured costs, nothing at "
-        "times; fixed: always the drafter's draft_tokens. Unset with draft_tokens given: fixed",
+        "times (tensorrt_llm: fewer drafts in large batches, by the model of plan); fixed: always "
+        "the drafter's draft_tokens. Unset with draft_tokens given: fixed",
     )
     draft_tokens: Count | None = Field(
         default=None,
@@ -95,13 +96,24 @@ class BuildConfig(Section):
     target: Source = Field(description="the model whose output distribution is kept")
     drafter: Source = Field(description="the target's DFlash drafter")
     engine: Engine = OnnxRuntime()
-    speculation: Speculation = Speculation()
+    speculation: Speculation = Field(default=Speculation(), validate_default=True)
     serving: Serving = Serving()
 
     @field_validator("engine", mode="before")
     @classmethod
     def _has_a_kind(cls, engine: object) -> object:
         return {"kind": "onnxruntime"} | engine if isinstance(engine, dict) else engine
+
+    @field_validator("speculation")
+    @classmethod
+    def _what_the_engine_has(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
+        if not isinstance(info.data.get("engine"), TensorRTLLM):
+            return speculation
+        asked = [name for name in OF_ADAPTIVE if name in speculation.model_fields_set]
+        if idle := [name for name in asked if getattr(speculation, name)]:
+            message = "{name} has no effect with engine.kind tensorrt_llm, which drafts a chain"
+            raise PydanticCustomError("no_effect", message, {"name": idle[0]})
+        return speculation.model_copy(update=dict.fromkeys(OF_ADAPTIVE, False))
 
     @field_validator("serving")
     @classmethod

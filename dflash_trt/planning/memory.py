@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from dflash_trt.engines.tensorrt_llm.memory import CACHE_BYTES, OVERHEAD, SHARE
 from dflash_trt.hardware import Gpu
-from dflash_trt.planning.roofline import Layout
-from dflash_trt.planning.shape import Shape
+from dflash_trt.roofline.passes import Layout
+from dflash_trt.roofline.shape import Shape
 
 POOL_FRACTION = 0.85  # free_gpu_memory_fraction where the pool has everything
 STATE_BYTES = 2

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from dflash_trt.hardware import Machine
 from dflash_trt.planning.memory import Memory, fit
-from dflash_trt.planning.methods import Method, round_time
-from dflash_trt.planning.roofline import Constants, Layout, Runtime, Step
-from dflash_trt.planning.shape import Shape
+from dflash_trt.roofline.methods import Method, round_time
+from dflash_trt.roofline.passes import Constants, Layout, Runtime, Step
+from dflash_trt.roofline.shape import Shape
 
 MOST = 16384  # sequences that are looked at
 

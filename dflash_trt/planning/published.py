@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any, Literal
 
 from dflash_trt.hardware import machine
-from dflash_trt.planning.methods import PLAIN, Method, dflash, eagle, tokens_per_second
-from dflash_trt.planning.roofline import Constants, Layout, Runtime, Software
-from dflash_trt.planning.shape import Shape, drafter_shape, target_shape
 from dflash_trt.published import data, tau_of
+from dflash_trt.roofline.methods import PLAIN, Method, dflash, eagle, tokens_per_second
+from dflash_trt.roofline.passes import Constants, Layout, Runtime, Software
+from dflash_trt.roofline.shape import Shape, drafter_shape, target_shape
 
 
 @dataclass(frozen=True)

@@ -2,35 +2,30 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-from dflash_trt.checkpoints.files import read_json
 from dflash_trt.checkpoints.outline import Pair, config_values, outline_drafter, outline_target
-from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines.tensorrt_llm.args import choose_args
 from dflash_trt.engines.tensorrt_llm.choices import PAGED
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
+from dflash_trt.engines.tensorrt_llm.pace import CONTEXT, kv_bytes, layout_of, target_values
 from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import PRESETS, Machine, machine
-from dflash_trt.planning.methods import (
+from dflash_trt.planning.plan import Deployment, Point, curve, front, layouts
+from dflash_trt.roofline.methods import (
     EAGLE_ACCEPTANCE,
     EAGLE_CHAIN,
     PLAIN,
-    accepted,
     dflash,
     eagle,
+    expected,
 )
-from dflash_trt.planning.plan import Deployment, Point, curve, front, layouts
-from dflash_trt.planning.roofline import Constants, Layout, fit_errors
-from dflash_trt.planning.shape import Shape, Values, drafter_shape, section, target_shape
-from dflash_trt.published import acceptance as published_acceptance
+from dflash_trt.roofline.passes import Constants, fit_errors
+from dflash_trt.roofline.shape import Shape, Values, drafter_shape, target_shape
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
-CONTEXT = 4096  # tokens of a sequence for the speeds, its prompt included
 BLOCK = 16  # z-lab's default
-CHANCE = 0.8  # of a draft to be accepted, where nothing is published for a drafter
 
 
 def plan(
@@ -51,10 +46,7 @@ def plan(
     host = hardware or _machine(config)
     gpus = _gpus(config, host)
     args = _chosen(config, target, drafter, host)
-    values = config_values(target, "target")
-    if (file := target / MODELOPT_FILE).is_file():
-        more = section(read_json(file), "quantization")
-        values["quantization_config"] = more | section(values, "quantization_config")
+    values = target_values(target, config_values(target, "target"))
     draft_values = config_values(drafter, "drafter")
     shape = target_shape(values)
     block = _block(config, draft_values)
@@ -64,7 +56,7 @@ def plan(
         target=shape,
         drafter=drafter_shape(draft_values, shape),
         block=block,
-        kv_bytes=_kv_bytes(values, args),
+        kv_bytes=kv_bytes(values, args.kv_cache_config.dtype if args else "auto"),
         paged=_backend(host, args) == "TRTLLM",
     )
     tau, source = _acceptance(config, acceptance, block - 1)
@@ -136,14 +128,6 @@ def _chosen(config: BuildConfig, target: Path, drafter: Path, host: Machine) -> 
     return choose_args(config, Pair(outline_target(target), outline_drafter(drafter)), host)
 
 
-def _kv_bytes(values: Values, args: LlmArgs | None) -> float:
-    """Bytes of a number in the target's KV cache."""
-    asked: object = args.kv_cache_config.dtype if args else "auto"
-    if asked == "auto":
-        asked = section(values, "quantization_config").get("kv_cache_quant_algo")
-    return {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}.get(str(asked).lower(), 2.0)
-
-
 def _backend(host: Machine, args: LlmArgs | None) -> str:
     if args is not None:
         return args.speculative_config.attention_backend
@@ -154,13 +138,8 @@ def _built(args: LlmArgs | None) -> dict[str, Any] | None:
     """What `build` takes of the layouts."""
     if args is None:
         return None
-    layout = Layout(
-        args.tensor_parallel_size,
-        attention_dp=bool(args.enable_attention_dp),
-        experts_parallel=(args.moe_expert_parallel_size or 1) > 1,
-    )
     return {
-        "layout": str(layout),
+        "layout": str(layout_of(args.model_dump())),
         "max_batch_size": args.max_batch_size,
         "max_seq_len": args.max_seq_len,
         "draft_len_schedule": args.speculative_config.draft_len_schedule,
@@ -177,12 +156,7 @@ def _acceptance(config: BuildConfig, given: float | None, drafts: int) -> tuple[
                 "Give the mean number of tokens that a round commits",
             )
         return given, "given"
-    if (table := published_acceptance(config.drafter.hub or "")) is not None:
-        # of each draft: fewer may be asked for than were measured
-        chance = accepted(mean(table.tau.values()), table.draft_tokens)
-        tau = sum(chance**i for i in range(most))
-        return tau, f"published ({table.source}), mean of {len(table.tau)} tasks"
-    return sum(CHANCE**i for i in range(most)), f"taken: {CHANCE:.0%} of drafts accepted"
+    return expected(config.drafter.hub or "", drafts)
 
 
 def _name(hub: str | None, directory: Path) -> str:

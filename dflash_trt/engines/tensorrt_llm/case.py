@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from dflash_trt.checkpoints.checks.tensorrt_llm import architecture
 from dflash_trt.checkpoints.drafter import Drafter
@@ -16,9 +15,6 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import Gpu, Machine
 
 Model = Outline[Target] | Outline[Drafter]
-Precision = Literal["bf16", "fp8", "fp4"]
-# bytes of one weight, with its share of the scales (MXFP4: one byte for 32)
-WEIGHT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.53}
 
 
 @dataclass(frozen=True)
@@ -140,12 +136,3 @@ def weight_bytes(model: Model) -> int:
     if not found:
         raise NotKnown(f"the {model.role} has no weights here")
     return found
-
-
-def precision(model: Model) -> Precision:
-    """How most weights are stored, by `quantization_config`."""
-    found = model.values.get("quantization_config")
-    text = str(found).lower() if isinstance(found, dict) else ""
-    if any(name in text for name in ("mxfp4", "nvfp4", "fp4")):
-        return "fp4"
-    return "fp8" if "fp8" in text or "float8" in text else "bf16"

@@ -9,14 +9,17 @@ from math import ceil
 from typing import Any
 
 from dflash_trt.checkpoints.outline import NotKnown
-from dflash_trt.engines.tensorrt_llm.case import WEIGHT_BYTES, Case, heads, known, precision
+from dflash_trt.engines.tensorrt_llm.case import Case, heads, known
 from dflash_trt.engines.tensorrt_llm.memory import arena_batch, arena_budget, slot_bytes
+from dflash_trt.engines.tensorrt_llm.pace import pace, pays_from, schedule
 
 UNSET: Any = object()
 TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
 LONGEST = 131072  # tokens of a sequence, where the models know more
 BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
 BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
+MARGIN = 0.8  # of the acceptance rate from which drafts pay
+MOST_DRAFTS = 1024  # published drafters have up to 15
 PAGED = (100, 103)  # compute capabilities with the drafter's paged attention
 
 Before = Mapping[str, Any]  # what is chosen already, by dotted argument
@@ -147,38 +150,26 @@ def graph_sizes(largest: int) -> list[int]:
 
 
 def draft_len_schedule(case: Case, chosen: Before) -> Any:
-    if chosen["speculative_config.max_concurrency"] is not None:
+    given = chosen["speculative_config.max_concurrency"] is not None
+    if given or chosen["enable_attention_dp"] or not adaptive(case, chosen):
         return UNSET
-    full, largest = verified(chosen) - 1, chosen["max_batch_size"]
-    # with attention-DP the experts see the batches of all ranks
-    shared = chosen["tensor_parallel_size"] if chosen["enable_attention_dp"] else 1
-    free = free_tokens(case) // shared
-    if largest * (1 + full) <= free:
+    found = schedule(pace(case, chosen), chosen["max_batch_size"])
+    return found if len(found) > 1 else UNSET
+
+
+def acceptance_rate_threshold(case: Case, chosen: Before) -> Any:
+    window = chosen["speculative_config.acceptance_rate_window_size"]
+    if not window or not adaptive(case, chosen):
         return UNSET
-    schedule, drafts = {max(1, free // (1 + full)): full}, full
-    while max(schedule) < largest:
-        drafts //= 2
-        last = largest if drafts <= 1 else min(largest, free // (1 + drafts))
-        if last > max(schedule):
-            schedule[last] = max(1, drafts)
-    return schedule
+    pays = pays_from(pace(case, chosen), chosen["max_batch_size"])
+    return round(min(MARGIN * pays, 1.0), 3)
 
 
-def free_tokens(case: Case) -> int:
-    """Tokens of one step up to which reading the weights takes longer than multiplying by them.
-
-    Of experts a token uses only some, so that they have work for more of them.
-    """
-    stored = precision(case.target)
-    # MXFP4 weights are multiplied by MXFP8 activations
-    multiplied = "fp8" if case.is_gpt_oss else stored
-    flops = case.gpu.flops.get(multiplied, 0.0) if case.gpu.sm >= 100 or stored == "fp8" else 0.0
-    flops = flops or case.gpu.flops.get("bf16", 0.0)
-    tokens = flops / case.gpu.bandwidth * WEIGHT_BYTES[stored] / 2
-    used = known(case.target, "num_experts_per_tok", "top_k_experts")
-    if case.experts and used:
-        tokens *= case.experts / used
-    return int(tokens)
+def adaptive(case: Case, chosen: Before) -> bool:
+    """There is a draft length to choose; a longer one than was trained is refused later."""
+    most = min(case.block_size - 1, MOST_DRAFTS)
+    drafts = chosen["speculative_config.max_draft_len"] or 0
+    return case.config.speculation.policy == "adaptive" and 1 < drafts <= most
 
 
 def stream_interval(case: Case, chosen: Before) -> Any:

@@ -39,6 +39,8 @@ GUIDE = "docs/source/deployment-guide/deployment-guide-for-gpt-oss-on-trtllm.md"
 BUDGET = "NVIDIA/TensorRT-LLM pull request 19466"
 WORKER = "tensorrt_llm/_torch/speculative/dflash.py@00679c66"
 ATTENTION = "tensorrt_llm/_torch/speculative/dflash_attention.py@0352547d"
+FLOOR = "NVIDIA/TensorRT-LLM pull request 16888"
+GATE = "tensorrt_llm/_torch/speculative/speculation_gate.py; pull request 12905"
 
 # in the order they are chosen in; paths are those of NVIDIA/TensorRT-LLM
 RULES: tuple[Rule, ...] = (
@@ -190,10 +192,18 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "speculative_config.draft_len_schedule",
         choices.draft_len_schedule,
-        "half as many drafts each time that a step's tokens would outgrow what the GPU multiplies "
-        "while it reads the weights; none where max_batch_size never does. Blocks are drafted "
-        "whole all the same",
-        f"roofline of the machine; {ARGS}",
+        "policy adaptive: fewer drafts in large batches, where the model of `plan` has them 5 % "
+        "faster; blocks are drafted whole all the same. Never 0, which starves the drafter. None "
+        "with attention-DP, where each rank would go by its own batch",
+        f"docs/planning.md (unmeasured); {ARGS}; {FLOOR}",
+    ),
+    Rule(
+        "speculative_config.acceptance_rate_threshold",
+        choices.acceptance_rate_threshold,
+        "policy adaptive and an `acceptance_rate_window_size` in `engine.args`: 0.8 of the rate "
+        "below which drafts pay at no batch size, by the model of `plan`. Else none: it ends "
+        "speculation for good and for everyone, and one long odd text is enough",
+        f"docs/planning.md (unmeasured); {GATE}",
     ),
     Rule(
         "enable_iter_perf_stats",

@@ -114,8 +114,9 @@ def schedule_within_length(case: Case, args: LlmArgs) -> Found:
 
 
 def schedule_covers_batch(case: Case, args: LlmArgs) -> Found:
-    """Above the last batch size of the schedule upstream does not speculate at all."""
-    last, batch = max(_schedule(args), default=None), args.max_batch_size or 0
+    """Without drafts the drafter misses tokens, and drafts badly later (pull request 16888)."""
+    drafting = [rows for rows, drafts in _schedule(args).items() if drafts]
+    last, batch = max(drafting, default=None), args.max_batch_size or 0
     last = args.speculative_config.max_concurrency if last is None else last
     return Found(
         last is None or last >= batch,
@@ -136,6 +137,17 @@ def schedule_or_concurrency(case: Case, args: LlmArgs) -> Found:
     )
 
 
+def schedule_on_one_rank(case: Case, args: LlmArgs) -> Found:
+    """With attention-DP each rank goes by its own batch, and graphs are for one length of each."""
+    alone = bool(args.enable_attention_dp) and args.tensor_parallel_size > 1
+    return Found(
+        not alone or not _schedule(args),
+        f"enable_attention_dp is {str(alone).lower()}, draft_len_schedule is "
+        f"{_schedule(args) or 'not given'}",
+        f"Leave out {CONFIG}.draft_len_schedule",
+    )
+
+
 def acceptance_threshold(case: Case, args: LlmArgs) -> Found:
     """A bad spell, one long text in another language, and speculation is off until a restart."""
     threshold = args.speculative_config.acceptance_rate_threshold
@@ -143,7 +155,8 @@ def acceptance_threshold(case: Case, args: LlmArgs) -> Found:
         not threshold,
         f"acceptance_rate_threshold is {threshold}"
         + ("; below it upstream ends speculation for good" if threshold else ""),
-        f"Leave out {CONFIG}.acceptance_rate_threshold, and watch the metrics instead",
+        f"Leave out {CONFIG}.acceptance_rate_threshold and .acceptance_rate_window_size, and watch "
+        "the metrics instead",
     )
 
 

@@ -44,6 +44,7 @@ CHECKS: tuple[tuple[Look, Severity], ...] = (
     (drafting.schedule_within_length, "error"),
     (drafting.schedule_or_concurrency, "error"),
     (drafting.schedule_covers_batch, "warning"),
+    (drafting.schedule_on_one_rank, "warning"),
     (drafting.acceptance_threshold, "warning"),
     (drafting.forced_acceptance, "error"),
     (memory.weights_fit, "error"),

@@ -1,15 +1,17 @@
 """Ways to decode: plain, with an EAGLE-3-like chain of draft tokens, and with DFlash."""
 
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Literal
 
-from dflash_trt.engines.tensorrt_llm.memory import CACHE_BYTES
-from dflash_trt.planning.roofline import Runtime, Step, forward, head
-from dflash_trt.planning.shape import Shape, eagle_shape
+from dflash_trt.published import acceptance as published_acceptance
+from dflash_trt.roofline.passes import BF16, Runtime, Step, forward, head
+from dflash_trt.roofline.shape import Shape, eagle_shape
 
 EAGLE_CHAIN = 3  # draft tokens of an EAGLE-3 chain, TensorRT-LLM's usual max_draft_len
 # gpt-oss-120b with three draft tokens: TensorRT-LLM's reference for its own accuracy test
 EAGLE_ACCEPTANCE = 2.8943
+CHANCE = 0.8  # of a draft to be accepted, where nothing is published for a drafter
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,16 @@ def accepted(acceptance: float, draft_tokens: int) -> float:
     return high
 
 
+def expected(drafter: str, draft_tokens: int) -> tuple[float, str]:
+    """The tokens of a round with so many drafts, and where that is from; drafter: its Hub id."""
+    chance, source = CHANCE, f"taken: {CHANCE:.0%} of drafts accepted"
+    if (table := published_acceptance(drafter)) is not None:
+        # of each draft: fewer may be asked for than were measured
+        chance = accepted(mean(table.tau.values()), table.draft_tokens)
+        source = f"published ({table.source}), mean of {len(table.tau)} tasks"
+    return sum(chance**i for i in range(draft_tokens + 1)), source
+
+
 def round_time(target: Shape, method: Method, runtime: Runtime, rows: int, context: float) -> Step:
     """Seconds of a round of `rows` sequences of one instance, `context` tokens long each."""
     tokens = method.draft_tokens + 1
@@ -67,9 +79,9 @@ def round_time(target: Shape, method: Method, runtime: Runtime, rows: int, conte
         return step
     step += Step(host=runtime.constants.host[runtime.software])
     if method.name == "DFlash":  # a pass over the whole block, and the target's head
-        step += forward(method.drafter, runtime, rows, method.block, context, CACHE_BYTES)
+        step += forward(method.drafter, runtime, rows, method.block, context, BF16)
         return step + head(target, runtime, rows, method.block - 1)
-    each = forward(method.drafter, runtime, rows, 1, context, CACHE_BYTES)
+    each = forward(method.drafter, runtime, rows, 1, context, BF16)
     return step + method.draft_tokens * (each + head(method.drafter, runtime, rows, 1))
 
 

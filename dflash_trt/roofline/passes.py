@@ -16,8 +16,8 @@ from typing import Any, Literal
 import yaml
 
 from dflash_trt.hardware import Gpu
-from dflash_trt.planning.shape import BF16 as PLAIN
-from dflash_trt.planning.shape import Format, Layer, Shape
+from dflash_trt.roofline.shape import BF16 as PLAIN
+from dflash_trt.roofline.shape import Format, Layer, Shape
 
 # kernels of a layer that follow each other, by what is in it; of the head and what samples
 ATTENTION_KERNELS, MLP_KERNELS, EXPERTS_KERNELS, HEAD_KERNELS = 6, 3, 6, 3

@@ -1,0 +1,1 @@
+"""How long a round takes on a GPU, by arithmetic over config.json and data sheets."""
