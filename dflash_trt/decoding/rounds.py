@@ -42,15 +42,15 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     _move_rows(engine, moves)
     n, width = x.tokens.shape
     lengths, forced, places, _ = zip(*x.rows.tolist(), strict=True)
-    trees = x.parents.tolist() if x.parents.shape[1] > 1 else []
+    trees = [tuple(line[1:]) for line in x.parents.tolist()] if x.parents.shape[1] > 1 else []
     scored = _scored_rows(forced, lengths, width)
     visible = _visible(engine, max(places) + width)
     step = engine.step(first_row, n, width, visible, len(scored))
     step.inputs["tokens"][:] = x.tokens
-    positions = [range(place, place + width) for place in places]
+    positions: list[Sequence[int]] = [range(place, place + width) for place in places]
     if trees:
         positions = [
-            [place + depth for depth in depths(tuple(parents))]
+            [place + depth for depth in depths(parents)]
             for place, parents in zip(places, trees, strict=True)
         ]
     step.inputs["positions"][:] = positions
@@ -60,7 +60,7 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     mask[:] = False
     for i, place in enumerate(places):
         mask[i, :, :, :place] = True
-        seen = ancestors(tuple(trees[i])) if trees else _causal(width)
+        seen = ancestors(trees[i]) if trees else _causal(width)
         mask[i, :, :, place : place + width] = seen
     step.run()
     outputs = step.outputs

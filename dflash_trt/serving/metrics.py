@@ -44,7 +44,7 @@ REQUESTS = "dflash_requests_total"
 ACTIVE = "trtllm_num_requests_running"
 WAITING = "trtllm_num_requests_waiting"
 KV_ROWS = "dflash_kv_rows_used"
-OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS)  # only who runs the rounds knows
+OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS)  # known to who runs them
 
 WAITS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -146,7 +146,7 @@ class _Pending:
     """What happened since the last send; its size does not grow with the number of rounds."""
 
     gaps: _Tally = field(default_factory=lambda: _Tally(GAPS))
-    acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)  # (drafted, accepted)
+    acceptance: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # see `drafted`
     counts: dict[tuple[str, str], float] = field(default_factory=dict)  # by name, label value
     gauges: dict[str, float] = field(default_factory=dict)
     observed: list[tuple[str, float]] = field(default_factory=list)  # two per request
