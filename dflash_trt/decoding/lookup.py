@@ -103,12 +103,12 @@ class PromptLookup:
 
     def __call__(self, x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
         start = time.perf_counter()
-        first_row, wanted, *moves = x.batch.tolist()
+        first_row, wanted, _, *moves = x.batch.tolist()
         for source, destination in zip(moves[::2], moves[1::2], strict=True):
             self._texts[destination] = self._texts[source]  # a new text comes to the source
         lines = zip(x.rows.tolist(), x.tokens.tolist(), checked.results.tolist(), strict=True)
         drafts = []
-        for row, ((_, forced, place, budget), tokens, (accepted, token)) in enumerate(lines):
+        for row, ((_, forced, place, budget), tokens, (accepted, token, *_)) in enumerate(lines):
             if place == 0 or first_row + row not in self._texts:
                 self._texts[first_row + row] = Suffixes()
             text = self._texts[first_row + row]
