@@ -9,7 +9,7 @@ from exact import run_all, scheduler_of
 
 from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.draft_model import DraftModel
-from dflash_trt.decoding.lookup import PromptLookup, continuation
+from dflash_trt.decoding.lookup import PromptLookup, Suffixes
 from dflash_trt.decoding.rounds import in_process, rounds_with
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
@@ -17,22 +17,6 @@ from dflash_trt.engines.onnxruntime import Engine
 
 QWEN3 = {"family": "qwen3", "heads": 4, "kv_heads": 2, "tied": True, "taps": (0, 2)}
 NEW_TOKENS = 40
-
-
-@pytest.mark.parametrize(
-    ("text", "most", "expected"),
-    [
-        ([1, 2, 3, 9, 1, 2, 3], 2, [9, 1]),
-        ([1, 2, 3, 9, 1, 2, 3], 9, [9, 1, 2, 3]),
-        ([7, 3, 5, 7, 3, 6, 7, 3], 1, [6]),  # the latest
-        ([4, 7, 3, 5, 8, 3, 6, 4, 7, 3], 1, [5]),  # but the longest first
-        ([1, 1, 1, 1], 3, [1]),
-        ([1, 2, 3], 3, []),
-        ([1], 3, []),
-    ],
-)
-def test_lookup_copies_what_followed(text: list[int], most: int, expected: list[int]) -> None:
-    assert continuation(text, most) == expected
 
 
 @pytest.mark.parametrize("prefill_chunk", [5, 64])
@@ -60,6 +44,24 @@ def test_text_is_the_targets_own(built_pair: BuildPair, which: str, prefill_chun
     assert accepted == 0 if which == "another model" else accepted > 0
     if which == "itself":
         assert {n for s in sequences for n in s.committed_per_round[:-1]} == {6}
+
+
+def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
+    """Prompts that come in chunks, rows that move, texts that follow others in a row."""
+    built = built_pair(**QWEN3)
+    rounds = rounds_with(Engine(built.target_engine), PromptLookup())
+    scheduler = scheduler_of(rounds, DraftLength(8, 5), slots=3, prefill_chunk=5)
+    for i, text in enumerate(built.texts[:8]):
+        scheduler.submit(Request(text[: 9 + 4 * i], NEW_TOKENS - 4 * i))
+    compared = 0
+    while scheduler.busy:
+        scheduler.step()
+        for sequence in scheduler.sequences:
+            whole = Suffixes([*sequence.request.prompt, *sequence.tokens])
+            if sequence.drafts:
+                assert sequence.drafts == whole.find(len(sequence.drafts))[1]
+                compared += 1
+    assert compared > 30
 
 
 def test_sampled_text_has_the_targets_distribution(built_pair: BuildPair) -> None:
