@@ -19,7 +19,7 @@ from dflash_trt.engines.info import most_verified
 CANDIDATES = 8  # of each draft, for trees and correction
 HOST_SECONDS = 1e-4  # what these two cost a row in Python
 HOST_SHARE = 0.05  # of a plain step, that they may cost
-SHARP = 2.0  # how sure the best noisy candidate is: the noise is the target's, the rest is guessed
+SHARP = 0.6  # how far the best noisy candidate is to be trusted: found by replaying the demo pair
 
 
 class Proposer:
