@@ -98,8 +98,9 @@ def describe(
     prefill_chunk: int,
 ) -> PlanInfo:
     """What `engine.json` says of a plan of this graph, which lies at `path` without its casts."""
-    held = 0 if info.role == "target" else HELD
-    prefill_chunk = max(min(prefill_chunk, info.max_seq_len), held + info.most_verified)
+    prefill_chunk = max(min(prefill_chunk, info.max_seq_len), info.most_verified)
+    if info.role == "drafter":  # takes features that were held back with those of a chunk
+        prefill_chunk += HELD
     return PlanInfo(
         library=engine.library,
         version=trt.__version__,
