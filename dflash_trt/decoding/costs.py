@@ -15,7 +15,7 @@ MOST_VERIFIED = 16  # or the block size, if that is more
 SHORT = 64  # tokens, a multiple of BUCKET
 BUCKET = 64  # contexts that share a figure
 BUDGET = 5.0  # seconds, for MOST passes over all rounds; WORST times that for LEAST passes
-WORST, LEAST, MOST = 4, 2, 30
+WORST, LEAST, MOST = 4, 3, 30
 
 Floats = npt.NDArray[np.float64]
 Grid = tuple[list[int], list[int], list[int]]  # contexts, rows, widths
@@ -40,14 +40,17 @@ class Costs:
 
     def __post_init__(self) -> None:
         axes = (self.contexts, self.rows, self.widths)
-        for table, along in ((self.verify_seconds, axes), (self.draft_seconds, axes[:2])):
-            seconds = np.array(table, np.float64)
-            if seconds.shape != tuple(map(len, along)) or not seconds.size:
-                raise ValueError("a table does not fit its axes")
-            if not (np.isfinite(seconds) & (seconds > 0)).all():
-                raise ValueError("not all times are positive numbers")
+        verify, draft = np.array(self.verify_seconds, float), np.array(self.draft_seconds, float)
+        shape = tuple(map(len, axes))
+        if not verify.size or (verify.shape, draft.shape) != (shape, shape[:2]):
+            raise ValueError("a table does not fit its axes")
         if any(list(axis) != sorted({*axis}) for axis in axes):
             raise ValueError("an axis does not rise")
+        # where nothing drafts that takes no time
+        if not (np.isfinite(verify).all() and np.isfinite(draft).all()):
+            raise ValueError("a time is not a number")
+        if verify.min() <= 0 or draft.min() < 0:
+            raise ValueError("a time is not positive")
 
     def verify(self, n: int, width: int, context: int) -> float:
         """Seconds to verify `width` tokens of each of n sequences; width 1 is plain decoding."""
@@ -120,8 +123,9 @@ def measure(
             a_pass += plain + share * max(most[contexts.index(context)] - plain, 0.0)
         if LEAST * a_pass <= worst:
             break
-    # of a small engine a kind's first round after another's is slower, plain steps the most
-    rounds = 3 if 12 * a_pass <= budget_seconds else 1
+    # of a small engine a kind's first round after another's is slower, plain steps the most: it is
+    # run three times in a row, where that leaves time for four passes
+    rounds = 3 if 3 * 4 * a_pass <= budget_seconds else 1
     seconds: dict[_Round, list[float]] = {kind: [] for kind in kinds}
     began = clock()
     for passed in range(1, MOST + 1):
@@ -147,10 +151,12 @@ def _grids(contexts: list[int], slots: int, widest: int) -> Iterator[Grid]:
     """Grids to measure, from fine to coarse."""
     rows = [n for n in (1 << i for i in range(slots.bit_length())) if n < slots] + [slots]
     widths = [width for width in WIDTHS if width < widest] + [widest]
+    doubling = [width for width in widths if not width & (width - 1) or width == widest]
     yield contexts, rows, widths
-    yield contexts, rows, [width for width in widths if not width & (width - 1) or width == widest]
-    yield contexts, _ends(rows), _few(widths)
-    yield contexts[:1], _ends(rows), _ends(widths)
+    yield contexts, rows, doubling
+    yield contexts, _ends(rows), doubling
+    for few in (doubling, _few(widths), _ends(widths)):
+        yield contexts[:1], _ends(rows), few
 
 
 def _ends(axis: list[int]) -> list[int]:
@@ -177,7 +183,7 @@ def _costs(grid: Grid, seconds: dict[_Round, float]) -> Costs:
         verify[0, i] = [seconds[_Round(short, n, width)] for width in widths]
         for j, context in enumerate(contexts[1:], 1):
             added = [seconds[_Round(context, n, w)] - seconds[_Round(short, n, w)] for w in few]
-            verify[j, i] = verify[0, i] + np.interp(widths, few, added)
+            verify[j, i] = verify[0, i] + np.interp(widths, few, np.maximum(added, 0.0))
     return Costs(contexts, rows, widths, _rising(verify).tolist(), _rising(draft).tolist())
 
 
