@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.decoding.messages import RunRound, VerifyInput, no_candidates, no_rules
+from dflash_trt.decoding.messages import RunRound, VerifyInput, chains, no_candidates, no_rules
+from dflash_trt.engines.info import most_verified
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tokens of a row; 1: plain decoding
-MOST_VERIFIED = 16  # or the block size, if that is more
+CANDIDATES = 8  # that rounds ask for of each draft
 SHORT = 64  # tokens, a multiple of BUCKET
 BUCKET = 64  # contexts that share a figure
 BUDGET = 5.0  # seconds, for MOST passes over all rounds; WORST times that for LEAST passes
-WORST, LEAST, MOST = 4, 3, 30
+WORST, LEAST, MOST = 4, 3, 16
 
 Floats = npt.NDArray[np.float64]
 Grid = tuple[list[int], list[int], list[int]]  # contexts, rows, widths
@@ -99,7 +100,7 @@ def measure(
     step of all rows takes seconds.
     """
     start, worst = clock(), WORST * budget_seconds
-    widest = min(max(block_size, MOST_VERIFIED), max_seq_len)
+    widest = min(most_verified(block_size), max_seq_len)
     long = max_seq_len - 2 * widest  # room for a round and what it drafts
     contexts = [SHORT, long] if long > 2 * SHORT else [max(min(SHORT, long), 0)]
 
@@ -221,15 +222,15 @@ def _between(table: Any, axes: Sequence[Sequence[int]], point: Sequence[int]) ->
 def _input(kind: _Round, block_size: int) -> VerifyInput:
     """Greedy rows with any tokens."""
     context, n, width = kind
-    # with nothing left to draft the drafter does not run
-    drafts, budget = (0, 1) if width else (block_size - 1, 2 * block_size)
+    drafts = 0 if width else block_size - 1
     width = width or min(4, block_size)  # a usual number of features to inject
     rules, uniforms, history = no_rules(n)
     ids, probs = no_candidates(n)
     return VerifyInput(
-        batch=np.array([0, drafts]),
-        rows=np.array([[width, 1, context, budget]] * n),
+        batch=np.array([0, drafts, CANDIDATES]),
+        rows=np.array([[width, 1, context, 2 * block_size]] * n),
         tokens=np.zeros((n, width), np.int64),
+        parents=chains(n),
         rules=rules,
         uniforms=uniforms,
         history=history,
