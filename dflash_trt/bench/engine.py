@@ -11,8 +11,8 @@ from typing import Any
 
 from dflash_trt.bench.results import Cell, Sample
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.draft_model import DraftModel
+from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.lookup import PromptLookup
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.policy import Fixed, Policy
