@@ -41,6 +41,16 @@ def publish(scratch: Path, output: Path) -> None:
     _sync(output.parent)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all; OSError. Of two writers at once the last wins."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
 def _beside(output: Path, what: str) -> Path:
     return output.with_name(f".{output.name}.dflash-trt-{what}")
 

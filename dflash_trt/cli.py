@@ -132,7 +132,9 @@ def plan(
 
 @app.command()
 def inspect(
-    target: Annotated[str, typer.Argument(help="Its directory, or ORG/NAME@REVISION.")],
+    target: Annotated[
+        str, typer.Argument(help="Its directory, or ORG/NAME@REVISION; or what `build` wrote.")
+    ],
     drafter: Annotated[str | None, typer.Argument(help="The same of its drafter.")] = None,
     deep: Annotated[
         bool,
@@ -143,15 +145,26 @@ def inspect(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Describe a target and a drafter and check the pair; exit 1 if it cannot be built."""
+    """Describe a target and a drafter and check the pair; exit 1 if it cannot be built.
+
+    Of a built directory: what rounds cost on the machines that ran it.
+    """
+    from dflash_trt.built import inspect_built, is_built
     from dflash_trt.checkpoints.inspect import inspect as run
     from dflash_trt.checkpoints.source import locate_argument
     from dflash_trt.progress import reporting
-    from dflash_trt.report import show
+    from dflash_trt.report import show, show_built
 
     deep = deep or prompts is not None
     if deep and drafter is None:
         raise RequestError("--deep measures a pair", "Give the drafter too")
+    if drafter is None and is_built(Path(target)):
+        found = inspect_built(Path(target))
+        if json_:
+            _print_json(**found)
+        else:
+            show_built(found)
+        return
     with reporting() as report:
         at = [locate_argument(target, "target", report)]
         if drafter is not None:

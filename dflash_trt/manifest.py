@@ -8,6 +8,7 @@ from typing import Any
 
 import dflash_trt
 from dflash_trt.checkpoints.source import Report
+from dflash_trt.decoding.kept_costs import COSTS_FILE
 from dflash_trt.digests import Entry, entry, sha256
 from dflash_trt.engines.info import stamp
 from dflash_trt.errors import BuildError
@@ -120,9 +121,17 @@ def _stamp(file: Path) -> dict[str, int]:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Every file below `directory`, sorted; Triton's Python leaves caches, which are no part."""
+    """Every file below `directory`, sorted, but for what comes as it runs and is no part of it.
+
+    Triton's Python leaves caches, and costs are kept beside the engines.
+    """
     found = [Path(at, name) for at, _, names in os.walk(directory) for name in names]
-    return sorted(file for file in found if "__pycache__" not in file.parts)
+    costs = str(directory / "engines" / COSTS_FILE)  # while it is written a number is behind it
+    return sorted(
+        file
+        for file in found
+        if "__pycache__" not in file.parts and not str(file).startswith(costs)
+    )
 
 
 def _name(directory: Path, file: Path) -> str:

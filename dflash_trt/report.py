@@ -1,9 +1,10 @@
-"""The report of `dflash-trt inspect` as text: coloured on a terminal, plain elsewhere."""
+"""The reports of `dflash-trt inspect` as text: coloured on a terminal, plain elsewhere."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 Line = list[tuple[str, str]]  # texts with their styles
@@ -28,8 +29,26 @@ def show_checks(checks: list[dict[str, Any]]) -> None:
     _print(_checks(checks))
 
 
+def show_built(report: dict[str, Any]) -> None:
+    """Print what `built.inspect_built` gave."""
+    _print(_built(report))
+    for costs in report["costs"]:
+        _print(_machine(costs))
+        for context, verify, draft in zip(
+            costs["contexts"], costs["verify_seconds"], costs["draft_seconds"], strict=True
+        ):
+            console = _console()
+            # a narrow terminal wraps, rather than hide numbers
+            console.width = max(console.width, 20 + 16 * len(costs["widths"]))
+            console.print(_costs(costs, context, verify, draft))
+
+
+def _console() -> Console:
+    return Console(soft_wrap=True, highlight=False)
+
+
 def _print(lines: Iterable[Line]) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = _console()
     for line in lines:
         # a downloaded file may hold anything, escape sequences too
         console.print(Text.assemble(*((_printable(text), style) for text, style in line)))
@@ -104,6 +123,36 @@ def _measured(measured: dict[str, Any]) -> Iterator[Line]:
     )
     kept = " ".join(f"{share:.0%}" for share in measured["kept"])
     yield _field("kept", f"{kept} (rounds that kept draft token 1, 2, ..)")
+
+
+def _built(report: dict[str, Any]) -> Iterator[Line]:
+    yield [(report["name"], "bold"), (f"  {report['engine_kind']}  {report['directory']}", "")]
+    if report["engine_kind"] == "tensorrt_llm":
+        yield _field("costs", "TensorRT-LLM runs the rounds; nothing is measured here")
+    elif not report["costs"]:
+        yield _field("costs", "not measured yet; they are before a server's first round")
+
+
+def _machine(costs: dict[str, Any]) -> Iterator[Line]:
+    about = costs["machine"]
+    where = " (this machine)" if costs["here"] else ""
+    gpu = f", {about['gpu']}" * bool(about["gpu"])
+    yield [(f"costs of rounds on {about['cpu']}, {about['cores']} cores{gpu}{where}", "bold")]
+    yield _field("run", f"{about['library']}, {about['threads']} threads, {about['mode']}")
+
+
+def _costs(
+    costs: dict[str, Any], context: int, verify: list[list[float]], draft: list[float]
+) -> Table:
+    """Times in ms, and how many plain steps of these rows they are."""
+    title = f"ms (plain steps) with {context} tokens before, by tokens verified of a row"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("rows", *map(str, costs["widths"]), "draft"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for n, steps, drafted in zip(costs["rows"], verify, draft, strict=True):
+        cells = [f"{1000 * each:.3g} ({each / steps[0]:.2f})" for each in (*steps, drafted)]
+        table.add_row(str(n), *cells)
+    return table
 
 
 def _row(result: str, text: str) -> Line:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from triton_metrics import Triton
 from tritonclient.grpc import InferenceServerClient, InferInput
 
+from dflash_trt.decoding.costs import Costs
 from dflash_trt.serving import metrics as module
 from dflash_trt.serving.metrics import HISTOGRAM, REASONS, TALLY, Metrics, families
 from dflash_trt.serving.process import Server
@@ -31,6 +32,13 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 BLOCK_SIZE = 8
 WAIT = 30.0
+COSTS = Costs(
+    contexts=[64, 960],
+    rows=[1, 4],
+    widths=[1, 8],
+    verify_seconds=[[[0.001, 0.002], [0.003, 0.006]], [[0.01, 0.02], [0.03, 0.06]]],
+    draft_seconds=[[0.0005, 0.0006], [0.005, 0.006]],
+)
 PHASES: dict[str, float] = {"verify": 0.004, "draft": 0.002, "hop": 0.001, "scheduler": 0.0005}
 
 
@@ -93,6 +101,25 @@ def test_a_request_from_queue_to_end(triton: Triton) -> None:
     assert triton.value("trtllm_num_requests_running") == 2
     assert triton.value("trtllm_num_requests_waiting") == 0
     assert triton.value("dflash_kv_rows_used") == 3
+
+
+def test_costs_are_those_of_the_short_context(triton: Triton) -> None:
+    metrics = Metrics(triton, BLOCK_SIZE)
+    metrics.costs(COSTS)
+    metrics.close()
+    found = {
+        tuple(dict(labels)[name] for name in ("step", "rows", "tokens")): value
+        for (name, labels), value in triton.samples.items()
+        if name == "dflash_cost_seconds"
+    }
+    assert found == {
+        ("verify", "1", "1"): 0.001,
+        ("verify", "1", "8"): 0.002,
+        ("verify", "4", "1"): 0.003,
+        ("verify", "4", "8"): 0.006,
+        ("draft", "1", ""): 0.0005,
+        ("draft", "4", ""): 0.0006,
+    }
 
 
 def test_counted_histograms_equal_those_of_prometheus_client(triton: Triton) -> None:
@@ -199,6 +226,7 @@ def test_triton_shows_them_all() -> None:
         ["first_token", {"queued": 0.02, "total": 0.3}],
         ["finished", {"reason": "length"}],
         ["state", {"active": 3, "waiting": 2, "kv_rows": 4}],
+        ["costs", {"costs": COSTS.as_json()}],
     ]
     with Server(ROOT / "tests" / "metrics_repository", free_ports()) as server:
         # not `wait_ready`: there is no dflash_infer to warm up
@@ -243,6 +271,9 @@ def test_triton_shows_them_all() -> None:
         "trtllm_num_requests_running": 3,
         "trtllm_num_requests_waiting": 2,
         "dflash_kv_rows_used": 4,
+        "dflash_cost_seconds,rows=1,step=verify,tokens=8": 0.002,
+        "dflash_cost_seconds,rows=4,step=verify,tokens=1": 0.003,
+        "dflash_cost_seconds,rows=4,step=draft,tokens=": 0.0006,
     }
     assert {name: samples[name] for name in expected} == pytest.approx(expected)
 
@@ -296,7 +327,7 @@ def _exported() -> dict[str, set[str]]:
             names |= {f"{family.name}_{part}": set() for part in ("sum", "count")}
             names[f"{family.name}_bucket"] = {"le"}
         else:
-            names[family.name] = {family.label} - {""}
+            names[family.name] = {family.label, *family.more} - {""}
     return names
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from dflash_trt.bench.results import Cell, Sample
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.costs import costs_of
 from dflash_trt.decoding.draft_model import DraftModel
+from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.lookup import PromptLookup
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.policy import Fixed, Policy
@@ -194,7 +194,7 @@ def _way(
         rounds, used = rounds_with(target, DraftModel(model)), [target, model]
     block_size = drafter.info.block_size
     if cell.method == "adaptive":
-        costs = costs_of(engines, "in_process", rounds)
+        costs = costs_of(engines, "in_process", rounds, cell.threads)
         return _Way(cell, rounds, *strategy(Speculation(), block_size, costs), used)
     drafts = 0 if cell.method == "plain" else cell.draft_tokens or block_size - 1
     return _Way(cell, rounds, Fixed(drafts), None, used)

@@ -1,20 +1,16 @@
 """What a benchmark measured, as it lies in its JSON file."""
 
 import json
-import os
-import platform
 import resource
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import dflash_trt
 from dflash_trt.errors import RequestError
+from dflash_trt.machine import machine, versions
 
 PERCENTILES = (50, 90, 99)
-PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytriton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +78,8 @@ class Run:
     options: Mapping[str, Any]
     cells: list[Cell]
     peak_memory: int  # bytes resident, of the whole process
-    machine: Mapping[str, Any] = field(default_factory=lambda: machine())
-    versions: Mapping[str, str] = field(default_factory=lambda: versions())
+    machine: Mapping[str, Any] = field(default_factory=machine)
+    versions: Mapping[str, str] = field(default_factory=versions)
     complete: bool = True  # False: interrupted, what was measured is kept
     hub: Mapping[str, str] = field(default_factory=dict)  # ids there of target and drafter
     format: int = 1
@@ -129,8 +125,8 @@ class ServerRun:
     protocol: str
     options: Mapping[str, Any]
     levels: list[Level]
-    machine: Mapping[str, Any] = field(default_factory=lambda: machine())
-    versions: Mapping[str, str] = field(default_factory=lambda: versions())
+    machine: Mapping[str, Any] = field(default_factory=machine)
+    versions: Mapping[str, str] = field(default_factory=versions)
     complete: bool = True
     format: int = 1
 
@@ -143,34 +139,6 @@ def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list
         f"{machine['memory'] / 2**30:.0f} GiB, {machine['system']}; load {load}.",
         "Versions: " + ", ".join(f"{name} {value}" for name, value in versions.items()) + ".",
     ]
-
-
-def machine() -> dict[str, Any]:
-    """A timing means nothing without it."""
-    model, memory = platform.processor() or platform.machine(), 0
-    cpuinfo, meminfo = Path("/proc/cpuinfo"), Path("/proc/meminfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].split(":", 1)[1].strip() if names else model
-    if meminfo.exists():
-        memory = int(meminfo.read_text().split()[1]) * 1024
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "memory": memory,
-        "system": platform.platform(),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-    }
-
-
-def versions() -> dict[str, str]:
-    found = {"dflash-trt": dflash_trt.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def peak_memory() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.costs import costs_of
+from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.policy import Fixed, Policy
 from dflash_trt.decoding.proposals import Proposer, strategy

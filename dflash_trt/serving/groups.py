@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_trt.decoding.costs import Costs, costs_of
+from dflash_trt.decoding.costs import Costs
+from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.proposals import strategy

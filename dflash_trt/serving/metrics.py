@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
+from dflash_trt.decoding.costs import Costs
+
 log = logging.getLogger(__name__)
 
 INTERVAL = 1.0  # seconds between two sends
@@ -44,7 +46,9 @@ REQUESTS = "dflash_requests_total"
 ACTIVE = "trtllm_num_requests_running"
 WAITING = "trtllm_num_requests_waiting"
 KV_ROWS = "dflash_kv_rows_used"
-OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS)  # known to who runs them
+COST_SECONDS = "dflash_cost_seconds"
+# only who runs the rounds knows these
+OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS)
 
 WAITS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -65,7 +69,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the table: a metric, with the values of its one label or its bucket bounds."""
+    """A row of the table: a metric, with the values of its first label or its bucket bounds."""
 
     name: str
     kind: str
@@ -73,6 +77,7 @@ class Family:
     description: str
     label: str = ""
     values: tuple[str, ...] = ("",)
+    more: tuple[str, ...] = ()  # labels of series that are made when their values are known
     buckets: tuple[float, ...] = ()
 
 
@@ -119,6 +124,13 @@ def families(most_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
         Family(ACTIVE, GAUGE, "requests", "Sequences that hold a KV row"),
         Family(WAITING, GAUGE, "requests", "Requests that wait for a KV row"),
         Family(KV_ROWS, GAUGE, "rows", "KV rows in use"),
+        Family(
+            COST_SECONDS,
+            GAUGE,
+            "seconds",
+            "A step with few tokens in the cache, as measured on this machine",
+            *("step", (), ("rows", "tokens")),
+        ),
     )
     return tuple(each for each in table if rounds or each.name not in OF_ROUNDS)
 
@@ -149,6 +161,7 @@ class _Pending:
     acceptance: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # see `drafted`
     counts: dict[tuple[str, str], float] = field(default_factory=dict)  # by name, label value
     gauges: dict[str, float] = field(default_factory=dict)
+    costs: Costs | None = None
     observed: list[tuple[str, float]] = field(default_factory=list)  # two per request
 
     def add(self, name: str, amount: float, label: str = "") -> None:
@@ -231,6 +244,11 @@ class Metrics:
         with self._lock:
             self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
 
+    def costs(self, costs: Costs) -> None:
+        """What steps cost: once, when it is known."""
+        with self._lock:
+            self._pending.costs = costs
+
     def close(self) -> None:
         """Sends what is pending and ends the thread; Triton then drops the metrics."""
         self._closing.set()
@@ -258,7 +276,7 @@ class _Series:
 
     def __init__(self, sink: Sink, table: Sequence[Family]) -> None:
         self._sink = sink
-        self._families: list[Any] = []  # a metric goes away with its family
+        self._families: dict[str, Any] = {}  # a metric goes away with its family
         self._metrics: dict[tuple[str, str], Any] = {}  # by name and label value
         self._lengths = next(each.buckets for each in table if each.name == ACCEPTANCE_LENGTH)
         self._gauges: dict[str, float] = {}
@@ -279,7 +297,7 @@ class _Series:
             description=f"{about.description} ({about.unit})",
             kind=getattr(kinds, kind.upper()),
         )
-        self._families.append(family)
+        self._families[name] = family
         buckets: Mapping[str, Any] = {"buckets": list(about.buckets)} if kind == HISTOGRAM else {}
         for value in values:
             labels = {label: value} if label else {}
@@ -302,6 +320,8 @@ class _Series:
         self._send_tally(INTER_TOKEN, pending.gaps)
         for name, value in pending.observed:
             self._metrics[name, ""].observe(value)
+        if pending.costs is not None:
+            self._send_costs(pending.costs)
         for name, value in pending.gauges.items():
             if self._gauges.get(name) != value:
                 self._metrics[name, ""].set(value)
@@ -314,6 +334,20 @@ class _Series:
         # from the widest on: a scrape in between never sees a bucket above a wider one
         for label, total in zip(reversed(_bounds(tally.bounds)), reversed(totals), strict=True):
             self._increment(f"{name}_bucket", label, total)
+
+    def _send_costs(self, costs: Costs) -> None:
+        """Those of the shortest context."""
+        seconds: dict[tuple[str, int, str], float] = {}
+        for i, n in enumerate(costs.rows):
+            seconds["draft", n, ""] = costs.draft_seconds[0][i]
+            for width, of_step in zip(costs.widths, costs.verify_seconds[0][i], strict=True):
+                seconds["verify", n, str(width)] = of_step
+        for (step, n, tokens), value in seconds.items():
+            key = COST_SECONDS, f"{step} {n} {tokens}"
+            if key not in self._metrics:
+                labels = {"step": step, "rows": str(n), "tokens": tokens}
+                self._metrics[key] = self._families[COST_SECONDS].Metric(labels=labels)
+            self._metrics[key].set(value)
 
     def _increment(self, name: str, label: str, amount: float) -> None:
         if amount > 0:  # a difference of two clocks may be negative, and that is refused

@@ -12,10 +12,10 @@ from statistics import median
 
 from tokenizers import Tokenizer
 
-from dflash_trt.bench import results
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.target import load_target
 from dflash_trt.engines.build import build_drafter, build_target
+from dflash_trt.machine import machine as this_machine
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode"
 THREADS = 2
@@ -24,7 +24,7 @@ MAX_SEQ_LEN = 512
 
 def machine() -> str:
     """CPU model, cores and load: a timing means nothing without them."""
-    found = results.machine()
+    found = this_machine()
     load = ", ".join(f"{value:.2f}" for value in found["load_average"])
     return f"{found['cpu']}, {found['cores']} cores, {THREADS} threads used, load average {load}"
 

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import triton_python_backend_utils as pb
 
+from dflash_trt.decoding.costs import Costs
 from dflash_trt.serving.metrics import Metrics
 
 
@@ -21,6 +22,8 @@ class TritonPythonModel:
         for _, arguments in calls:
             if "sequences" in arguments:
                 arguments["sequences"] = [tuple(pair) for pair in arguments["sequences"]]
+            if "costs" in arguments:
+                arguments["costs"] = Costs(**arguments["costs"])
         start = time.perf_counter()
         for _ in range(int(pb.get_input_tensor_by_name(request, "times").as_numpy()[0])):
             for method, arguments in calls:

@@ -1,0 +1,91 @@
+"""`costs.json` beside the engines: what rounds cost, on each machine that ran them.
+
+It is no part of the build: `manifest.json` does not list it, and a rebuild drops it.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from dflash_trt.atomic import replace_text
+from dflash_trt.decoding.costs import Costs, measure
+from dflash_trt.decoding.messages import RunRound
+from dflash_trt.digests import sha256
+from dflash_trt.engines.info import ENGINE_FILE, read_info
+from dflash_trt.engines.load import engine_kind
+from dflash_trt.machine import cpu_model, usable_cores, versions
+
+log = logging.getLogger(__name__)
+
+COSTS_FILE = "costs.json"
+KEPT = 8  # machines, those measured last
+
+ROLES = ("target", "drafter")
+
+Machine = Mapping[str, str | int]
+
+
+def costs_of(engines: Path, mode: str, run_round: RunRound, threads: int | None = None) -> Costs:
+    """What is kept for this machine, or else measured now and kept; see `measure`.
+
+    engines: holds `target/` and `drafter/`; mode: the way that `run_round` goes, "in_process" or
+    "ensemble"; threads: of an engine call, where they are not those of `engine.json`.
+    """
+    here = this_machine(engines, mode, threads)
+    for machine, costs in kept_costs(engines):
+        if machine == here:
+            return costs
+    target, drafter = (read_info(engines / role, str(here["kind"])) for role in ROLES)
+    log.info("measuring what rounds cost on this machine")
+    costs = measure(run_round, drafter.block_size, target.slots, target.max_seq_len)
+    keep_costs(engines, here, costs)
+    return costs
+
+
+def this_machine(engines: Path, mode: str, threads: int | None = None) -> dict[str, str | int]:
+    """What decides the time of a round, engines included; arguments as in `costs_of`."""
+    kind = engine_kind(engines / "target")
+    info = read_info(engines / "target", kind)
+    if info.plan is None:
+        library, gpu = f"{kind} {versions()[kind]}", ""
+    else:
+        # here, because CPUs need none of it
+        from dflash_trt.engines.tensorrt_llm.host import gpus  # noqa: PLC0415
+
+        library = f"{info.plan.library} {info.plan.version}"
+        gpu = ", ".join(each.name for each in gpus()[: info.ranks])
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "gpu": gpu,
+        "kind": kind,
+        "library": library,
+        "mode": mode,
+        "threads": info.threads if threads is None else threads,
+        **{role: sha256([engines / role / ENGINE_FILE]) for role in ROLES},
+    }
+
+
+def kept_costs(engines: Path) -> list[tuple[Machine, Costs]]:
+    """Of each machine, the last one measured last. What cannot be read is not there."""
+    try:
+        entries = json.loads((engines / COSTS_FILE).read_text(encoding="utf-8"))
+        return [(dict(entry["machine"]), Costs(**entry["costs"])) for entry in entries]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def keep_costs(engines: Path, machine: Machine, costs: Costs) -> None:
+    """Write `costs.json` anew, with these in place of older ones of the same machine."""
+    kept = [each for each in kept_costs(engines) if each[0] != machine]
+    kept = [*kept, (machine, costs)][-KEPT:]
+    entries = [{"machine": dict(its), "costs": each.as_json()} for its, each in kept]
+    try:
+        replace_text(engines / COSTS_FILE, json.dumps(entries) + "\n")
+    except OSError as error:
+        log.warning(
+            "cannot write %s (%s): the costs of rounds are measured at each start",
+            engines / COSTS_FILE,
+            error.strerror,
+        )
