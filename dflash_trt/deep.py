@@ -56,6 +56,7 @@ def measure(
     engines cannot be written.
     """
     # here, because they load the graph builder and the runtime
+    from dflash_trt.config.build import Speculation
     from dflash_trt.decoding.check import check  # noqa: PLC0415
     from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
@@ -88,7 +89,7 @@ def measure(
                 engines,
                 asked,
                 tokens,
-                spec.block_size - 1,
+                Speculation(policy="fixed"),
                 lambda done: report("prompts", done, len(asked)),
             )
     except OSError as error:

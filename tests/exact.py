@@ -13,9 +13,10 @@ from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair
 
 from dflash_trt.build import build
 from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
-from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.policy import Fixed, Policy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -59,7 +60,7 @@ def rounds_of(built: BuiltPair, *, drafting: bool = True) -> RunRound:
 
 def scheduler_of(
     rounds: RunRound,
-    length: DraftLength,
+    policy: Policy,
     *,
     slots: int = SLOTS,
     prefill_chunk: int = MAX_SEQ_LEN,
@@ -69,7 +70,7 @@ def scheduler_of(
         slots=slots,
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=prefill_chunk,
-        draft_length=length,
+        policy=policy,
     )
 
 
@@ -191,7 +192,7 @@ def assert_drafter_logits(case: Case) -> None:
 def assert_same_text_and_same_rounds(case: Case) -> None:
     """Token for token, and as many of them in each round as z-lab's loop."""
     block_size = case.built.drafter.spec.block_size
-    scheduler = scheduler_of(rounds_of(case.built), DraftLength(block_size, block_size - 1))
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
     requests = [Request(prompt, case.new_tokens) for prompt in case.prompts]
     sequences = [run_all(scheduler, [request])[0] for request in requests]
     assert [s.tokens for s in sequences] == case.greedy
@@ -218,6 +219,8 @@ def assert_build_and_verify(case: Case, directory: Path) -> None:
     )
     build(config, directory / "built", lambda *_: None)
     prompts = np.random.default_rng(1).integers(318, size=(3, 9)).tolist()
-    report = check(directory / "built" / "engines", prompts, 64, 7, lambda done: None)
+    report = check(
+        directory / "built" / "engines", prompts, 64, Speculation(draft_tokens=7), lambda done: None
+    )
     assert report.identical == report.total == 3
     assert report.outputs == reference.greedy(pair.target_dir, prompts, 64)

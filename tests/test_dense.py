@@ -42,7 +42,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from dflash_trt.checkpoints.families.gemma4 import gemma4
 from dflash_trt.checkpoints.fields import decoder_fields, rope
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.rope import inverse_frequencies
@@ -213,7 +213,7 @@ def test_same_text_and_same_rounds(case: Case) -> None:
 
 def test_same_texts_side_by_side(case: Case) -> None:
     """In one batch, at different positions, with prompts that go in by chunks."""
-    scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7), prefill_chunk=7)
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(7), prefill_chunk=7)
     sequences = run_all(scheduler, [Request(prompt, 64) for prompt in case.prompts])
     assert [sequence.tokens for sequence in sequences] == case.greedy
 

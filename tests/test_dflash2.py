@@ -35,8 +35,8 @@ from dflash_trt.build import build
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.config import BuildConfig
 from dflash_trt.decoding.check import check
-from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.path import best_path, draw_path
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.engines.onnxruntime import Engine
@@ -135,7 +135,7 @@ def test_other_sizes(tmp_path: Path) -> None:
     assert_drafter_logits(case)
     test_pair_scores(case)
     (zlab, *_) = case.zlab
-    scheduler = scheduler_of(rounds_of(case.built), DraftLength(5, 4))
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(4))
     (sequence,) = run_all(scheduler, [Request(case.prompts[0], NEW_TOKENS)])
     assert sequence.tokens == zlab.tokens == case.greedy[0]
     assert sequence.committed_per_round == zlab.acceptance_lengths
@@ -195,7 +195,7 @@ def test_neighbours_change_nothing(case: Case) -> None:
     for i, prompt in enumerate(case.prompts):
         requests.append(Request(prompt, NEW_TOKENS))
         requests.append(Request(prompt, 17 + i, Sampling(1.0, top_k=20, seed=i)))
-    scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7), prefill_chunk=5)
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(7), prefill_chunk=5)
     sequences = run_all(scheduler, requests)
     assert [s.tokens for s in sequences[::2]] == case.greedy
     for sequence, zlab in zip(sequences[::2], case.zlab, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from conftest import MAX_SEQ_LEN, SLOTS, BuildPair
+from conftest import MAX_SEQ_LEN, BuildPair
 from exact import (
     NEW_TOKENS,
     Case,
@@ -23,8 +23,8 @@ from exact import (
     scheduler_of,
 )
 
-from dflash_trt.decoding.draft_length import DraftLength, measure
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
 
@@ -115,7 +115,7 @@ def test_same_text_and_same_rounds(case: Case) -> None:
 def test_random_drafter(name: str, case_of: CaseOf) -> None:
     case = case_of(name, False)
     block_size = case.built.drafter.spec.block_size
-    scheduler = scheduler_of(rounds_of(case.built), DraftLength(block_size, block_size - 1))
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
     sequences = one_by_one(scheduler, case.prompts)
     assert [s.tokens for s in sequences] == case.greedy
     for sequence, zlab in zip(sequences, case.zlab, strict=True):
@@ -126,9 +126,7 @@ def test_random_drafter(name: str, case_of: CaseOf) -> None:
 def test_together_as_alone(case: Case) -> None:
     """Eight requests join and leave four slots; prompts come in chunks; text and tau stay."""
     block_size = case.built.drafter.spec.block_size
-    scheduler = scheduler_of(
-        rounds_of(case.built), DraftLength(block_size, block_size - 1), prefill_chunk=5
-    )
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1), prefill_chunk=5)
     order = [0, 1, 2, 3, 3, 2, 1, 0]
     wanted = [NEW_TOKENS, 7, NEW_TOKENS, 1, NEW_TOKENS, 23, 12, NEW_TOKENS]
     sequences = []
@@ -149,7 +147,7 @@ def test_rounds_do_not_depend_on_neighbours(name: str, case_of: CaseOf) -> None:
     """Towards its end a text is drafted with fewer masks, and none of a longer neighbour's."""
     case = case_of(name, True)
     block_size = case.built.drafter.spec.block_size
-    scheduler = scheduler_of(rounds_of(case.built), DraftLength(block_size, block_size - 1))
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
     requests = [Request(prompt, count) for count in range(2, 40, 7) for prompt in case.prompts]
     together = run_all(scheduler, requests)
     for sequence, request in zip(together, requests, strict=True):
@@ -158,7 +156,7 @@ def test_rounds_do_not_depend_on_neighbours(name: str, case_of: CaseOf) -> None:
 
 
 def test_target_alone(case: Case) -> None:
-    scheduler = scheduler_of(rounds_of(case.built, drafting=False), DraftLength(1))
+    scheduler = scheduler_of(rounds_of(case.built, drafting=False), Fixed(0))
     sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])
     assert [s.tokens for s in sequences] == case.greedy
     assert all(s.acceptance_length == 1.0 for s in sequences)
@@ -173,7 +171,7 @@ ONE = "llama-gqa2-tied-b8-5taps"
 def test_any_draft_length(drafts: int, case_of: CaseOf) -> None:
     """Fewer drafts than the block holds: same text, and the drafts are those of a whole block."""
     case = case_of(ONE, True)
-    scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, drafts))
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(drafts))
     sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])
     assert [s.tokens for s in sequences] == case.greedy
     pair = case.built.pair
@@ -181,18 +179,6 @@ def test_any_draft_length(drafts: int, case_of: CaseOf) -> None:
         assert sequence.committed_per_round == reference.round_lengths(
             pair.target_dir, pair.drafter_dir, prompt, greedy, drafts
         )
-
-
-def test_measured_draft_length(case_of: CaseOf) -> None:
-    case = case_of(ONE, True)
-    rounds, length = rounds_of(case.built), DraftLength(8)
-    assert length.needs_costs
-    measure(rounds, length, 8, slots=SLOTS)
-    assert not length.needs_costs
-    sequences = run_all(
-        scheduler_of(rounds, length), [Request(prompt, NEW_TOKENS) for prompt in case.prompts]
-    )
-    assert [s.tokens for s in sequences] == case.greedy
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -227,7 +213,7 @@ def test_any_drafts(seed: int, case_of: CaseOf) -> None:
         return output._replace(drafts=drafts)
 
     for prompt, greedy in zip(case.prompts, case.greedy, strict=True):
-        (sequence,) = run_all(scheduler_of(run, DraftLength(8, 7)), [Request(prompt, NEW_TOKENS)])
+        (sequence,) = run_all(scheduler_of(run, Fixed(7)), [Request(prompt, NEW_TOKENS)])
         assert sequence.tokens == greedy
         # the last round's drafts are cut to what is still wanted
         kept = [committed - 1 for committed in sequence.committed_per_round[:-1]]
@@ -240,7 +226,7 @@ def test_a_sampling_neighbour_changes_nothing(case_of: CaseOf) -> None:
     for i, prompt in enumerate(case.prompts):
         requests.append(Request(prompt, NEW_TOKENS))
         requests.append(Request(prompt, 30, Sampling(1.0, 20, 0.9, seed=i)))
-    sequences = run_all(scheduler_of(rounds_of(case.built), DraftLength(8, 7)), requests)
+    sequences = run_all(scheduler_of(rounds_of(case.built), Fixed(7)), requests)
     assert [s.tokens for s in sequences[::2]] == case.greedy
     assert all(len(s.tokens) == 30 for s in sequences[1::2])
 
@@ -250,11 +236,11 @@ def test_sampling_is_repeatable(case_of: CaseOf) -> None:
     case = case_of(ONE, True)
     request = Request(case.prompts[0], NEW_TOKENS, Sampling(1.0, seed=7))
     rounds = rounds_of(case.built)
-    (alone,) = run_all(scheduler_of(rounds, DraftLength(8, 7)), [request])
+    (alone,) = run_all(scheduler_of(rounds, Fixed(7)), [request])
     others = [Request(prompt, 25, Sampling(0.7, seed=3)) for prompt in case.prompts[1:]]
-    among = run_all(scheduler_of(rounds, DraftLength(8, 7)), [*others, request])[-1]
+    among = run_all(scheduler_of(rounds, Fixed(7)), [*others, request])[-1]
     (other,) = run_all(
-        scheduler_of(rounds, DraftLength(8, 7)),
+        scheduler_of(rounds, Fixed(7)),
         [replace(request, sampling=Sampling(1.0, seed=8))],
     )
     assert alone.tokens == among.tokens
@@ -263,7 +249,7 @@ def test_sampling_is_repeatable(case_of: CaseOf) -> None:
 
 def test_stop_token(case_of: CaseOf) -> None:
     case = case_of(ONE, True)
-    scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7))
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(7))
     stops = [text[20] for text in case.greedy]
     sequences = run_all(
         scheduler,
@@ -281,7 +267,7 @@ def test_stop_token(case_of: CaseOf) -> None:
 def test_cancelling_one_changes_nothing_else(after: int, case_of: CaseOf) -> None:
     case = case_of(ONE, True)
     for cancelled in range(4):
-        scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7), slots=3, prefill_chunk=8)
+        scheduler = scheduler_of(rounds_of(case.built), Fixed(7), slots=3, prefill_chunk=8)
         sequences = [scheduler.submit(Request(prompt, NEW_TOKENS)) for prompt in case.prompts]
         for _ in range(after):
             scheduler.step()
@@ -303,7 +289,7 @@ def test_up_to_the_last_position(case_of: CaseOf) -> None:
         Request(prompt, count) for prompt in prompts for count in (MAX_SEQ_LEN - len(prompt), 3)
     ]
     for chunk in (MAX_SEQ_LEN, 7):
-        scheduler = scheduler_of(rounds_of(case.built), DraftLength(8, 7), prefill_chunk=chunk)
+        scheduler = scheduler_of(rounds_of(case.built), Fixed(7), prefill_chunk=chunk)
         sequences = run_all(scheduler, requests)
         for i, sequence in enumerate(sequences):
             assert sequence.tokens == greedy[i // 2][: requests[i].max_tokens]

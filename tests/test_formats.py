@@ -27,7 +27,7 @@ from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.speculators import draft_token_ids
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.engines.onnxruntime import Engine
@@ -151,7 +151,7 @@ def test_same_text_and_as_many_drafts_kept_as_the_reference(
     assert spec.block_size == drafts + 1
     prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
     greedy = reference.greedy(pair.target_dir, prompts, NEW_TOKENS)
-    scheduler = scheduler_of(rounds_of(built), DraftLength(spec.block_size))
+    scheduler = scheduler_of(rounds_of(built), Fixed(spec.block_size - 1))
     alone = one_by_one(scheduler, prompts)
     together = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in prompts])
     first, taken = 1 - spec.sample_from_anchor, []
@@ -177,7 +177,7 @@ def test_sampled_drafts_are_of_the_reduced_vocabulary(
         return outputs[-1]
 
     rounds = rounds_of(built)
-    scheduler = scheduler_of(run, DraftLength(built.drafter.spec.block_size))
+    scheduler = scheduler_of(run, Fixed(built.drafter.spec.block_size - 1))
     request = Request(built.texts[0][:20], NEW_TOKENS, Sampling(temperature=1.0, seed=3))
     (sequence,) = run_all(scheduler, [request])
     assert len(sequence.tokens) == NEW_TOKENS

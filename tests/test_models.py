@@ -25,7 +25,7 @@ from test_formats import to_speculators
 from transformers import PretrainedConfig, Qwen3Config
 
 from dflash_trt.checkpoints.pair import CHECKS
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -84,7 +84,7 @@ def test_text_is_the_targets(cell: str, tmp_path: Path, texts: dict[str, list[li
         slots=2,
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=8,
-        draft_length=DraftLength(drafter.spec.block_size, drafter.spec.block_size - 1),
+        policy=Fixed(drafter.spec.block_size - 1),
     )
     sequences = [scheduler.submit(Request(prompt, NEW_TOKENS)) for prompt in PROMPTS]
     while scheduler.busy:

@@ -7,9 +7,9 @@ import pytest
 from conftest import BuildPair
 from exact import run_all, scheduler_of
 
-from dflash_trt.decoding.draft_length import DraftLength
 from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.lookup import PromptLookup, Suffixes
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process, rounds_with
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
@@ -34,10 +34,10 @@ def test_text_is_the_targets_own(built_pair: BuildPair, which: str, prefill_chun
     requests = [
         Request(text[: 9 + 4 * i], NEW_TOKENS - 5 * i) for i, text in enumerate(built.texts[:4])
     ]
-    plain = scheduler_of(in_process(target, None), DraftLength(1))
+    plain = scheduler_of(in_process(target, None), Fixed(0))
     expected = [s.tokens for s in run_all(plain, requests)]
     rounds = rounds_with(target, proposals[which]())
-    drafting = scheduler_of(rounds, DraftLength(8, 5), slots=3, prefill_chunk=prefill_chunk)
+    drafting = scheduler_of(rounds, Fixed(5), slots=3, prefill_chunk=prefill_chunk)
     sequences = run_all(drafting, requests)
     assert [s.tokens for s in sequences] == expected
     accepted = sum(s.accepted for s in sequences)
@@ -50,7 +50,7 @@ def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
     """Prompts that come in chunks, rows that move, texts that follow others in a row."""
     built = built_pair(**QWEN3)
     rounds = rounds_with(Engine(built.target_engine), PromptLookup())
-    scheduler = scheduler_of(rounds, DraftLength(8, 5), slots=3, prefill_chunk=5)
+    scheduler = scheduler_of(rounds, Fixed(5), slots=3, prefill_chunk=5)
     for i, text in enumerate(built.texts[:8]):
         scheduler.submit(Request(text[: 9 + 4 * i], NEW_TOKENS - 4 * i))
     compared = 0
@@ -71,7 +71,7 @@ def test_sampled_text_has_the_targets_distribution(built_pair: BuildPair) -> Non
     prompt = [5, 6, 7, 5, 6, 7, 5]
 
     def second_tokens(rounds: object) -> np.ndarray:
-        scheduler = scheduler_of(rounds, DraftLength(8, 2))  # type: ignore[arg-type]
+        scheduler = scheduler_of(rounds, Fixed(2))  # type: ignore[arg-type]
         requests = [Request(prompt, 2, Sampling(1.0, seed=seed)) for seed in range(2000)]
         return np.array([s.tokens[1] for s in run_all(scheduler, requests)])
 

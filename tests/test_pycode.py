@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.build import build
 from dflash_trt.config import load_config
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
@@ -48,7 +48,7 @@ class Demo:
             slots=slots,
             max_seq_len=self.target.info.max_seq_len,
             prefill_chunk=64,
-            draft_length=DraftLength(self.drafter.info.block_size, drafts),
+            policy=Fixed(drafts),
         )
 
 

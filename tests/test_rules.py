@@ -17,7 +17,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.rules import Rules, decode, encode
 from dflash_trt.decoding.sampling import Sampling
@@ -106,7 +106,7 @@ def decoded(built: BuiltPair, requests: list[Request], *, drafting: bool) -> lis
         slots=4,
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=7,
-        draft_length=DraftLength(8, 7) if drafting else DraftLength(1),
+        policy=Fixed(7) if drafting else Fixed(0),
     )
     sequences = [scheduler.submit(request) for request in requests]
     while scheduler.busy:

@@ -19,8 +19,8 @@ import torch
 
 from dflash_trt.decoding import acceptance
 from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
-from dflash_trt.decoding.draft_length import DraftLength
-from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput
+from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput, chains
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.rules import Rules, encode
 from dflash_trt.decoding.sampling import Sampling, draw, propose, weights
@@ -176,8 +176,9 @@ def verify_input(
         "history": np.full((n, 1), NO_HISTORY),
     }
     return VerifyInput(
-        batch=np.array([0, DRAFTS]),
+        batch=np.array([0, DRAFTS, 0]),
         tokens=tokens,
+        parents=chains(n),
         rules=np.full(n, encode(Rules(sampling, len(PROMPT), ())), object),
         uniforms=uniforms,
         **(values | more),
@@ -213,7 +214,7 @@ def draw_rounds(sampling: Sampling, drafter: str = "plain") -> tuple[Array, Arra
             )
         )
         text = np.column_stack([block, np.zeros(BATCH, np.int64)])
-        accepted, token = second.results.T
+        accepted, token = second.results[:, :2].T
         text[np.arange(BATCH), accepted + 1] = token
         texts.append(text)
         committed.append(accepted + 1)
@@ -302,7 +303,7 @@ def test_whole_texts_follow_the_target() -> None:
         slots=16,
         max_seq_len=64,
         prefill_chunk=64,
-        draft_length=DraftLength(DRAFTS + 1, DRAFTS),
+        policy=Fixed(DRAFTS),
     )
     sequences = [
         scheduler.submit(Request(PROMPT, 16, replace(sampling, seed=seed))) for seed in range(1250)

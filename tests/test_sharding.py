@@ -26,7 +26,7 @@ from dflash_trt.checkpoints.cut import Cut
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -90,7 +90,7 @@ def texts_of(target: Engine, drafter: Engine) -> list[list[int]]:
         slots=SLOTS,
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=8,
-        draft_length=DraftLength(block_size, block_size - 1),
+        policy=Fixed(block_size - 1),
     )
     requests = [Request(prompt, NEW_TOKENS) for prompt in PROMPTS]
     return [sequence.tokens for sequence in run_all(scheduler, requests)]

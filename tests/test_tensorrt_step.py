@@ -19,7 +19,7 @@ from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
 from dflash_trt.config import TensorRT
 from dflash_trt.decoding.check import check
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -72,7 +72,7 @@ def test_rows_share_a_round_and_move(built: BuiltPair, plans: Path) -> None:
         slots=4,
         max_seq_len=160,
         prefill_chunk=CHUNK,
-        draft_length=DraftLength(8, 7),
+        policy=Fixed(7),
     )
     # of several lengths, so that rows end in turn and others move into them
     asked = [Request(text[: 12 + 7 * i], 40 - 8 * i) for i, text in enumerate(built.texts[:5])]

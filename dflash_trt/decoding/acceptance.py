@@ -85,9 +85,7 @@ def accept_by_rules(x: VerifyInput, i: int, logits: Float32) -> tuple[Sequence[i
     def own(path: Sequence[int]) -> int:
         j = path[-1] if path else 0
         before = history + [drafts[node - 1] for node in path]
-        return choose(
-            rules.weights(logits[j], place + len(path), before), seed, place + len(path)
-        )
+        return choose(rules.weights(logits[j], place + len(path), before), seed, place + len(path))
 
     return walk(drafts, parents_of(x, i), own)
 

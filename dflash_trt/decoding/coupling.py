@@ -1,8 +1,8 @@
 """Draws that depend on a request's seed and a token's position alone, whatever was proposed.
 
-The token at a position is the one with the best `log(weight) + noise`, with Gumbel noise hashed from
-seed, position and token id: a draw in proportion to the weights (Gumbel-max). Who proposes adds the
-same noise, so that proposals and the target's choice are often alike (Daliri et al. 2024,
+The token at a position is the one with the best `log(weight) + noise`, with Gumbel noise hashed
+from seed, position and token id: a draw in proportion to the weights (Gumbel-max). Who proposes
+adds the same noise, so that proposals and the target's choice are often alike (Daliri et al. 2024,
 arXiv:2408.07978), and the text is the same with any proposals, or none.
 """
 

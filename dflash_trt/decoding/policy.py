@@ -193,7 +193,9 @@ Expected = tuple[Proposal, list[float]]
 Situation = tuple[int, int, int]
 
 
-def _best(rows: Sequence[Sequence[Expected]], steps: Sequence[float], more: float) -> tuple[int, float]:
+def _best(
+    rows: Sequence[Sequence[Expected]], steps: Sequence[float], more: float
+) -> tuple[int, float]:
     """The number of drafts with the most tokens in a time, and these tokens.
 
     steps: costs by drafts; more: what else a round costs.
@@ -256,7 +258,9 @@ class _Depths:
 
     def expected(self, proposal: Proposal) -> list[float]:
         at = depths(tuple(proposal.parents))[1:]
-        values = (x * self._kept[d] / self._said[d] for x, d in zip(proposal.values, at, strict=True))
+        values = (
+            x * self._kept[d] / self._said[d] for x, d in zip(proposal.values, at, strict=True)
+        )
         return list(accumulate(values, initial=0.0))
 
     def observe(self, proposal: Proposal, accepted: int) -> None:

@@ -106,9 +106,7 @@ def _with_noise(
     return noisy
 
 
-def _chain(
-    ids: Seq[Seq[int]], probs: Seq[Seq[Seq[float]]]
-) -> tuple[list[int], list[float]]:
+def _chain(ids: Seq[Seq[int]], probs: Seq[Seq[Seq[float]]]) -> tuple[list[int], list[float]]:
     """The best candidate after the best one before, and that all so far are right."""
     tokens, chances, taken = [], [], 0
     for candidates, lines in zip(ids, probs, strict=True):

@@ -21,8 +21,8 @@ from dflash_trt.decoding.policy import Policy, Proposal, Row
 from dflash_trt.decoding.proposals import Proposer
 from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.engines.info import HELD, MOST_VERIFIED
 from dflash_trt.decoding.tree import depths
+from dflash_trt.engines.info import HELD, MOST_VERIFIED
 from dflash_trt.errors import RequestError
 
 

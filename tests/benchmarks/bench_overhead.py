@@ -17,7 +17,7 @@ import onnxruntime as ort
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
@@ -55,7 +55,7 @@ def test_overhead(
             slots=slots,
             max_seq_len=demo_pair.MAX_SEQ_LEN,
             prefill_chunk=demo_pair.MAX_SEQ_LEN,
-            draft_length=DraftLength(block_size, block_size - 1),
+            policy=Fixed(block_size - 1),
         )
         sequences = [
             scheduler.submit(Request(prompt, NEW_TOKENS, Sampling(temperature, seed=seed)))

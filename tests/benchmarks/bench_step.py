@@ -15,7 +15,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -62,7 +62,7 @@ class Ours:
             slots=1,
             max_seq_len=demo_pair.MAX_SEQ_LEN,
             prefill_chunk=demo_pair.MAX_SEQ_LEN,
-            draft_length=DraftLength(1),
+            policy=Fixed(0),
         )
         self._scheduler.submit(Request(self._prompt, demo_pair.MAX_SEQ_LEN - len(self._prompt)))
         self.steps(1)

@@ -20,7 +20,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tokenizers import Tokenizer
 
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -85,7 +85,7 @@ def _bare(directory: Path, streams: int, new_tokens: int, prompts: list[str]) ->
             slots=streams,
             max_seq_len=target.info.max_seq_len,
             prefill_chunk=manifest["config"]["serving"]["prefill_chunk"],
-            draft_length=DraftLength(drafter.info.block_size, drafts),
+            policy=Fixed(drafts),
         )
         start = time.perf_counter()
         sequences = [scheduler.submit(Request(tokenizer.encode(t).ids, new_tokens)) for t in texts]

@@ -71,7 +71,10 @@ def call_ensemble(verify_input):
         requested_output_names=list(output._fields),
         inputs=to_tensors(verify_input._asdict()),
     )
-    response = request.exec()
+    try:
+        response = request.exec()
+    except pb.TritonModelException as error:  # while this model is being loaded
+        raise EngineGoneError(str(error)) from error
     if response.has_error():
         message = response.error().message()
         gone = "not healthy" in message or "not ready" in message or "unknown model" in message

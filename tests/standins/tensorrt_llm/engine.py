@@ -10,7 +10,7 @@ from typing import Any
 
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.decoding.draft_length import DraftLength
+from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
@@ -49,7 +49,7 @@ class Engine:
             slots=args["max_batch_size"],
             max_seq_len=args["max_seq_len"],
             prefill_chunk=args["max_seq_len"],
-            draft_length=DraftLength(drafter.spec.block_size, drafts),
+            policy=Fixed(drafts),
         )
         self._max_seq_len: int = args["max_seq_len"]
         self._end_ids = target.spec.eos_token_ids
