@@ -15,6 +15,7 @@ from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.checkpoints.source import Report
 from dflash_trt.checkpoints.target import Target, load_target
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.config.build import Speculation
 from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
 from dflash_trt.serving.chat import load_asking
@@ -56,7 +57,6 @@ def measure(
     engines cannot be written.
     """
     # here, because they load the graph builder and the runtime
-    from dflash_trt.config.build import Speculation
     from dflash_trt.decoding.check import check  # noqa: PLC0415
     from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415

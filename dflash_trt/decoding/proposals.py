@@ -1,4 +1,4 @@
-"""What may be verified next of a sequence: what the drafter says of it, and what its text repeats."""
+"""What may be verified next of a sequence: what the drafter says, and what its text repeats."""
 
 from collections.abc import Sequence as Seq
 from itertools import accumulate
