@@ -79,17 +79,22 @@ class Record:
         # token j was reached / kept, given that all before it were
         self._reached = [[PRIOR] * most for _ in BUCKETS]
         self._kept = [[PRIOR * chance] * most for chance in CHANCES]
+        self._expected: dict[int, list[float]] = {}  # asked far more often than it changes
 
     def expected(self, length: int, count: int) -> list[float]:
         """Tokens kept on average of the first 1, 2, .. count copied behind a match of `length`."""
         bucket = bisect_right(BUCKETS, length) - 1
-        lines = zip(self._kept[bucket][:count], self._reached[bucket], strict=False)
-        return list(accumulate(accumulate((kept / reached for kept, reached in lines), mul)))
+        if bucket not in self._expected:
+            lines = zip(self._kept[bucket], self._reached[bucket], strict=True)
+            chances = accumulate((kept / reached for kept, reached in lines), mul)
+            self._expected[bucket] = [*accumulate(chances)]
+        return self._expected[bucket][:count]
 
     def observe(self, length: int, drafted: int, accepted: int) -> None:
         """Learn from a round that kept `accepted` of `drafted` tokens copied behind a match."""
         bucket = bisect_right(BUCKETS, length) - 1
         reached, kept = self._reached[bucket], self._kept[bucket]
+        self._expected.pop(bucket, None)
         for j in range(min(accepted + 1, drafted)):
             reached[j] = reached[j] * MEMORY + 1.0
             kept[j] = kept[j] * MEMORY + (j < accepted)

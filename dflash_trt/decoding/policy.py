@@ -5,8 +5,8 @@ costs are in plain steps, the time of a step that verifies nothing but one token
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 from typing import Literal, NamedTuple, Protocol
 
 from dflash_trt.decoding.lookup import Record
@@ -21,37 +21,27 @@ PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were 
 NEAR = 256  # tokens of context that steps cost about the same for
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Drafts for one sequence; the first ones of them are a proposal, too."""
 
     source: Literal["drafter", "lookup"]
     tokens: Sequence[int]
     parents: Sequence[int]  # as in `tree.Tree`
-    values: Sequence[float]  # that each is accepted, by the drafter's word; empty: not known
+    values: Sequence[float] = ()  # that each is accepted, by the drafter's word
     drawn: bool = False  # for a request that has a temperature
     match: int = 0  # tokens alike before what was looked up
 
     def cut(self, most: int) -> "Proposal":
         """The first drafts of it."""
-        if len(self.tokens) <= most:
-            return self
-        return Proposal(
-            self.source,
-            self.tokens[:most],
-            self.parents[:most],
-            self.values[:most],
-            self.drawn,
-            self.match,
-        )
+        source, tokens, parents, values, drawn, match = self
+        return Proposal(source, tokens[:most], parents[:most], values[:most], drawn, match)
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == i for i, parent in enumerate(self.parents))
+        return isinstance(self.parents, range) or self.parents == [*range(len(self.parents))]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """What a round does."""
 
     taken: Sequence[Proposal | None]  # what is verified of each row
@@ -200,13 +190,19 @@ def _best(
 
     steps: costs by drafts; more: what else a round costs.
     """
+    n = len(rows)
     lines = [[line for _, line in offers] for offers in rows if offers]
+    most = n + sum(max(line[-1] for line in offers) for offers in lines)
     longest = max((len(line) for offers in lines for line in offers), default=1)
-    best = (0.0, 0, 0.0)
-    for width, step in enumerate(steps[:longest]):
-        tokens = len(rows) + sum(max(_at(line, width) for line in offers) for offers in lines)
-        best = max(best, (tokens / (step + more), -width, tokens))
-    return -best[1], best[2]
+    width, tokens, rate = 0, float(n), n / (steps[0] + more)
+    for wider in range(1, min(longest, len(steps))):
+        seconds = steps[wider] + more
+        if most <= rate * seconds:  # and the wider ones cost no less
+            break
+        promised = n + sum(max(_at(line, wider) for line in offers) for offers in lines)
+        if promised > rate * seconds:
+            width, tokens, rate = wider, promised, promised / seconds
+    return width, tokens
 
 
 def _at(line: Sequence[float], width: int) -> float:
@@ -255,15 +251,15 @@ class _Depths:
     def __init__(self, most: int) -> None:
         self._said = [PRIOR] * (most + 1)
         self._kept = [PRIOR] * (most + 1)
+        self._ratios = [1.0] * (most + 1)
 
     def expected(self, proposal: Proposal) -> list[float]:
-        at = depths(tuple(proposal.parents))[1:]
-        values = (
-            x * self._kept[d] / self._said[d] for x, d in zip(proposal.values, at, strict=True)
-        )
-        return list(accumulate(values, initial=0.0))
+        """How many of its first 0, 1, .. drafts are accepted."""
+        ratios = map(self._ratios.__getitem__, depths(tuple(proposal.parents))[1:])
+        return [*accumulate(map(mul, proposal.values, ratios), initial=0.0)]
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
+        """Learn from what was kept of it."""
         at = depths(tuple(proposal.parents))[1:]
         said = [0.0] * (max(at) + 1)
         for depth, value in zip(at, proposal.values, strict=True):
@@ -271,3 +267,4 @@ class _Depths:
         for depth in range(1, len(said)):
             self._said[depth] = self._said[depth] * MEMORY + said[depth]
             self._kept[depth] = self._kept[depth] * MEMORY + (depth <= accepted)
+            self._ratios[depth] = self._kept[depth] / self._said[depth]

@@ -60,27 +60,30 @@ class Proposer:
         assert sequence.candidates is not None
         ids, probs = sequence.candidates
         ids, probs = ids[:most], probs[:most]
+        drawn = bool(sequence.request.sampling.temperature)
+        if self.candidates == 1:
+            chances = accumulate(probs[:, 0].tolist(), mul)
+            return Proposal("drafter", ids[:, 0].tolist(), range(len(ids)), [*chances], drawn)
         k = ids.shape[1]
         given = probs.shape[1] > k
         if refine and self._sources.correction and not given and self._pairs.ready:
             probs, given = self._pairs.reweigh(ids[None], probs[None])[0], True
         probs = probs.reshape(len(ids), -1, k)  # one line, or one for each candidate before
-        sampling = sequence.request.sampling
-        if sampling.temperature:
+        if drawn:
+            sampling = sequence.request.sampling
             places = range(sequence.position + 1, sequence.position + 1 + len(ids))
             probs = _with_noise(ids, probs, sampling.temperature, sampling.seed, places)
-        drawn = bool(sampling.temperature)
         if not (refine and self._sources.tree):
             tokens, values = _chain(ids.tolist(), probs.tolist())
             return Proposal("drafter", tokens, range(len(tokens)), values, drawn)
         if given:
             tree = best_first_given(ids.tolist(), probs.tolist(), most)
         else:
-            ranked = (-probs[:, 0]).argsort(-1) if drawn else None
-            line = probs[:, 0]
-            if ranked is not None:
-                ids, line = np.take_along_axis(ids, ranked, 1), np.take_along_axis(line, ranked, 1)
-            tree = best_first(ids.tolist(), line.tolist(), most)
+            probs = probs[:, 0]
+            if drawn:  # noise has changed their order
+                order = (-probs).argsort(-1)
+                ids, probs = (np.take_along_axis(x, order, 1) for x in (ids, probs))
+            tree = best_first(ids.tolist(), probs.tolist(), most)
         return Proposal("drafter", tree.tokens, tree.parents, tree.values, drawn)
 
 

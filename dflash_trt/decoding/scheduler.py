@@ -307,7 +307,7 @@ def _history(sequences: Seq[Sequence]) -> Int64:
 
 def _as_drafted(sequence: Sequence) -> Row:
     """The whole chain that came back from the last round."""
-    chain = Proposal("drafter", sequence.drafts, range(len(sequence.drafts)), ())
+    chain = Proposal("drafter", sequence.drafts, range(len(sequence.drafts)))
     return Row([chain] if sequence.drafts else [], bool(sequence.request.sampling.temperature))
 
 
