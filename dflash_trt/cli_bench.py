@@ -126,7 +126,7 @@ def serve(
     import asyncio
 
     from dflash_trt.bench.load import Goal, Load, measure_server
-    from dflash_trt.bench.prompts import load_texts
+    from dflash_trt.bench.prompts import load_asked
     from dflash_trt.bench.protocols import Ask
     from dflash_trt.bench.results import Level, ServerRun
     from dflash_trt.bench.server_report import server_page
@@ -134,8 +134,8 @@ def serve(
 
     options = {name: str(value) for name, value in locals().items() if name in SERVE_OPTIONS}
     asks = [
-        Ask(text, max_tokens, temperature, seed + i)
-        for i, text in enumerate(load_texts(prompts, requests))
+        Ask(prompt, max_tokens, temperature, seed + i)
+        for i, prompt in enumerate(load_asked(prompts, requests))
     ]
     loads = [Load(users=number) for number in _numbers("users", users, int) if number]
     loads += [Load(rate=rate) for rate in _numbers("rates", rates, float)] if rates else []

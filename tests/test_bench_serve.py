@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -14,18 +15,22 @@ from load import metric
 
 from dflash_trt.bench.load import Goal, Load, measure_server, summarise
 from dflash_trt.bench.page import to_html, to_markdown
-from dflash_trt.bench.protocols import Answer, Ask
+from dflash_trt.bench.prompts import load_asked
+from dflash_trt.bench.protocols import Answer, Ask, open_client
 from dflash_trt.bench.results import Level, ServerRun
 from dflash_trt.bench.server_report import server_page
 from dflash_trt.build import build
 from dflash_trt.cli import main
-from dflash_trt.config import load_config
+from dflash_trt.config import Source, load_config
 from dflash_trt.errors import BenchError, RequestError
+from dflash_trt.serving.chat import as_chat, load_encoding
 from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.openai.run import openai_front
 from dflash_trt.serving.server import free_ports, running_server
 
 ROOT = Path(__file__).parents[1]
+PYCODE = ROOT / "examples" / "pycode"
+TEMPLATE = "{{ '<think>' if enable_thinking is not false }}# {{ messages[0].content }}\ndef "
 TOKENS, REQUESTS = 20, 6
 GOAL = Goal(first_token=0.5, inter_token=0.05)
 
@@ -34,9 +39,14 @@ GOAL = Goal(first_token=0.5, inter_token=0.05)
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ports, str]]:
     """The demo pair with drafts of a fixed length, so that a text always has the same rounds."""
     directory = tmp_path_factory.mktemp("bench") / "built"
+    target = Path(shutil.copytree(PYCODE / "target", directory.parent / "target"))
+    (target / "chat_template.jinja").write_text(TEMPLATE)
     config = load_config(ROOT / "build_configs" / "pycode.yaml")
-    speculation = config.speculation.model_copy(update={"draft_tokens": 7})
-    build(config.model_copy(update={"speculation": speculation}), directory, lambda *_: None)
+    changed = {
+        "speculation": config.speculation.model_copy(update={"draft_tokens": 7}),
+        "target": Source(path=target),
+    }
+    build(config.model_copy(update=changed), directory, lambda *_: None)
     with running_server(directory) as ports:
         port = free_ports().http
         with openai_front(directory, port, ports):
@@ -61,7 +71,7 @@ def committed(ports: Ports) -> tuple[float, float]:
 
 
 def asks() -> list[Ask]:
-    lines = (ROOT / "examples" / "pycode" / "prompts.jsonl").read_text("utf-8").splitlines()
+    lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()
     return [
         Ask(json.loads(line)["text"], TOKENS, 0.0, i) for i, line in enumerate(lines[:REQUESTS])
     ]
@@ -125,6 +135,36 @@ def test_a_run_by_command(
     assert "| 20 requests/s | 4 | 0 | 32 |" in markdown
     assert (tmp_path / "report" / "report.html").read_text().count("<svg") == 2
     assert json.loads((tmp_path / "run.json").read_text())["levels"][0]["tokens"] == 32
+
+
+def test_messages_are_asked_as_a_chat(servers: tuple[Ports, str], tmp_path: Path) -> None:
+    """By every protocol: the template's tokens, without thinking, and one text."""
+    ports, openai = servers
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": as_chat("Sort it.")}) + "\n")
+    (chat,) = load_asked(str(tmp_path / "chats.jsonl"), 4)
+    encode = load_encoding(PYCODE / "target")
+    found = [
+        answer(protocol, url, Ask(chat, TOKENS, 0.0, 0))
+        for protocol, url in (
+            ("triton-grpc", f"127.0.0.1:{ports.grpc}"),
+            ("triton-http", f"127.0.0.1:{ports.http}"),
+            ("openai", openai),
+        )
+    ]
+    for each in found:
+        assert each.error is None
+        assert each.prompt_tokens == len(encode("# Sort it.\ndef "))
+        assert each.tokens == TOKENS
+        assert each.rounds == found[0].rounds
+        assert len(each.came) > 1
+
+
+def answer(protocol: str, url: str, ask: Ask) -> Answer:
+    async def asked() -> Answer:
+        async with open_client(protocol, url, None, 1) as client:
+            return await client.ask(ask)
+
+    return asyncio.run(asked())
 
 
 def test_what_cannot_be_asked_is_said(servers: tuple[Ports, str]) -> None:
