@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -22,6 +23,7 @@ from dflash_trt.bench.server_report import server_page
 from dflash_trt.build import build
 from dflash_trt.cli import main
 from dflash_trt.config import Source, load_config
+from dflash_trt.decoding.check import check
 from dflash_trt.errors import BenchError, RequestError
 from dflash_trt.serving.chat import as_chat, load_encoding
 from dflash_trt.serving.launch import Ports
@@ -29,6 +31,9 @@ from dflash_trt.serving.openai.run import openai_front
 from dflash_trt.serving.server import free_ports, running_server
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "scripts"))
+import peers  # noqa: E402
+
 PYCODE = ROOT / "examples" / "pycode"
 TEMPLATE = "{{ '<think>' if enable_thinking is not false }}# {{ messages[0].content }}\ndef "
 TOKENS, REQUESTS = 20, 6
@@ -165,6 +170,20 @@ def answer(protocol: str, url: str, ask: Ask) -> Answer:
             return await client.ask(ask)
 
     return asyncio.run(asked())
+
+
+def test_a_peer_of_the_table_that_is_a_server(servers: tuple[Ports, str], built: Path) -> None:
+    """As scripts/bench_table.py measures vLLM's and llama.cpp's; here it is our own front."""
+    lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:3]
+    prompts = [json.loads(line)["ids"] for line in lines]
+    own = check(built / "engines", prompts, TOKENS, 7, lambda done: None)
+    expected = [*own.outputs[:2], own.outputs[0]]
+    work = peers.Work(PYCODE, prompts, TOKENS, 2, 4, expected)
+    peer = peers.asked_server("ours", servers[1].removesuffix("/v1"), work)
+    for streams in (1, 4):
+        sample, same = peer.run(streams)
+        assert (sample.tokens, sample.rounds) == (3 * TOKENS, round(3 * (TOKENS - 1) / own.tau))
+        assert same == 2
 
 
 def test_what_cannot_be_asked_is_said(servers: tuple[Ports, str]) -> None:
