@@ -69,15 +69,18 @@ def engine(
     named = tuple(methods.split(","))
     if unknown := [name for name in named if name not in METHODS]:
         raise RequestError(f"there is no method {unknown[0]}", f"Known: {', '.join(METHODS)}")
+    labels = [Path(name).name for name in prompts]  # short for files
+    if len({*labels}) < len(labels):
+        labels = prompts
     tasks = {
-        name: load_task(
+        label: load_task(
             name,
             directory / "tokenizer",
             vocab_size=manifest["target"]["vocab_size"],
             longest=manifest["config"]["serving"]["max_seq_len"] - max_tokens,
             count=prompt_count,
         )
-        for name in prompts
+        for label, name in zip(labels, prompts, strict=True)
     }
     plan = Plan(
         tasks=tasks,

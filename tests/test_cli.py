@@ -255,7 +255,7 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
     run: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mismatch = check_module.Mismatch(prompt=1, position=4, expected=7, got=9)
-    report = check_module.Report(1, 2, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch)
+    report = check_module.Report(1, 2, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch, 9)
     monkeypatch.setattr(check_module, "check", lambda *_: report)
     arguments = ("verify", home / "built", "--prompts", home / "prompts.jsonl", "--max-tokens", 5)
     result = run(*arguments, "--json")

@@ -56,7 +56,8 @@ def published_tables(target: str, drafter: str) -> list[Table]:
 
 
 def _tables(run: Run) -> Iterator[Table]:
-    head = ["setting", "tokens/s", "speedup", "tau", "texts equal to plain decoding"]
+    head = ["setting", "tokens/s", "speedup", "tokens", "rounds", "tau"]
+    head += ["texts equal to plain decoding"]
     rows = []
     for cell in run.cells:
         plain = plain_of(run, cell)
@@ -66,11 +67,17 @@ def _tables(run: Run) -> Iterator[Table]:
                 describe(cell),
                 _spread(rates(cell), ".0f"),
                 _spread(speedups(cell, plain), ".2f") if compared and plain else "",
+                str(sum(sample.tokens for sample in cell.samples)),
+                str(sum(sample.rounds for sample in cell.samples)),
                 f"{cell.tau:.2f}" if cell.method != "plain" else "",
                 "{} of {}".format(*cell.identical) if cell.identical and compared else "",
             ]
         )
-    yield Table("Speed", "Tokens per second of the whole batch, prompts included.", head, rows)
+    note = (
+        "Tokens per second of the whole batch, prompts included; tokens and rounds of all passes. "
+        "The first token of a text comes from no round."
+    )
+    yield Table("Speed", note, head, rows)
     head = ["setting", "verify", "draft", "sampling", "scheduler", "whole round"]
     rows = []
     for cell in run.cells:

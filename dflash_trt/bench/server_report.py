@@ -17,7 +17,7 @@ def server_page(run: ServerRun) -> Page:
     if not run.complete:
         about.append("Interrupted: what was measured until then.")
     head = ["load", "answers", "errors", "tokens", "tokens/s in all", "tokens/s of one"]
-    head += ["tau", "good answers/s"]
+    head += ["rounds", "tau", "good answers/s"]
     rows = [
         [
             load_name(level),
@@ -26,6 +26,7 @@ def server_page(run: ServerRun) -> Page:
             str(level.tokens),
             f"{level.total:.0f}",
             f"{level.per_user:.0f}",
+            "" if level.rounds is None else str(level.rounds),
             "" if level.tau is None else f"{level.tau:.2f}",
             f"{level.good:.2f}",
         ]
