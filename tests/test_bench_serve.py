@@ -173,7 +173,7 @@ def test_reports_verify_and_metrics_agree(
     command("bench", "engine", str(directory), *passes, "--report", str(tmp_path / "engine"))
     rows = [row for row in printed(tmp_path / "engine", "Speed") if "dflash" in row["setting"]]
     assert [figures(row) for row in rows] == [expected] * 2
-    assert {row["texts equal to plain decoding"] for row in rows} == {"2 of 2"}
+    assert {row["same texts"] for row in rows} == {"2 of 2"}
 
     for protocol, url in (("triton-grpc", f"127.0.0.1:{ports.grpc}"), ("openai", openai)):
         before, report = committed(ports), tmp_path / protocol
