@@ -37,9 +37,10 @@ START, STOP = 300.0, 20.0  # seconds that a server has
 GOAL = Goal(first_token=1.0, inter_token=1.0)  # not looked at
 GGUF = """
 import sys; sys.path.insert(0, sys.argv.pop(1))
-import convert_hf_to_gguf as convert
-convert.TextModel.get_vocab_base_pre = lambda *_: "gpt-2"  # it knows pre-tokenizers by their models
-convert.main()
+import convert_hf_to_gguf, conversion.base
+# it knows the pre-tokenizers of models it knows
+conversion.base.TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
+convert_hf_to_gguf.main()
 """
 
 
@@ -195,6 +196,7 @@ def llama_cpp(work: Work, folder: Path, drafting: bool) -> list[str] | None:
     if not program or not converter:
         return None
     line = [program, "-fa", "on", "-c", str(256 * work.slots), "-np", str(work.slots)]
+    line += ["--no-cache-prompt", "--cache-ram", "0"]  # each pass has the same prompts
     roles = {"target": ("-m", "-t", "-tb", "-ctk", "-ctv")}
     if drafting:
         roles["drafter"] = ("-md", "-td", "-tbd", "-ctkd", "-ctvd")
@@ -205,10 +207,10 @@ def llama_cpp(work: Work, folder: Path, drafting: bool) -> list[str] | None:
         values = (str(model), threads, threads, "f32", "f32")
         line += [word for pair in zip(names, values, strict=True) for word in pair]
         if not model.exists():
-            convert = [sys.executable, "-c", GGUF, str(Path(converter).parent)]
+            convert = [sys.executable, "-c", GGUF, str(Path(converter).resolve().parent)]
             convert += [str(work.pair / role), "--outfile", str(model), "--outtype", "f32"]
             convert += ["--target-model-dir", str(work.pair / "target")] * (role == "drafter")
-            subprocess.run(convert, check=True, capture_output=True)
+            subprocess.run(convert, check=True, stdout=subprocess.DEVNULL)
     return line
 
 
