@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from dflash_trt.bench import tasks
 from dflash_trt.bench.prompts import load_asked, load_task
@@ -44,7 +45,13 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
         "Find it." + ASK,
     ),
     "humaneval": (
-        {"task_id": "H/0", "prompt": "def f():\n", "canonical_solution": "", "test": ""},
+        {
+            "task_id": "H/0",
+            "prompt": "def f():\n",
+            "canonical_solution": "",
+            "test": "",
+            "entry_point": "f",
+        },
         "Write a solution to the following problem and make sure that it passes the tests:\n"
         "```python\ndef f():\n\n```",
     ),
@@ -196,14 +203,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_dataset_as_the_library_reads_it(tmp_path: Path) -> None:
-    """A directory laid out as a dataset on the Hub: configs in the card, files by split."""
-    card = "configs:\n- config_name: main\n  data_files:\n  - split: test\n    path: main/*.jsonl\n"
+@pytest.mark.parametrize("name", ROWS)
+def test_a_dataset_as_the_library_reads_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory laid out as on the Hub: configs in the card, Parquet by config and split."""
+    task, (row, prompt) = TASKS[name], ROWS[name]
+    card = "configs:\n"
+    for config, told in ((task.config or "default", row), ("another", {"x": 1})):
+        file = f"{config}/{task.split}-00000-of-00001.parquet"
+        Dataset.from_list([told]).to_parquet(tmp_path / file)
+        card += f"- config_name: {config}\n  data_files:\n  - split: {task.split}\n"
+        card += f"    path: {config}/{task.split}-*\n"
+        card += "  default: true\n" * (told is row)
     (tmp_path / "README.md").write_text(f"---\n{card}---\n")
-    (tmp_path / "main").mkdir()
-    (tmp_path / "main" / "test.jsonl").write_text(json.dumps(ROWS["gsm8k"][0]) + "\n")
-    here = replace(TASKS["gsm8k"], hub=str(tmp_path))
-    assert [here.prompt(row) for row in tasks.fetch(here)] == [ROWS["gsm8k"][1]]
+    monkeypatch.setitem(TASKS, name, replace(task, hub=str(tmp_path)))
+    assert texts(name, 3) == [prompt]
 
 
 @pytest.mark.usefixtures("cache")
