@@ -271,18 +271,18 @@ def generate(
 @app.command()
 def verify(
     directory: Annotated[Path, typer.Argument(help="Directory that `build` wrote.")],
-    prompts: Annotated[Path, typer.Option(help='JSON lines with "text" or "ids".')],
+    prompts: Annotated[Path, typer.Option(help='JSON lines with "text", "messages" or "ids".')],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode; EOS is ignored.")],
     outputs: Annotated[Path | None, typer.Option(help="Write token ids as JSON lines.")] = None,
     json_: Json = False,
 ) -> None:
     """Compare greedy DFlash decoding with the target alone; exit 1 on any difference."""
-    from dflash_trt.checkpoints.tokenizer import load_tokenizer
     from dflash_trt.config.build import Speculation
     from dflash_trt.decoding.check import check
     from dflash_trt.manifest import read_manifest
     from dflash_trt.progress import reporting
     from dflash_trt.prompts import read_prompts
+    from dflash_trt.serving.chat import load_encoding
 
     manifest = read_manifest(directory)
     if manifest["config"]["engine"]["kind"] == "tensorrt_llm":
@@ -291,11 +291,10 @@ def verify(
             f"Run `dflash-trt doctor {directory}` on its machine: it decodes and compares what is "
             "accepted",
         )
-    tokenizer = load_tokenizer(directory / "tokenizer")
     serving = manifest["config"]["serving"]
     asked = read_prompts(
         prompts,
-        lambda text: list(tokenizer.encode(text).ids),
+        load_encoding(directory / "tokenizer"),
         vocab_size=manifest["target"]["vocab_size"],
         longest=serving["max_seq_len"] - max_tokens,
     )

@@ -69,15 +69,18 @@ def engine(
     named = tuple(methods.split(","))
     if unknown := [name for name in named if name not in METHODS]:
         raise RequestError(f"there is no method {unknown[0]}", f"Known: {', '.join(METHODS)}")
+    labels = [Path(name).name for name in prompts]  # short for files
+    if len({*labels}) < len(labels):
+        labels = prompts
     tasks = {
-        name: load_task(
+        label: load_task(
             name,
             directory / "tokenizer",
             vocab_size=manifest["target"]["vocab_size"],
             longest=manifest["config"]["serving"]["max_seq_len"] - max_tokens,
             count=prompt_count,
         )
-        for name in prompts
+        for label, name in zip(labels, prompts, strict=True)
     }
     plan = Plan(
         tasks=tasks,
@@ -126,7 +129,7 @@ def serve(
     import asyncio
 
     from dflash_trt.bench.load import Goal, Load, measure_server
-    from dflash_trt.bench.prompts import load_texts
+    from dflash_trt.bench.prompts import load_asked
     from dflash_trt.bench.protocols import Ask
     from dflash_trt.bench.results import Level, ServerRun
     from dflash_trt.bench.server_report import server_page
@@ -134,8 +137,8 @@ def serve(
 
     options = {name: str(value) for name, value in locals().items() if name in SERVE_OPTIONS}
     asks = [
-        Ask(text, max_tokens, temperature, seed + i)
-        for i, text in enumerate(load_texts(prompts, requests))
+        Ask(prompt, max_tokens, temperature, seed + i)
+        for i, prompt in enumerate(load_asked(prompts, requests))
     ]
     loads = [Load(users=number) for number in _numbers("users", users, int) if number]
     loads += [Load(rate=rate) for rate in _numbers("rates", rates, float)] if rates else []

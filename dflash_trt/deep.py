@@ -14,11 +14,10 @@ from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.checkpoints.source import Report
 from dflash_trt.checkpoints.target import Target, load_target
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.config.build import Speculation
 from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
-from dflash_trt.serving.chat import load_asking
+from dflash_trt.serving.chat import as_chat, load_encoding
 
 PROMPTS = (
     "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
@@ -118,10 +117,9 @@ def _judged(first: float) -> Finding:
 def _prompts(target: Target, file: Path | None, longest: int) -> list[list[int]]:
     if file is None:
         return chat_prompts(target.directory, longest)
-    tokenizer = load_tokenizer(target.directory)
     return read_prompts(
         file,
-        lambda text: list(tokenizer.encode(text).ids),
+        load_encoding(target.directory),
         vocab_size=target.spec.vocab_size,
         longest=longest,
     )
@@ -129,6 +127,6 @@ def _prompts(target: Target, file: Path | None, longest: int) -> list[list[int]]
 
 def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
     """`PROMPTS` as token ids, by the tokenizer and chat template of a directory."""
-    ask = load_asking(directory)
-    asked = [ask(text)[:longest] for text in PROMPTS]
+    encode = load_encoding(directory)
+    asked = [encode(as_chat(text))[:longest] for text in PROMPTS]
     return [ids for ids in asked if ids]

@@ -1,14 +1,21 @@
-"""Prompt files: JSON lines with `text` or `ids`."""
+"""Prompt files: JSON lines with `text`, `messages` or `ids`."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.errors import RequestError
 
+Prompt = str | Sequence[Mapping[str, Any]]  # a text as it is, or messages for the chat template
+WRONG = (
+    'not an object with "text" (a string), "messages" (a list of objects with a role) or "ids" '
+    "(a list of integers)"
+)
+
 
 def read_prompts(
-    path: Path, encode: Callable[[str], list[int]], *, vocab_size: int, longest: int
+    path: Path, encode: Callable[[Prompt], list[int]], *, vocab_size: int, longest: int
 ) -> list[list[int]]:
     """The token ids of every line; blank lines are skipped.
 
@@ -19,7 +26,7 @@ def read_prompts(
     except OSError as error:
         raise RequestError(
             f"cannot read {path}: {error.strerror}",
-            'Give a file with one {"text": ...} or {"ids": [...]} a line',
+            'Give a file with one {"text": ...}, {"messages": [...]} or {"ids": [...]} a line',
         ) from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is not UTF-8 text", "Save the prompts as UTF-8") from error
@@ -47,12 +54,24 @@ def read_prompts(
     return prompts
 
 
-def _ids(entry: object, encode: Callable[[str], list[int]]) -> list[int]:
-    """`ids` when a line has both; ValueError says what is wrong with the line."""
+def _ids(entry: object, encode: Callable[[Prompt], list[int]]) -> list[int]:
+    """`ids` when a line has more; ValueError says what is wrong with the line."""
+    if not isinstance(entry, dict) or "ids" not in entry:
+        return encode(prompt_of(entry))
+    ids = entry["ids"]
+    if isinstance(ids, list) and all(type(token) is int for token in ids):
+        return ids
+    raise ValueError(WRONG)
+
+
+def prompt_of(entry: object) -> Prompt:
+    """The `messages` of a line (a list of objects with a role), else its `text`; or ValueError."""
     if isinstance(entry, dict):
-        ids, text = entry.get("ids"), entry.get("text")
-        if isinstance(ids, list) and all(type(token) is int for token in ids):
-            return ids
-        if isinstance(text, str) and "ids" not in entry:
-            return encode(text)
-    raise ValueError('not an object with "text" (a string) or "ids" (a list of integers)')
+        text, messages = entry.get("text"), entry.get("messages")
+        if isinstance(messages, list) and all(
+            isinstance(each, dict) and isinstance(each.get("role"), str) for each in messages
+        ):
+            return messages
+        if isinstance(text, str) and "messages" not in entry:
+            return text
+    raise ValueError(WRONG)

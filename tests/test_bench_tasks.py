@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from dflash_trt.bench import tasks
-from dflash_trt.bench.prompts import load_task, load_texts
+from dflash_trt.bench.prompts import load_asked, load_task
 from dflash_trt.bench.tasks import PLACEHOLDER, TASKS, Task
 from dflash_trt.cli import main
 from dflash_trt.errors import RequestError
+from dflash_trt.serving.chat import as_chat
 
 ASK = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SPEED = {"sub_category": "", "source": "s", "src_id": "1", "difficulty": "", "multiturn": True}
@@ -43,7 +45,13 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
         "Find it." + ASK,
     ),
     "humaneval": (
-        {"task_id": "H/0", "prompt": "def f():\n", "canonical_solution": "", "test": ""},
+        {
+            "task_id": "H/0",
+            "prompt": "def f():\n",
+            "canonical_solution": "",
+            "test": "",
+            "entry_point": "f",
+        },
         "Write a solution to the following problem and make sure that it passes the tests:\n"
         "```python\ndef f():\n\n```",
     ),
@@ -77,13 +85,20 @@ def serve_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[dict[str, Any]
     return replace_fetch
 
 
+def texts(name: str, count: int) -> list[str]:
+    """What the messages say that a server is asked."""
+    asked: Any = load_asked(name, count)
+    assert all(each == as_chat(each[0]["content"]) for each in asked)
+    return [each[0]["content"] for each in asked]
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_become_prompts(
     name: str, serve_rows: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     row, prompt = ROWS[name]
     serve_rows([row])
-    assert load_texts(name, 5) == [prompt]
+    assert load_asked(name, 5) == [as_chat(prompt)]
     said = capsys.readouterr().err
     assert f"https://huggingface.co/datasets/{TASKS[name].hub}, licence: " in said
 
@@ -91,7 +106,7 @@ def test_rows_become_prompts(
 def test_a_livecodebench_row_has_starter_code_or_not(serve_rows: Callable[..., None]) -> None:
     one = {"question_content": "Add.", "starter_code": "class S:", **LCB}
     serve_rows([one, {**one, "starter_code": ""}])
-    with_code, without = load_texts("livecodebench", 2)
+    with_code, without = texts("livecodebench", 2)
     assert "### Question:\nAdd.\n\n### Format: Use the following code" in with_code
     assert "```python\nclass S:\n```" in with_code
     assert "```python\n# YOUR CODE HERE\n```" in without
@@ -105,22 +120,22 @@ def test_a_category_of_speed_bench_without_its_placeholders(
 
     hidden = f"{PLACEHOLDER}\n\nAnswer {{question}}"
     serve_rows([row("coding", "a"), row("coding", hidden), row("math", hidden), row("qa", "b")])
-    assert load_texts("speed-bench:coding", 9) == ["a"]
-    assert sorted(load_texts("speed-bench", 9)) == ["a", "b"]
+    assert texts("speed-bench:coding", 9) == ["a"]
+    assert sorted(texts("speed-bench", 9)) == ["a", "b"]
     with pytest.raises(RequestError, match="as placeholders only"):
-        load_texts("speed-bench:math", 9)
+        load_asked("speed-bench:math", 9)
 
 
 def test_an_unknown_name_is_told_the_known_ones() -> None:
     with pytest.raises(RequestError, match=r"cannot read speed-bench:law: .* speed-bench:qa, "):
-        load_texts("speed-bench:law", 1)
+        load_asked("speed-bench:law", 1)
 
 
 def test_the_choice_is_always_the_same(serve_rows: Callable[..., None]) -> None:
     rows = [{"question": str(i), "answer": ""} for i in range(100)]
     serve_rows(rows)
-    first = load_texts("gsm8k", 10)
-    assert first == load_texts("gsm8k", 20)[:10]
+    first = texts("gsm8k", 10)
+    assert first == texts("gsm8k", 20)[:10]
     assert first != [row["question"] + ASK for row in rows[:10]]
 
 
@@ -137,6 +152,12 @@ def test_token_ids_by_the_chat_template(
     (chat,) = load_task("gsm8k", tmp_path, vocab_size=512, longest=130, count=4)
     assert len(plain[0]) < len(chat) < len(plain[0]) + 8
     assert chat[-len(plain[0]) :] != plain[0]
+    file = tmp_path / "chats.jsonl"  # messages in a file are asked as a task's
+    lines = [json.dumps({"messages": each}) for each in load_asked("gsm8k", 2)]
+    file.write_text("\n".join(lines))
+    asked = load_task(str(file), tmp_path, vocab_size=512, longest=999, count=2)
+    assert len(asked) == 2
+    assert chat in asked
     with pytest.raises(RequestError, match="every prompt of gsm8k is longer than 3 tokens"):
         load_task("gsm8k", tmp_path, vocab_size=512, longest=3, count=4)
 
@@ -182,14 +203,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_dataset_as_the_library_reads_it(tmp_path: Path) -> None:
-    """A directory laid out as a dataset on the Hub: configs in the card, files by split."""
-    card = "configs:\n- config_name: main\n  data_files:\n  - split: test\n    path: main/*.jsonl\n"
+@pytest.mark.parametrize("name", ROWS)
+def test_a_dataset_as_the_library_reads_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory laid out as on the Hub: configs in the card, Parquet by config and split."""
+    task, (row, prompt) = TASKS[name], ROWS[name]
+    card = "configs:\n"
+    for config, told in ((task.config or "default", row), ("another", {"x": 1})):
+        file = f"{config}/{task.split}-00000-of-00001.parquet"
+        Dataset.from_list([told]).to_parquet(tmp_path / file)
+        card += f"- config_name: {config}\n  data_files:\n  - split: {task.split}\n"
+        card += f"    path: {config}/{task.split}-*\n"
+        card += "  default: true\n" * (told is row)
     (tmp_path / "README.md").write_text(f"---\n{card}---\n")
-    (tmp_path / "main").mkdir()
-    (tmp_path / "main" / "test.jsonl").write_text(json.dumps(ROWS["gsm8k"][0]) + "\n")
-    here = replace(TASKS["gsm8k"], hub=str(tmp_path))
-    assert [here.prompt(row) for row in tasks.fetch(here)] == [ROWS["gsm8k"][1]]
+    monkeypatch.setitem(TASKS, name, replace(task, hub=str(tmp_path)))
+    assert texts(name, 3) == [prompt]
 
 
 @pytest.mark.usefixtures("cache")
@@ -209,7 +238,7 @@ def test_large_files_as_the_library_streams_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gsm8k", "livecodebench", "speed-bench:coding"])
 def test_without_a_network_it_is_a_sentence(name: str) -> None:
     with pytest.raises(RequestError, match=f"cannot load the prompts of {name} from https") as e:
-        load_texts(name, 1)
+        load_asked(name, 1)
     assert "\n" not in str(e.value)
     assert "ffline" in e.value.problem
     assert e.value.fix.startswith("Check the network")
@@ -221,4 +250,4 @@ def test_without_the_library_it_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(tasks, "fetch", missing)
     with pytest.raises(RequestError, match="need the package datasets"):
-        load_texts("mbpp", 1)
+        load_asked("mbpp", 1)

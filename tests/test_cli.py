@@ -255,7 +255,7 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
     run: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mismatch = check_module.Mismatch(prompt=1, position=4, expected=7, got=9)
-    report = check_module.Report(1, 2, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch)
+    report = check_module.Report(1, 2, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch, 9)
     monkeypatch.setattr(check_module, "check", lambda *_: report)
     arguments = ("verify", home / "built", "--prompts", home / "prompts.jsonl", "--max-tokens", 5)
     result = run(*arguments, "--json")
@@ -278,6 +278,8 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
         ('{"ids": [1, "a"]}', "not an object with"),
         ('{"ids": [true]}', "not an object with"),
         ('{"text": 5}', "not an object with"),
+        ('{"messages": [5]}', "not an object with"),
+        ('{"messages": []}', "empty"),
         ('{"text": ""}', "empty"),
         ('{"ids": [320]}', "outside 0 to 319"),
         ('{"ids": [-1]}', "outside 0 to 319"),

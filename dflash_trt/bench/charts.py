@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 960, 400
-LEFT, RIGHT, TOP, BOTTOM = 64, 250, 40, 56  # of the plot inside the picture; the legend is right
-COLOURS = ("#8a8f98", "#1f6feb", "#d9480f", "#2b8a3e", "#862e9c", "#b08900", "#0b7285", "#c2255c")
+WIDTH, HEIGHT = 1120, 410
+LEFT, RIGHT, TOP, BOTTOM = 64, 370, 40, 66  # of the plot inside the picture; the legend is right
+COLOURS = ("#1f6feb", "#d9480f", "#2b8a3e", "#862e9c", "#b08900", "#0b7285", "#c2255c", "#8a8f98")
 FONT = 'font-family="system-ui, sans-serif"'
 
 
@@ -38,14 +38,18 @@ def curves(title: str, x_label: str, y_label: str, data: Sequence[Curve]) -> str
         parts.append(_text(at, HEIGHT - BOTTOM + 18, _number(tick), "middle"))
     for i, curve in enumerate(data):
         colour = COLOURS[i % len(COLOURS)]
+        dashes = ' stroke-dasharray="7 4"' * (i // len(COLOURS) % 2)
         places = [(_x(x / x_ticks[-1]), _y(y / y_ticks[-1])) for x, y in curve.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        line = f'fill="none" stroke="{colour}" stroke-width="2"{dashes}'
+        parts.append(f'<polyline points="{path}" {line}/>')
         for j, (x, y) in enumerate(places):
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>')
             if j < len(curve.labels):
                 parts.append(_text(x + 6, y - 6, curve.labels[j], "start", 11))
-        parts += _legend(i, curve.name, colour)
+        key, top = WIDTH - RIGHT + 16, _legend_y(i)
+        parts.append(f'<polyline points="{key},{top - 4} {key + 30},{top - 4}" {line}/>')
+        parts.append(_text(key + 36, top, _short(curve.name, RIGHT - 60), "start"))
     return _picture(parts)
 
 
@@ -60,11 +64,11 @@ def bars(
     width = group_width * 0.8 / max(len(data), 1)
     for g, group in enumerate(groups):
         start = LEFT + g * group_width
-        parts.append(
-            _text(
-                start + group_width / 2, HEIGHT - BOTTOM + 18, _short(group, group_width), "middle"
+        for row, part in enumerate(group.split(", ")):
+            under = HEIGHT - BOTTOM + 18 + 14 * row
+            parts.append(
+                _text(start + group_width / 2, under, _short(part, 1.1 * group_width), "middle", 10)
             )
-        )
         for i, each in enumerate(data):
             value = each.values[g]
             if value is None:
@@ -88,7 +92,10 @@ def bars(
             'stroke-dasharray="4 4"/>'
         )
     for i, each in enumerate(data):
-        parts += _legend(i, each.name, COLOURS[i % len(COLOURS)])
+        key, top = WIDTH - RIGHT + 16, _legend_y(i)
+        colour = COLOURS[i % len(COLOURS)]
+        parts.append(f'<rect x="{key}" y="{top - 10}" width="11" height="11" fill="{colour}"/>')
+        parts.append(_text(key + 17, top, _short(each.name, RIGHT - 40), "start"))
     return _picture(parts)
 
 
@@ -103,7 +110,7 @@ def _frame(title: str, x_label: str, y_label: str, y_ticks: Sequence[float]) -> 
             f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#e5e7eb"/>'
         )
         parts.append(_text(LEFT - 8, y + 4, _number(tick), "end"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, x_label, "middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - BOTTOM + 42, x_label, "middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
         f'<text x="16" y="{middle}" {FONT} font-size="12" fill="#374151" text-anchor="middle" '
@@ -112,12 +119,8 @@ def _frame(title: str, x_label: str, y_label: str, y_ticks: Sequence[float]) -> 
     return parts
 
 
-def _legend(index: int, name: str, colour: str) -> list[str]:
-    x, y = WIDTH - RIGHT + 16, TOP + 8 + 20 * index
-    return [
-        f'<rect x="{x}" y="{y - 9}" width="11" height="11" fill="{colour}"/>',
-        _text(x + 17, y + 1, _short(name, RIGHT - 36), "start"),
-    ]
+def _legend_y(index: int) -> int:
+    return TOP + 9 + 20 * index
 
 
 def _text(x: float, y: float, text: str, anchor: str, size: int = 12) -> str:
@@ -156,5 +159,5 @@ def _number(value: float) -> str:
 
 def _short(text: str, width: float) -> str:
     """As much of the text as fits into so many pixels."""
-    most = max(int(width / 6.5), 3)
+    most = max(int(width / 6.2), 3)
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -95,7 +95,7 @@ def describe(cell: Cell) -> str:
     drafts = "auto" if cell.draft_tokens is None else str(cell.draft_tokens)
     parts = [cell.task, cell.method]
     parts += [f"{drafts} drafts"] * (cell.method != "plain")
-    parts += [f"batch {cell.batch}", f"{cell.threads} threads"]
+    parts += [f"batch {cell.batch}", f"{cell.threads} thread{'s' * (cell.threads != 1)}"]
     parts += [f"context {cell.context}"] * (cell.context is not None)
     parts += [f"temperature {cell.temperature:g}"] * bool(cell.temperature)
     return ", ".join(parts)

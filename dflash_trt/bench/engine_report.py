@@ -1,12 +1,11 @@
 """A run of `bench engine` as a page, for whoever decides."""
 
-import json
 from collections.abc import Iterator, Sequence
 
 from dflash_trt.bench.charts import Bars, Curve, bars, curves
 from dflash_trt.bench.compare import describe
 from dflash_trt.bench.page import Page, Table
-from dflash_trt.bench.results import Cell, Run, measured_on
+from dflash_trt.bench.results import Cell, Run, in_words, measured_on
 from dflash_trt.bench.stats import phases, plain_of, rates, speedups, spread
 from dflash_trt.published import rows as published_rows
 
@@ -16,7 +15,7 @@ def engine_page(run: Run) -> Page:
     about = [
         f"Target: {run.target}. Drafter: {run.drafter}.",
         *measured_on(run.machine, run.versions),
-        f"Options: {json.dumps(run.options)}. Peak memory {run.peak_memory / 2**20:.0f} MiB.",
+        f"Options: {in_words(run.options)}. Peak memory {run.peak_memory / 2**20:.0f} MiB.",
         "Middle value of the passes, in brackets the smallest and the largest. A speedup compares "
         "each pass with the pass of plain decoding beside it.",
     ]
@@ -56,7 +55,8 @@ def published_tables(target: str, drafter: str) -> list[Table]:
 
 
 def _tables(run: Run) -> Iterator[Table]:
-    head = ["setting", "tokens/s", "speedup", "tau", "texts equal to plain decoding"]
+    head = ["setting", "tokens/s", "speedup", "tokens", "rounds", "tau"]
+    head += ["same texts"]
     rows = []
     for cell in run.cells:
         plain = plain_of(run, cell)
@@ -66,11 +66,17 @@ def _tables(run: Run) -> Iterator[Table]:
                 describe(cell),
                 _spread(rates(cell), ".0f"),
                 _spread(speedups(cell, plain), ".2f") if compared and plain else "",
+                str(sum(sample.tokens for sample in cell.samples)),
+                str(sum(sample.rounds for sample in cell.samples)),
                 f"{cell.tau:.2f}" if cell.method != "plain" else "",
                 "{} of {}".format(*cell.identical) if cell.identical and compared else "",
             ]
         )
-    yield Table("Speed", "Tokens per second of the whole batch, prompts included.", head, rows)
+    note = (
+        "Tokens per second of the whole batch, prompts included; tokens and rounds of all passes. "
+        "The first token of a text comes from no round. Same texts: equal to plain decoding's."
+    )
+    yield Table("Speed", note, head, rows)
     head = ["setting", "verify", "draft", "sampling", "scheduler", "whole round"]
     rows = []
     for cell in run.cells:
@@ -111,7 +117,7 @@ def _charts(run: Run) -> Iterator[str]:
         lines.setdefault(f"{_way(cell)} {rest}".strip(), []).append(cell)
     if any(len(cells) > 1 for cells in lines.values()):
         pareto = []
-        for name, cells in lines.items():
+        for name, cells in sorted(lines.items(), key=lambda each: each[0].startswith("plain")):
             ordered = sorted(cells, key=lambda cell: cell.batch)
             totals = [spread(rates(cell)).middle for cell in ordered]
             points = [(total / c.batch, total) for total, c in zip(totals, ordered, strict=True)]
@@ -142,7 +148,10 @@ def _parts(run: Run, cell: Cell, names: Sequence[str]) -> list[str]:
     """Those of a cell's values that are not the same in all cells."""
     varying = [name for name in names if len({getattr(c, name) for c in run.cells}) > 1]
     values = {name: getattr(cell, name) for name in varying}
-    return [str(v) if name == "task" else f"{name} {v}" for name, v in values.items()]
+    return [
+        str(value) if name == "task" else f"{name} {'as-is' if value is None else f'{value:g}'}"
+        for name, value in values.items()
+    ]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float, float]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from dflash_trt.errors import RequestError
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #111827; max-width: 68rem; margin: 2rem auto;
+body { font: 15px/1.5 system-ui, sans-serif; color: #111827; max-width: 72rem; margin: 2rem auto;
   padding: 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0;
+  display: block; overflow-x: auto; }
 th, td { border-bottom: 1px solid #e5e7eb; padding: .3rem .7rem; text-align: right; }
 th:first-child, td:first-child { text-align: left; }
 td { white-space: nowrap; }

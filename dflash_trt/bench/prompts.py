@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from dflash_trt.bench.tasks import TASKS, task_texts
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import RequestError
-from dflash_trt.prompts import read_prompts
-from dflash_trt.serving.chat import load_asking
+from dflash_trt.prompts import Prompt, prompt_of, read_prompts
+from dflash_trt.serving.chat import as_chat, load_encoding
 
 PYCODE, SYNTHETIC = "pycode", "synthetic:"
+TEMPLATE_OPTIONS = {"enable_thinking": False}  # as in the paper's Table 1
 
 
 def load_task(
@@ -23,9 +23,9 @@ def load_task(
 
     name: "pycode" (40 beginnings of Python files, held out from the demo pair's training),
     "synthetic:LENGTH" (random tokens: for speed at a length, drafts are not accepted), one of
-    `TASKS` (as messages where the tokenizer has a chat template, without thinking), or a file of
-    JSON lines. tokenizer: its directory. longest: tokens that a prompt may have; longer ones of
-    `TASKS` are left out.
+    `TASKS`, or a file of JSON lines. Tasks and messages in a file go through the tokenizer's chat
+    template, where it has one, without thinking. tokenizer: its directory. longest: tokens that a
+    prompt may have; longer ones of `TASKS` are left out.
     """
     if name.startswith(SYNTHETIC):
         length = name.removeprefix(SYNTHETIC)
@@ -33,9 +33,9 @@ def load_task(
             raise RequestError(f"{name} is not synthetic:1 to synthetic:{longest}", "Correct it")
         drawn = np.random.default_rng(0).integers(vocab_size, size=(count, int(length)))
         return [list(map(int, line)) for line in drawn]
+    encode = load_encoding(tokenizer, **TEMPLATE_OPTIONS)
     if name in TASKS:
-        ask = load_asking(tokenizer, enable_thinking=False)  # as in the paper's Table 1
-        asked = map(ask, task_texts(name))
+        asked = (encode(as_chat(text)) for text in task_texts(name))
         prompts = list(islice((ids for ids in asked if 0 < len(ids) <= longest), count))
         if not prompts:
             raise RequestError(
@@ -44,30 +44,28 @@ def load_task(
                 "Build with a larger serving.max_seq_len",
             )
         return prompts
-    path = _file(name)
-    known = load_tokenizer(tokenizer)
-    found = read_prompts(
-        path, lambda text: list(known.encode(text).ids), vocab_size=vocab_size, longest=longest
-    )
-    return found[:count]
+    return read_prompts(_file(name), encode, vocab_size=vocab_size, longest=longest)[:count]
 
 
-def load_texts(name: str, count: int) -> list[str]:
-    """At most `count` prompts of "pycode", of `TASKS` or of a file as text, for a server."""
+def load_asked(name: str, count: int) -> list[Prompt]:
+    """At most `count` prompts of "pycode", of `TASKS` or of a file, for a server to encode.
+
+    Messages are for its chat template; tasks are such.
+    """
     if name in TASKS:
-        return list(islice(task_texts(name), count))
+        return [as_chat(text) for text in islice(task_texts(name), count)]
     path = _file(name)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-        texts = [json.loads(line)["text"] for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        prompts = [prompt_of(json.loads(line)) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
         raise RequestError(
             f"{path} is no file of prompts for a server ({error})",
-            'Give one with {"text": ...} in each line',
+            'Give one with {"text": ...} or {"messages": [...]} in each line',
         ) from error
-    if not texts or not all(isinstance(text, str) and text for text in texts):
+    if not prompts or not all(prompts):
         raise RequestError(f"{path} holds no prompt, or an empty one", "Correct it")
-    return texts[:count]
+    return prompts[:count]
 
 
 def _file(name: str) -> Path:

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from typing_extensions import Self
 
+from dflash_trt.bench.prompts import TEMPLATE_OPTIONS
 from dflash_trt.errors import BenchError, DflashError, RequestError
+from dflash_trt.prompts import Prompt
 from dflash_trt.serving.client import AsyncClient
 
 PROTOCOLS = ("triton-grpc", "triton-http", "openai")
@@ -19,7 +21,7 @@ TIMEOUT = 600.0  # seconds for one answer
 class Ask:
     """One request; end-of-text is ignored where the server can, so that lengths are equal."""
 
-    prompt: str
+    prompt: Prompt
     max_tokens: int
     temperature: float
     seed: int
@@ -81,6 +83,7 @@ class TritonGrpc:
                 temperature=ask.temperature,
                 seed=ask.seed,
                 ignore_eos=True,
+                chat_template_kwargs=None if isinstance(ask.prompt, str) else TEMPLATE_OPTIONS,
                 timeout=TIMEOUT,
             ):
                 if chunk.token_ids:
@@ -148,8 +151,12 @@ class TritonHttp(_Http):
 
     async def ask(self, ask: Ask) -> Answer:
         answer = Answer(time.perf_counter())
+        prompt: dict[str, Any] = {"text_input": ask.prompt}
+        if not isinstance(ask.prompt, str):
+            prompt = {"messages": ask.prompt, "chat_template_kwargs": TEMPLATE_OPTIONS}
+            prompt = {name: json.dumps(value) for name, value in prompt.items()}
         body = {
-            "text_input": ask.prompt,
+            **prompt,
             "max_tokens": ask.max_tokens,
             "temperature": ask.temperature,
             "seed": ask.seed,
@@ -167,7 +174,7 @@ class TritonHttp(_Http):
 
 
 class OpenAi(_Http):
-    """`/v1/completions`: ours, vLLM, SGLang, trtllm-serve, llama.cpp."""
+    """`/v1/completions`, of messages `/v1/chat/completions`: ours, vLLM, SGLang, llama.cpp, .."""
 
     def __init__(self, url: str, model: str | None, connections: int) -> None:
         super().__init__(url.rstrip("/").removesuffix("/v1"), connections)
@@ -188,9 +195,14 @@ class OpenAi(_Http):
 
     async def ask(self, ask: Ask) -> Answer:
         answer = Answer(time.perf_counter())
+        path = "/v1/completions"
+        prompt: dict[str, Any] = {"prompt": ask.prompt}
+        if not isinstance(ask.prompt, str):
+            path = "/v1/chat/completions"
+            prompt = {"messages": ask.prompt, "chat_template_kwargs": TEMPLATE_OPTIONS}
         body = {
             "model": self._model,
-            "prompt": ask.prompt,
+            **prompt,
             "max_tokens": ask.max_tokens,
             "temperature": ask.temperature,
             "seed": ask.seed,
@@ -198,9 +210,8 @@ class OpenAi(_Http):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        async for event in self.events("/v1/completions", body, answer):
-            choices = event.get("choices") or []
-            if choices and choices[0].get("text"):
+        async for event in self.events(path, body, answer):
+            if any(map(_has_text, event.get("choices") or [])):
                 answer.came.append(time.perf_counter())
             usage = event.get("usage")
             if usage:
@@ -210,3 +221,9 @@ class OpenAi(_Http):
         if answer.error is None and not answer.tokens:
             answer.error = "the server told no usage at the end of the stream"
         return answer
+
+
+def _has_text(choice: Mapping[str, Any]) -> bool:
+    """Whether a piece says something, or thinks it (`reasoning` in vLLM, elsewhere the last)."""
+    names = ("text", "content", "reasoning", "reasoning_content")
+    return any(choice.get("delta", choice).get(name) for name in names)

@@ -141,6 +141,12 @@ def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list
     ]
 
 
+def in_words(options: Mapping[str, Any]) -> str:
+    """What was chosen, on a line."""
+    chosen = {name.replace("_", " "): value for name, value in options.items() if value != "None"}
+    return ", ".join(f"{name} {value}" for name, value in chosen.items())
+
+
 def peak_memory() -> int:
     """Bytes that this process had resident at most."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

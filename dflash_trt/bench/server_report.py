@@ -1,10 +1,8 @@
 """A run of `bench serve` as a page."""
 
-import json
-
-from dflash_trt.bench.charts import Curve, curves
+from dflash_trt.bench.charts import Bars, Curve, bars, curves
 from dflash_trt.bench.page import Page, Table
-from dflash_trt.bench.results import PERCENTILES, Level, ServerRun, measured_on
+from dflash_trt.bench.results import PERCENTILES, Level, ServerRun, in_words, measured_on
 
 
 def server_page(run: ServerRun) -> Page:
@@ -12,12 +10,12 @@ def server_page(run: ServerRun) -> Page:
     about = [
         f"Server: {run.url}, asked by {run.protocol}. What follows is the client's.",
         *measured_on(run.machine, run.versions),
-        f"Options: {json.dumps(run.options)}.",
+        f"Options: {in_words(run.options)}.",
     ]
     if not run.complete:
         about.append("Interrupted: what was measured until then.")
     head = ["load", "answers", "errors", "tokens", "tokens/s in all", "tokens/s of one"]
-    head += ["tau", "good answers/s"]
+    head += ["rounds", "tau", "good answers/s"]
     rows = [
         [
             load_name(level),
@@ -26,12 +24,16 @@ def server_page(run: ServerRun) -> Page:
             str(level.tokens),
             f"{level.total:.0f}",
             f"{level.per_user:.0f}",
+            "" if level.rounds is None else str(level.rounds),
             "" if level.tau is None else f"{level.tau:.2f}",
             f"{level.good:.2f}",
         ]
         for level in run.levels
     ]
-    note = "Of one: an answer's tokens over its time from request to end, median."
+    note = (
+        "Of one: an answer's tokens over its time from request to end, median. Good answers keep "
+        "both goals of the options (milliseconds)."
+    )
     tables = [Table("Throughput", note, head, rows)]
     percents = "/".join(map(str, PERCENTILES))
     note = f"Milliseconds, percentiles {percents}. Between tokens: an answer's mean."
@@ -52,7 +54,9 @@ def server_page(run: ServerRun) -> Page:
 
 
 def load_name(level: Level) -> str:
-    return f"{level.users} users" if level.users is not None else f"{level.rate:g} requests/s"
+    if level.users is None:
+        return f"{level.rate:g} requests/s"
+    return f"{level.users} user{'s' * (level.users != 1)}"
 
 
 def _charts(run: ServerRun) -> list[str]:
@@ -70,12 +74,12 @@ def _charts(run: ServerRun) -> list[str]:
         )
     timed = [level for level in run.levels if level.first_token]
     if timed:
-        lines = [
-            Curve(f"p{percent}", [(i, 1e3 * level.first_token[k]) for i, level in enumerate(timed)])
+        data = [
+            Bars(f"p{percent}", [(1e3 * level.first_token[k],) * 3 for level in timed])
             for k, percent in enumerate(PERCENTILES)
         ]
-        names = ", ".join(load_name(level) for level in timed)
-        charts.append(curves("Time to the first token", names, "milliseconds", lines))
+        names = [load_name(level) for level in timed]
+        charts.append(bars("Time to the first token", "milliseconds", names, data))
     return charts
 
 

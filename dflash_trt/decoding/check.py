@@ -47,6 +47,7 @@ class Report:
     plain_tokens_per_s: float
     outputs: list[list[int]]
     first_mismatch: Mismatch | None
+    rounds: int  # of all prompts with DFlash
 
 
 def check(
@@ -97,6 +98,7 @@ def check(
         plain_tokens_per_s=tokens / sum(slow for _, slow in times),
         outputs=[fast.tokens for fast, _ in pairs],
         first_mismatch=_first_mismatch(pairs),
+        rounds=rounds_run,
     )
 
 

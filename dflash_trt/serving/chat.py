@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import CheckpointError, RequestError
+from dflash_trt.prompts import Prompt
 
 SPECIAL = (
     "bos_token",
@@ -68,23 +69,29 @@ def load_chat_template(directory: Path) -> Render | None:
     return render
 
 
-def load_asking(directory: Path, **options: Any) -> Callable[[str], list[int]]:
-    """A text's token ids as a user's message, by the tokenizer and chat template of a directory.
+def as_chat(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
 
-    As a plain text where there is no template, or one that wants something else. options: for it.
+
+def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[int]]:
+    """Token ids of a text as it is, or of messages, by the tokenizer and template of a directory.
+
+    Messages are a plain text where there is no template, or one that wants something else.
+    options: for it.
     """
     tokenizer, render = load_tokenizer(directory), load_chat_template(directory)
 
-    def ask(text: str) -> list[int]:
-        messages = [{"role": "user", "content": text}]
+    def encode(prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return list(tokenizer.encode(prompt).ids)
         with suppress(RequestError):
             if render:
-                chat = render(messages=messages, add_generation_prompt=True, **options)
+                chat = render(messages=prompt, add_generation_prompt=True, **options)
                 if ids := tokenizer.encode(chat, add_special_tokens=False).ids:
                     return list(ids)
-        return list(tokenizer.encode(text).ids)
+        return encode("\n".join(str(message.get("content", "")) for message in prompt))
 
-    return ask
+    return encode
 
 
 def parse_messages(text: bytes) -> list[dict[str, Any]]:

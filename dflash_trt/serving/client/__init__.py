@@ -4,9 +4,10 @@ from collections.abc import Generator
 
 from typing_extensions import Unpack
 
+from dflash_trt.prompts import Prompt
 from dflash_trt.serving.client.asynchronous import AsyncClient
 from dflash_trt.serving.client.connection import Tls
-from dflash_trt.serving.client.fields import Options, Prompt
+from dflash_trt.serving.client.fields import Options
 from dflash_trt.serving.client.results import Choice, Chunk, Completion, Summary
 from dflash_trt.serving.client.synchronous import Client
 

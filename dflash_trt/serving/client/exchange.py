@@ -15,7 +15,8 @@ from dflash_trt.errors import (
     ServerError,
     UnavailableError,
 )
-from dflash_trt.serving.client.fields import MODEL, Prompt, to_request
+from dflash_trt.prompts import Prompt
+from dflash_trt.serving.client.fields import MODEL, to_request
 from dflash_trt.serving.client.results import Chunk, to_chunks
 from dflash_trt.serving.settings import CODED_ERRORS
 

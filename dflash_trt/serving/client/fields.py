@@ -8,10 +8,9 @@ from typing import Any, TypedDict
 from tritonclient.grpc import service_pb2
 
 from dflash_trt.errors import RequestError
+from dflash_trt.prompts import Prompt
 
 MODEL = "dflash"
-
-Prompt = str | Sequence[Mapping[str, Any]]  # a text as it is, or messages for the chat template
 
 
 class Options(TypedDict, total=False):

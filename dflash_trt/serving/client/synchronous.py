@@ -9,9 +9,10 @@ from tritonclient.grpc import service_pb2_grpc
 from typing_extensions import Self, Unpack
 
 from dflash_trt.errors import ServerError
+from dflash_trt.prompts import Prompt
 from dflash_trt.serving.client.connection import Tls, open_channel, to_metadata
 from dflash_trt.serving.client.exchange import Exchange
-from dflash_trt.serving.client.fields import Options, Prompt
+from dflash_trt.serving.client.fields import Options
 from dflash_trt.serving.client.results import Chunk, Completion, to_completion
 
 

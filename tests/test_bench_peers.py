@@ -1,0 +1,50 @@
+"""The other programs of scripts/bench_table.py say what we say, and are counted as we are.
+
+The test of one that is a server is in `test_bench_serve.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.decoding.check import check
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "scripts"))
+import peers  # noqa: E402
+
+PYCODE = ROOT / "examples" / "pycode"
+TOKENS, PROMPTS = 12, 3
+
+
+def test_transformers_and_zlab_say_what_we_say(built: Path) -> None:
+    lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:PROMPTS]
+    prompts = [json.loads(line)["ids"] for line in lines]
+    report = check(built / "engines", prompts, TOKENS, 7, lambda done: None)
+    work = peers.Work(PYCODE, prompts, TOKENS, 2, 2, [*report.outputs[:2], [0] * TOKENS])
+    new = PROMPTS * (TOKENS - 1)  # a first token comes from no round
+    with peers.torch_peers(work) as (generate, dflash):
+        for peer, streams, rounds in (
+            (generate, 1, new),
+            (generate, 2, new),
+            (dflash, 1, round(new / report.tau)),
+        ):
+            sample, same = peer.run(streams)
+            assert (sample.tokens, sample.rounds) == (PROMPTS * TOKENS, rounds)
+            assert sample.seconds > 0
+            assert same == 2  # the third text is not expected
+        assert (generate.most, dflash.most) == (2, 1)
+
+
+def test_a_server_that_does_not_start_is_shown_with_its_log(tmp_path: Path) -> None:
+    work = peers.Work(PYCODE, [], TOKENS, 2, 2, [])
+    line = [sys.executable, "-c", "raise SystemExit('no such model')"]
+    with (
+        pytest.raises(RuntimeError, match="no such model"),
+        peers.server_peer("x", line, work, tmp_path / "log"),
+    ):
+        pass
