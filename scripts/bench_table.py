@@ -27,6 +27,7 @@ from dflash_trt.bench.results import Cell, Run, Sample, machine, measured_on, ve
 from dflash_trt.bench.stats import plain_of, rates, speedups, spread
 from dflash_trt.build import build
 from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.progress import reporting
@@ -37,7 +38,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 START, END = "<!-- table: scripts/bench_table.py -->\n", "<!-- end -->"
 BATCHES, THREADS, PROMPTS = (1, 4, 8), 2, 8
 SHAPES = {"demo": (128, 5), "60m": (64, 3), "0.6b": (32, 3)}  # new tokens, passes
-OURS = {"plain": "plain decoding", "dflash": "DFlash"}
+OURS = {"plain": "plain decoding", "dflash": "DFlash, whole blocks", "adaptive": "adaptive"}
+FIXED = Speculation(policy="fixed")
 
 
 def main() -> None:
@@ -53,20 +55,8 @@ def main() -> None:
 
 def measure(shape: str, folder: Path, tokens: int, passes: int) -> list[list[str]]:
     """The rows of one shape."""
-    pair = PYCODE
-    if shape != "demo":
-        pair = folder / "pair"
-        inflate = [sys.executable, str(ROOT / "examples" / "inflate.py"), shape, str(pair)]
-        subprocess.run(inflate, check=True)
-    config = BuildConfig.model_validate(
-        {
-            "name": shape,
-            "target": {"path": pair / "target"},
-            "drafter": {"path": pair / "drafter"},
-            "engine": {"threads": THREADS},
-            "serving": {"slots": max(BATCHES), "max_seq_len": 256},
-        }
-    )
+    pair = pair_of(shape, folder)
+    config = config_of(shape, pair, max(BATCHES))
     prompts = load_task("pycode", PYCODE / "target", vocab_size=512, longest=128, count=PROMPTS)
     plan = Plan(tasks={"pycode": prompts}, max_tokens=tokens, batches=BATCHES, repeats=passes)
     cells: list[Cell] = []
@@ -74,7 +64,7 @@ def measure(shape: str, folder: Path, tokens: int, passes: int) -> list[list[str
     with reporting() as report:
         build(config, folder / "built", report)
         engines = folder / "built" / "engines"
-        expected = check(engines, prompts, tokens, None, lambda _: None).outputs
+        expected = check(engines, prompts, tokens, FIXED, lambda _: None).outputs
         work = Work(pair, prompts, tokens, THREADS, max(BATCHES), expected)
         with start_peers(work, folder) as peers:
 
@@ -94,6 +84,27 @@ def measure(shape: str, folder: Path, tokens: int, passes: int) -> list[list[str
         cells.append(replace(cell, identical=same))
     run = Run(name=shape, target="", drafter="", options={}, cells=cells, peak_memory=0)
     return [row(run, cell) for batch in BATCHES for cell in cells if cell.batch == batch]
+
+
+def pair_of(shape: str, folder: Path) -> Path:
+    """The demo pair, inflated unless the shape is its own."""
+    if shape == "demo":
+        return PYCODE
+    inflate = [sys.executable, str(ROOT / "examples" / "inflate.py"), shape, str(folder / "pair")]
+    subprocess.run(inflate, check=True)
+    return folder / "pair"
+
+
+def config_of(shape: str, pair: Path, slots: int) -> BuildConfig:
+    return BuildConfig.model_validate(
+        {
+            "name": shape,
+            "target": {"path": pair / "target"},
+            "drafter": {"path": pair / "drafter"},
+            "engine": {"threads": THREADS},
+            "serving": {"slots": slots, "max_seq_len": 256},
+        }
+    )
 
 
 def row(run: Run, cell: Cell) -> list[str]:

@@ -1,0 +1,137 @@
+"""The table of docs/adaptive.md: the adaptive policy beside plain decoding and fixed settings.
+
+    python scripts/adaptive_table.py [--shapes demo,60m,0.6b]
+
+Three sizes, 1 to 16 streams, greedy and at temperature 0.8, prompts whose greedy text repeats
+itself and prompts whose text does not, all ways of decoding in turns. What it says of itself comes
+first: the least of adaptive / plain and of adaptive / best fixed setting, over the whole grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from bench_table import FIXED, PYCODE, THREADS, config_of, pair_of
+
+from dflash_trt.bench.engine import Plan, measure_engine
+from dflash_trt.bench.page import Page, Table, to_markdown
+from dflash_trt.bench.prompts import load_task
+from dflash_trt.bench.results import Cell, machine, measured_on, versions
+from dflash_trt.bench.stats import rates
+from dflash_trt.build import build
+from dflash_trt.decoding.check import check
+from dflash_trt.engines.onnxruntime import use_one_pool
+from dflash_trt.progress import reporting
+
+PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
+START, END = "<!-- table: scripts/adaptive_table.py -->\n", "<!-- end -->"
+STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3)
+SHAPES = {"demo": (96, 7), "60m": (64, 3), "0.6b": (32, 3)}  # new tokens, passes
+PROMPTS = 6  # at least, of each kind
+HEAD = ("shape", "text", "T", "streams", "plain", "7 drafts", "3 drafts", "lookup 7", "lookup 3")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    use_one_pool(THREADS)
+    rows: list[list[str]] = []
+    least: list[tuple[float, float, str]] = []
+    for shape in parser.parse_args().shapes.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            cells = measure(shape, Path(folder), *SHAPES[shape])
+        for group in dict.fromkeys(cell.group for cell in cells):
+            row, *ratios = compare(shape, [cell for cell in cells if cell.group == group])
+            rows.append(row)
+            least.append((*ratios, " ".join(row[:4])))
+        write(rows, least)
+
+
+def measure(shape: str, folder: Path, tokens: int, passes: int) -> list[Cell]:
+    config = config_of(shape, pair_of(shape, folder), max(STREAMS))
+    asked = load_task("pycode", PYCODE / "target", vocab_size=512, longest=128, count=40)
+    cells: list[Cell] = []
+    with reporting() as report:
+        build(config, folder / "built", report)
+        engines = folder / "built" / "engines"
+        texts = check(engines, asked, tokens, FIXED, lambda _: None).outputs
+        order = sorted(range(len(asked)), key=lambda i: distinct(texts[i]))
+        for streams in STREAMS:
+            prompts = max(PROMPTS, streams)
+            tasks = {"repeats": order[:prompts], "does not": order[-prompts:]}
+            plan = Plan(
+                tasks={name: [asked[i] for i in chosen] for name, chosen in tasks.items()},
+                max_tokens=tokens,
+                methods=("plain", "dflash", "lookup", "adaptive"),
+                draft_tokens=DRAFTS,
+                batches=(streams,),
+                temperatures=TEMPERATURES,
+                repeats=passes,
+            )
+            step = partial(report, f"{shape}, {streams} streams")
+            measure_engine(engines, THREADS, plan, step, cells.append)
+    return cells
+
+
+def distinct(text: Sequence[int], length: int = 8) -> float:
+    """The share of a text's runs of tokens that are no repetition."""
+    runs = [tuple(text[i : i + length]) for i in range(len(text) - length + 1)]
+    return len({*runs}) / len(runs)
+
+
+def compare(shape: str, cells: Sequence[Cell]) -> tuple[list[str], float, float]:
+    """The row of one group, and how the adaptive policy compares with plain and the best fixed."""
+    plain, *fixed, adaptive = cells
+    assert (plain.method, adaptive.method) == ("plain", "adaptive")
+    assert adaptive.identical is not None
+    gain = ratio(adaptive, plain)
+    of_best = min(ratio(adaptive, cell) for cell in fixed)
+    rounds: dict[str, int] = {}
+    for sample in adaptive.samples:
+        for name, count in sample.choices.items():
+            rounds[name] = rounds.get(name, 0) + count
+    total = sum(rounds.values())
+    chosen = sorted(rounds.items(), key=lambda item: -item[1])
+    row = [
+        shape,
+        plain.task,
+        f"{plain.temperature:g}",
+        str(plain.batch),
+        f"{median(rates(plain)):.0f}",
+        *(f"{ratio(cell, plain):.2f}" for cell in fixed),
+        f"{gain:.2f}",
+        f"{of_best:.2f}",
+        ", ".join(f"{name} {count / total:.0%}" for name, count in chosen),
+        "{} of {}".format(*adaptive.identical),
+    ]
+    return row, gain, of_best
+
+
+def ratio(cell: Cell, other: Cell) -> float:
+    """Of their tokens/s, the middle of all passes: each with the pass beside it."""
+    return median(a / b for a, b in zip(rates(cell), rates(other), strict=True))
+
+
+def write(rows: list[list[str]], least: list[tuple[float, float, str]]) -> None:
+    """Replace what stands between the marks of the page."""
+    head = [*HEAD, "adaptive", "/ best fixed", "rounds of the adaptive policy", "same text"]
+    by_plain, by_best = min(least), min((best, where) for _, best, where in least)
+    note = (
+        "Tokens/s of plain decoding, and all others as times that; lookup and drafts are fixed. "
+        f"Least of adaptive / plain: {by_plain[0]:.2f} ({by_plain[2]}), of adaptive / best fixed: "
+        f"{by_best[0]:.2f} ({by_best[1]})."
+    )
+    table = Table("The policy and fixed settings", note, head, rows)
+    about = measured_on(machine(), versions())
+    body = to_markdown(Page("", about, [], [table])).removeprefix("# \n\n")
+    before, rest = PAGE.read_text(encoding="utf-8").split(START)
+    PAGE.write_text(before + START + body + END + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
