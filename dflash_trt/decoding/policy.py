@@ -17,6 +17,7 @@ RECENT = 0.9  # the same of what drafting brings
 TRIED = 4  # rounds with drafts in a situation before it is judged
 AGAIN = 1.05  # what drafting must bring before it starts anew
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
+HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
 PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were seen
 NEAR = 256  # tokens of context that steps cost about the same for
 
@@ -120,6 +121,7 @@ class Adaptive:
         self._relative: dict[tuple[int, int], tuple[list[float], float]] = {}
         self._depths = {drawn: _Depths(most) for drawn in (False, True)}
         self._records = {drawn: Record(most) for drawn in (False, True)}
+        self._promised = {drawn: _hopes(most) for drawn in (False, True)}
         self._worth: dict[Situation, _Worth] = {}
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
         self._idle = 0  # rounds since it did
@@ -136,12 +138,14 @@ class Adaptive:
             if before:
                 others = [[x for x in offers if x[0].source != "drafter"] for offers in expected]
                 without = _best(others, steps, 0.0)
-                worth = self._worth_in(before)
+                worth = self._worth_in(before, n, context)
                 worth.add(tokens, steps[width] + draft, without[1], steps[without[0]])
+                self._remember(expected)
             if width:
                 taken = [_taken(offers, width) for offers in expected]
         situation = _situation(rows, taken)
-        if feed or self._worth_in(situation).pays or self._idle * PROBING >= draft:
+        pays = self._worth_in(situation, n, context).pays
+        if feed or pays or self._idle * PROBING >= draft:
             self._drafted_in, self._idle = situation, 0
         else:
             self._idle += 1
@@ -149,7 +153,7 @@ class Adaptive:
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
-        return self._worth_in((n.bit_length(), 0, 2 * drawn)).pays
+        return self._worth_in((n.bit_length(), 0, 2 * drawn), n, 0).pays
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
@@ -158,8 +162,24 @@ class Adaptive:
         else:
             self._depths[proposal.drawn].observe(proposal, accepted)
 
-    def _worth_in(self, situation: "Situation") -> "_Worth":
-        return self._worth.setdefault(situation, _Worth())
+    def _worth_in(self, situation: "Situation", n: int, context: int) -> "_Worth":
+        """What drafting brings in a situation; at first what it should, by what drafts promised."""
+        if situation not in self._worth:
+            steps, draft = self._costs_of(n, context)
+            _, looked, drawn = situation
+            lines = zip(steps, self._promised[drawn > 0], strict=True)
+            should = max((1 + tokens) / (step + draft) for step, tokens in lines)
+            self._worth[situation] = _Worth(should > 1 and looked < ALL)
+        return self._worth[situation]
+
+    def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
+        """What drafts promise by and large, by their number."""
+        for offers in rows:
+            for proposal, line in offers:
+                if proposal.source == "drafter":
+                    means = self._promised[proposal.drawn]
+                    for width in range(1, len(means)):
+                        means[width] += (_at(line, width) - means[width]) * (1 - MEMORY)
 
     def _costs_of(self, n: int, context: int) -> tuple[list[float], float]:
         """Of a step with 0, 1, .. drafts a row, and of the drafter's."""
@@ -181,6 +201,7 @@ class Adaptive:
 
 Expected = tuple[Proposal, list[float]]
 Situation = tuple[int, int, int]
+ALL = 2  # of a situation's rows; 1: some of them
 
 
 def _best(
@@ -205,6 +226,11 @@ def _best(
     return width, tokens
 
 
+def _hopes(most: int) -> list[float]:
+    """How many of 0, 1, .. drafts are accepted, before any were seen."""
+    return [0.0, *accumulate(HOPE**k for k in range(1, most + 1))]
+
+
 def _at(line: Sequence[float], width: int) -> float:
     return line[width] if width < len(line) else line[-1]
 
@@ -225,10 +251,10 @@ def _situation(rows: Sequence[Row], taken: Sequence[Proposal | None]) -> Situati
 class _Worth:
     """Tokens and costs of rounds behind the drafter, with its drafts and without them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pays: bool) -> None:
         self._means = [0.0] * 4
         self._count = 0
-        self.pays = True  # until it was tried
+        self.pays = pays  # until it was tried
 
     def add(self, *values: float) -> None:
         """Tokens and cost with its drafts, then without."""

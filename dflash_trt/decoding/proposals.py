@@ -19,6 +19,9 @@ from dflash_trt.engines.info import most_verified
 CANDIDATES = 8  # of each draft, for trees and correction
 HOST_SECONDS = 1e-4  # what these two cost a row in Python
 HOST_SHARE = 0.05  # of a plain step, that they may cost
+LOOK_SECONDS, LOOK_SHARE = 6e-6, 0.03  # the same of looking a row up each time
+LONG = 5  # tokens of a match from which on the text is taken to repeat itself
+LONGEST_REST = 7  # rounds without a look while it does not
 SHARP = 0.6  # how far the best noisy candidate is to be trusted: found by replaying the demo pair
 
 
@@ -29,32 +32,38 @@ class Proposer:
         """most: drafts that a round may verify."""
         self._sources, self._costs, self._most = sources, costs, most
         self._pairs = Pairs()
-        refined = (sources.tree or sources.correction) and self._worth_it(1, 0)
+        refined = sources.tree or sources.correction
+        refined = refined and HOST_SHARE * costs.verify(1, 1, 0) > HOST_SECONDS
         self.candidates = CANDIDATES if refined else 1  # of each draft, to be had from the drafter
 
     def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
         """Of each sequence all that may be verified in this round."""
-        refine = self.candidates > 1 and self._worth_it(len(sequences), context)
+        plain = self._costs.verify(len(sequences), 1, context)
+        refine = self.candidates > 1 and len(sequences) * HOST_SECONDS < HOST_SHARE * plain
+        patient = len(sequences) * LOOK_SECONDS > LOOK_SHARE * plain
         rows = []
         for sequence in sequences:
             most = min(self._most, sequence.budget - 1)
             offers = []
             if sequence.candidates is not None and most:
                 offers.append(self._drafted(sequence, refine, most))
-            if self._sources.lookup and most and (found := _looked_up(sequence, most)):
-                offers.append(found)
+            if sequence.rest and patient:
+                sequence.rest -= 1
+            elif self._sources.lookup and most:
+                found = _looked_up(sequence, most)
+                offers += found
+                if found and found[0].match >= LONG:
+                    sequence.rest = 0
+                else:
+                    sequence.rest = min(2 * sequence.rested + 1, LONGEST_REST)
+                sequence.rested = sequence.rest
             rows.append(Row(offers, bool(sequence.request.sampling.temperature)))
         return rows
 
-    def observe(self, sequence: Sequence, committed: int) -> None:
-        """Learn from the last tokens, which a round has committed."""
-        if sequence.suffixes is not None:
-            sequence.suffixes.extend(sequence.tokens[-committed:])
+    def observe(self, sequence: Sequence, accepted: int) -> None:
+        """Learn from what was just committed: accepted drafts and a token."""
         if self._sources.correction and self.candidates > 1:
-            self._pairs.observe(sequence.tokens[-committed - 1 :])
-
-    def _worth_it(self, n: int, context: int) -> bool:
-        return n * HOST_SECONDS < HOST_SHARE * self._costs.verify(n, 1, context)
+            self._pairs.observe(sequence.tokens[-accepted - 2 :])
 
     def _drafted(self, sequence: Sequence, refine: bool, most: int) -> Proposal:
         assert sequence.candidates is not None
@@ -120,11 +129,11 @@ def _chain(ids: Seq[Seq[int]], probs: Seq[Seq[Seq[float]]]) -> tuple[list[int], 
     return tokens, list(accumulate(chances, mul))
 
 
-def _looked_up(sequence: Sequence, most: int) -> Proposal | None:
-    if sequence.suffixes is None:
-        sequence.suffixes = Suffixes([*sequence.request.prompt, *sequence.tokens])
-    match, tokens = sequence.suffixes.find(most)
-    if not tokens:
-        return None
+def _looked_up(sequence: Sequence, most: int) -> list[Proposal]:
+    prompt, text = sequence.request.prompt, sequence.suffixes
+    if text is None:
+        text = sequence.suffixes = Suffixes(prompt)
+    text.extend(sequence.tokens[len(text) - len(prompt) :])
+    match, tokens = text.find(most)
     drawn = bool(sequence.request.sampling.temperature)
-    return Proposal("lookup", tokens, range(len(tokens)), (), drawn, match)
+    return [Proposal("lookup", tokens, range(len(tokens)), (), drawn, match)] if match else []

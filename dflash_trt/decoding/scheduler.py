@@ -257,7 +257,7 @@ class Scheduler:
                 self._release(sequence)
                 continue
             if self._proposer is not None:
-                self._proposer.observe(sequence, committed)
+                self._proposer.observe(sequence, accepted)
             # the target adds a token of its own
             count = min(sequence.budget - 1, self._wanted)
             sequence.drafts = drafts[i][:count]
