@@ -26,7 +26,8 @@ class Sample:
     sampling: float  # accepting and proposing
     scheduler: float
     prefill: float
-    choices: dict[str, int]  # rounds of single sequences by what was verified, as metrics count it
+    # rounds of single sequences by what was verified, as metrics count it
+    choices: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
