@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from triton_metrics import Triton
 
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front import Front
@@ -78,7 +80,7 @@ class CountingModel:
         drafts = (last[:, None] + np.arange(1, x.batch[1] + 1)) % VOCAB
         n = len(lengths)
         return RoundOutput(
-            results=np.column_stack([lengths - forced, last]),
+            results=np.column_stack([lengths - forced, last, np.zeros_like(last)]),
             logprobs=np.zeros((n, 1, 1), np.float32),
             logprob_ids=np.zeros((n, 1, 1), np.int64),
             verify_seconds=0.0,
@@ -109,11 +111,12 @@ def _front(model: CountingModel, **values: object) -> Iterator[Front]:
         max_seq_len=400,
         prefill_chunk=8,
         block_size=4,
-        draft_tokens=3,
+        speculation=Speculation(draft_tokens=3),
     )
     settings = replace(settings, **values)
-    metrics = Metrics(Triton(), settings.block_size)
-    front = Front(settings, tokenizer, _template, Groups(settings, model, metrics), metrics)
+    metrics = Metrics(Triton(), settings.most_drafts)
+    groups = Groups(settings, Path("engines"), model, metrics)  # fixed: nothing is read there
+    front = Front(settings, tokenizer, _template, groups, metrics)
     yield front
     model.pause.set()
     front.close()
