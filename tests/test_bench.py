@@ -19,6 +19,7 @@ from dflash_trt.bench.page import to_html, to_markdown
 from dflash_trt.bench.results import Cell, Run, Sample, ServerRun, read_run, write_run
 from dflash_trt.bench.stats import change
 from dflash_trt.cli import main
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import rounds
 from dflash_trt.decoding.check import check
 from dflash_trt.errors import BenchError, RequestError
@@ -52,7 +53,13 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
     run = read_run(measured / "run.json")
     assert len(run.cells) == 2 * 2 * (1 + 3)
     prompts = json.loads("[" + ",".join(pycode_lines()[:3]) + "]")
-    report = check(built / "engines", [p["ids"] for p in prompts], TOKENS, 7, lambda done: None)
+    report = check(
+        built / "engines",
+        [p["ids"] for p in prompts],
+        TOKENS,
+        Speculation(draft_tokens=7),
+        lambda done: None,
+    )
     for cell in run.cells:
         assert all(sample.tokens == 3 * TOKENS for sample in cell.samples)
         assert cell.identical is None if cell.temperature else cell.identical == (6, 6)
@@ -160,6 +167,7 @@ def drawn_run(random: np.random.Generator, *, slower: float = 1.0, machine: floa
                 sampling=0.0,
                 scheduler=0.0,
                 prefill=0.0,
+                choices={},
             )
             for each in seconds
         ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +25,9 @@ TOKENS, PROMPTS = 12, 3
 def test_transformers_and_zlab_say_what_we_say(built: Path) -> None:
     lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:PROMPTS]
     prompts = [json.loads(line)["ids"] for line in lines]
-    report = check(built / "engines", prompts, TOKENS, 7, lambda done: None)
+    report = check(
+        built / "engines", prompts, TOKENS, Speculation(draft_tokens=7), lambda done: None
+    )
     work = peers.Work(PYCODE, prompts, TOKENS, 2, 2, [*report.outputs[:2], [0] * TOKENS])
     new = PROMPTS * (TOKENS - 1)  # a first token comes from no round
     with peers.torch_peers(work) as (generate, dflash):

@@ -24,6 +24,7 @@ from dflash_trt.bench.server_report import server_page
 from dflash_trt.build import build
 from dflash_trt.cli import main
 from dflash_trt.config import Source, load_config
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 from dflash_trt.errors import BenchError, RequestError
 from dflash_trt.serving.chat import as_chat, load_encoding
@@ -50,7 +51,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     (target / "chat_template.jinja").write_text(TEMPLATE)
     config = load_config(ROOT / "build_configs" / "pycode.yaml")
     changed = {
-        "speculation": config.speculation.model_copy(update={"draft_tokens": 7}),
+        "speculation": Speculation(draft_tokens=7),
         "target": Source(path=target),
     }
     build(config.model_copy(update=changed), directory, lambda *_: None)
@@ -234,7 +235,7 @@ def test_a_peer_of_the_table_that_is_a_server(servers: Servers, built: Path) -> 
     """As scripts/bench_table.py measures vLLM's and llama.cpp's; here it is our own front."""
     lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:3]
     prompts = [json.loads(line)["ids"] for line in lines]
-    own = check(built / "engines", prompts, TOKENS, 7, lambda done: None)
+    own = check(built / "engines", prompts, TOKENS, Speculation(draft_tokens=7), lambda done: None)
     expected = [*own.outputs[:2], own.outputs[0]]
     work = peers.Work(PYCODE, prompts, TOKENS, 2, 4, expected)
     peer = peers.asked_server("ours", servers[1].removesuffix("/v1"), work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from triton_metrics import Triton
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
+from dflash_trt.engines.info import EngineInfo, write_info
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front import Front
 from dflash_trt.serving.groups import EngineGoneError, Groups
@@ -115,12 +117,36 @@ def _front(model: CountingModel, **values: object) -> Iterator[Front]:
     )
     settings = replace(settings, **values)
     metrics = Metrics(Triton(), settings.most_drafts)
-    groups = Groups(settings, Path("engines"), model, metrics)  # fixed: nothing is read there
+    with tempfile.TemporaryDirectory() as engines:
+        _describe_target(Path(engines), settings)
+        groups = Groups(settings, Path(engines), model, metrics)
     front = Front(settings, tokenizer, _template, groups, metrics)
     yield front
     model.pause.set()
     front.close()
     metrics.close()
+
+
+def _describe_target(engines: Path, settings: Settings) -> None:
+    (engines / "target").mkdir()
+    info = EngineInfo(
+        kind="onnxruntime",
+        role="target",
+        slots=settings.slots,
+        max_seq_len=settings.max_seq_len,
+        cache_len=settings.max_seq_len + 16,
+        threads=1,
+        vocab_size=VOCAB,
+        best=1,
+        pair_scores=False,
+        block_size=settings.block_size,
+        sample_from_anchor=False,
+        mask_token_id=0,
+        caches=(),
+        feature_size=1,
+        window=None,
+    )
+    write_info(engines / "target", info)
 
 
 @pytest.fixture

@@ -337,7 +337,8 @@ def test_the_table_in_the_docs_is_the_code() -> None:
         re.MULTILINE,
     )
     table = [
-        (f.name, f.kind, f.unit, "le" if f.kind == TALLY else f.label) for f in families(MOST_DRAFTS)
+        (f.name, f.kind, f.unit, "le" if f.kind == TALLY else f.label)
+        for f in families(MOST_DRAFTS)
     ]
     assert rows == table
 
