@@ -38,7 +38,7 @@ def engine(
         ),
     ] = ["pycode"],  # noqa: B006
     methods: Annotated[
-        str, typer.Option(help="Of plain, dflash, lookup, draft-model.")
+        str, typer.Option(help="Of plain, dflash, adaptive, lookup, draft-model.")
     ] = "plain,dflash",
     draft_tokens: Annotated[str, typer.Option(help="Numbers, or auto.")] = "auto",
     batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1",

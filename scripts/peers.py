@@ -92,7 +92,7 @@ def peer_versions() -> dict[str, str]:
 
 def sample(seconds: float, tokens: int, rounds: int) -> Sample:
     nothing = dict.fromkeys(("verify", "draft", "sampling", "scheduler", "prefill"), 0.0)
-    return Sample(seconds=seconds, tokens=tokens, rounds=rounds, steps=0, **nothing)
+    return Sample(seconds=seconds, tokens=tokens, rounds=rounds, steps=0, choices={}, **nothing)
 
 
 # transformers and dflash

@@ -60,7 +60,7 @@ class Machine:
         slow = 10 if self.spikes and self.rounds % self.spikes == 0 else 1
         self.now += HOP * self.scale + slow * (verify + draft)
         none = np.zeros((n, 1, 1))
-        results = np.zeros((n, 2), np.int64)
+        results = np.zeros((n, 3), np.int64)
         drafts = np.zeros((n, 1), np.int64)
         return RoundOutput(
             results,

@@ -34,6 +34,7 @@ from transformers import LlamaConfig
 from dflash_trt.build import build
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 from dflash_trt.decoding.path import best_path, draw_path
 from dflash_trt.decoding.policy import Fixed
@@ -215,7 +216,7 @@ def test_build_and_verify(case: Case, tmp_path: Path) -> None:
     config = BuildConfig.model_validate({"name": "second", **sections})
     build(config, tmp_path / "built", lambda *_: None)
     engines = tmp_path / "built" / "engines"
-    report = check(engines, case.prompts, NEW_TOKENS, None, lambda done: None)
+    report = check(engines, case.prompts, NEW_TOKENS, Speculation(), lambda done: None)
     assert report.outputs == case.greedy
     assert report.identical == report.total
     assert report.tau > 1.15

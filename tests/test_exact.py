@@ -196,10 +196,8 @@ def test_any_drafts(seed: int, case_of: CaseOf) -> None:
 
     def run(x: VerifyInput) -> RoundOutput:
         output = rounds(x)
-        (_, n_forced, position, _), (kept, token, _) = (
-            x.rows[0].tolist(),
-            output.results[0].tolist(),
-        )
+        _, n_forced, position, _ = x.rows[0].tolist()
+        kept, token, _ = output.results[0].tolist()
         if position == 0:
             history[0] = []
             expected.clear()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from triton_metrics import Triton
 
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
+from dflash_trt.engines.info import EngineInfo, write_info
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front import Front
 from dflash_trt.serving.groups import EngineGoneError, Groups
@@ -78,7 +82,7 @@ class CountingModel:
         drafts = (last[:, None] + np.arange(1, x.batch[1] + 1)) % VOCAB
         n = len(lengths)
         return RoundOutput(
-            results=np.column_stack([lengths - forced, last]),
+            results=np.column_stack([lengths - forced, last, np.zeros_like(last)]),
             logprobs=np.zeros((n, 1, 1), np.float32),
             logprob_ids=np.zeros((n, 1, 1), np.int64),
             verify_seconds=0.0,
@@ -109,15 +113,40 @@ def _front(model: CountingModel, **values: object) -> Iterator[Front]:
         max_seq_len=400,
         prefill_chunk=8,
         block_size=4,
-        draft_tokens=3,
+        speculation=Speculation(draft_tokens=3),
     )
     settings = replace(settings, **values)
-    metrics = Metrics(Triton(), settings.block_size)
-    front = Front(settings, tokenizer, _template, Groups(settings, model, metrics), metrics)
+    metrics = Metrics(Triton(), settings.most_drafts)
+    with tempfile.TemporaryDirectory() as engines:
+        _describe_target(Path(engines), settings)
+        groups = Groups(settings, Path(engines), model, metrics)
+    front = Front(settings, tokenizer, _template, groups, metrics)
     yield front
     model.pause.set()
     front.close()
     metrics.close()
+
+
+def _describe_target(engines: Path, settings: Settings) -> None:
+    (engines / "target").mkdir()
+    info = EngineInfo(
+        kind="onnxruntime",
+        role="target",
+        slots=settings.slots,
+        max_seq_len=settings.max_seq_len,
+        cache_len=settings.max_seq_len + 16,
+        threads=1,
+        vocab_size=VOCAB,
+        best=1,
+        pair_scores=False,
+        block_size=settings.block_size,
+        sample_from_anchor=False,
+        mask_token_id=0,
+        caches=(),
+        feature_size=1,
+        window=None,
+    )
+    write_info(engines / "target", info)
 
 
 @pytest.fixture

@@ -23,14 +23,14 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 
 from dflash_trt.decoding.costs import Costs
 from dflash_trt.serving import metrics as module
-from dflash_trt.serving.metrics import HISTOGRAM, REASONS, TALLY, Metrics, families
+from dflash_trt.serving.metrics import HISTOGRAM, REASONS, TALLY, VERIFIED, Metrics, families
 from dflash_trt.serving.process import Server
 from dflash_trt.serving.server import free_ports
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
-BLOCK_SIZE = 8
+MOST_DRAFTS = 7
 WAIT = 30.0
 COSTS = Costs(
     contexts=[64, 960],
@@ -39,6 +39,7 @@ COSTS = Costs(
     verify_seconds=[[[0.001, 0.002], [0.003, 0.006]], [[0.01, 0.02], [0.03, 0.06]]],
     draft_seconds=[[0.0005, 0.0006], [0.005, 0.006]],
 )
+SEQUENCES = [[7, 7, 7], [7, 7, 0], [3, 3, 2]]
 PHASES: dict[str, float] = {"verify": 0.004, "draft": 0.002, "hop": 0.001, "scheduler": 0.0005}
 
 
@@ -50,9 +51,13 @@ def triton() -> Iterator[Triton]:
 
 
 def test_a_round_counts_every_sequence(triton: Triton) -> None:
-    metrics = Metrics(triton, BLOCK_SIZE)
+    metrics = Metrics(triton, MOST_DRAFTS)
     for _ in range(2):
-        metrics.round(**PHASES, sequences=[(7, 7), (7, 0), (3, 2), (0, 0)])
+        metrics.round(
+            **PHASES,
+            sequences=[(7, 7, 7), (7, 7, 0), (3, 3, 2), (0, 0, 0)],
+            choices=["lookup", "chain", "chain", "plain"],
+        )
     metrics.close()
     assert triton.value("dflash_rounds_total") == 2
     assert triton.value("trtllm_spec_decode_num_draft_tokens_total") == 34
@@ -60,7 +65,7 @@ def test_a_round_counts_every_sequence(triton: Triton) -> None:
     by_position = {
         name: [
             triton.value(f"trtllm_spec_decode_{name}_tokens_total", token_position=str(i))
-            for i in range(BLOCK_SIZE - 1)
+            for i in range(MOST_DRAFTS)
         ]
         for name in ("drafted", "accepted")
     }
@@ -73,10 +78,26 @@ def test_a_round_counts_every_sequence(triton: Triton) -> None:
     assert triton.value("dflash_acceptance_length_bucket", le="+Inf") == 8
     for phase, seconds in PHASES.items():
         assert triton.value("dflash_round_seconds_total", phase=phase) == pytest.approx(2 * seconds)
+    choices = {each: triton.value("dflash_choices_total", verified=each) for each in VERIFIED}
+    assert choices == {"plain": 2, "chain": 4, "tree": 0, "lookup": 2}
+
+
+def test_positions_in_a_tree_are_depths(triton: Triton) -> None:
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.round(**PHASES, sequences=[(7, 3, 2)], choices=["tree"])
+    metrics.close()
+    assert triton.value("trtllm_spec_decode_num_draft_tokens_total") == 7
+    for name, expected in (("drafted", [1, 1, 1, 0]), ("accepted", [1, 1, 0, 0])):
+        found = [
+            triton.value(f"trtllm_spec_decode_{name}_tokens_total", token_position=str(i))
+            for i in range(4)
+        ]
+        assert found == expected
+    assert triton.value("dflash_choices_total", verified="tree") == 1
 
 
 def test_a_request_from_queue_to_end(triton: Triton) -> None:
-    metrics = Metrics(triton, BLOCK_SIZE)
+    metrics = Metrics(triton, MOST_DRAFTS)
     metrics.state(active=0, waiting=1, kv_rows=0)
     metrics.prefill(tokens=512, seconds=0.25)
     metrics.prefill(tokens=88, seconds=0.05)
@@ -104,7 +125,7 @@ def test_a_request_from_queue_to_end(triton: Triton) -> None:
 
 
 def test_costs_are_those_of_the_short_context(triton: Triton) -> None:
-    metrics = Metrics(triton, BLOCK_SIZE)
+    metrics = Metrics(triton, MOST_DRAFTS)
     metrics.costs(COSTS)
     metrics.close()
     found = {
@@ -127,7 +148,7 @@ def test_counted_histograms_equal_those_of_prometheus_client(triton: Triton) -> 
     values = [*(10 ** rng.uniform(-5, 1, 500)), *module.GAPS]  # bounds included
     name = "dflash_inter_token_latency_seconds"
     theirs = prometheus_client.Histogram(name, "", buckets=module.GAPS, registry=None)
-    metrics = Metrics(triton, BLOCK_SIZE)
+    metrics = Metrics(triton, MOST_DRAFTS)
     for value in values:
         metrics.tokens(1, value)
         theirs.observe(value)
@@ -144,9 +165,9 @@ def _le(text: str) -> str:
 
 def test_nothing_is_lost_between_sends(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL", 0.0005)
-    metrics = Metrics(triton, BLOCK_SIZE)
+    metrics = Metrics(triton, MOST_DRAFTS)
     for _ in range(20_000):
-        metrics.round(**PHASES, sequences=[(7, 3), (7, 1)])
+        metrics.round(**PHASES, sequences=[(7, 7, 3), (7, 7, 1)], choices=["chain"] * 2)
         metrics.tokens(4, 0.01)
     metrics.close()
     assert triton.value("dflash_rounds_total") == 20_000
@@ -156,9 +177,9 @@ def test_nothing_is_lost_between_sends(triton: Triton, monkeypatch: pytest.Monke
 
 def test_a_caller_never_waits_for_triton(triton: Triton) -> None:
     triton.gate.clear()  # the server does not take calls
-    metrics = Metrics(triton, BLOCK_SIZE)
+    metrics = Metrics(triton, MOST_DRAFTS)
     for _ in range(50_000):
-        metrics.round(**PHASES, sequences=[(7, 3)])
+        metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
     triton.gate.set()
     metrics.close()
     assert triton.value("dflash_rounds_total") == 50_000
@@ -167,7 +188,7 @@ def test_a_caller_never_waits_for_triton(triton: Triton) -> None:
 
 def test_an_idle_server_is_left_alone(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL", 0.001)
-    metrics = Metrics(triton, BLOCK_SIZE)
+    metrics = Metrics(triton, MOST_DRAFTS)
     metrics.state(active=1, waiting=0, kv_rows=1)
     _until(lambda: triton.samples.get(("dflash_kv_rows_used", frozenset())) == 1)
     calls = triton.calls
@@ -179,8 +200,8 @@ def test_an_idle_server_is_left_alone(triton: Triton, monkeypatch: pytest.Monkey
 
 
 def test_a_clock_that_ran_backwards_is_not_sent(triton: Triton) -> None:
-    metrics = Metrics(triton, BLOCK_SIZE)
-    metrics.round(**{**PHASES, "hop": -0.001}, sequences=[(7, 3)])
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.round(**{**PHASES, "hop": -0.001}, sequences=[(7, 7, 3)], choices=["chain"])
     metrics.close()
     assert triton.value("dflash_round_seconds_total", phase="hop") == 0
     assert triton.value("dflash_rounds_total") == 1
@@ -191,16 +212,16 @@ def test_metrics_that_triton_refuses_do_not_stop_the_caller(
 ) -> None:
     triton = Triton()
     triton.kinds["dflash_kv_rows_used"] = "counter"  # another model has the name
-    metrics = Metrics(triton, BLOCK_SIZE)
-    metrics.round(**PHASES, sequences=[(7, 3)])
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
     _until(lambda: "metrics are given up" in caplog.text)
-    metrics.round(**PHASES, sequences=[(7, 3)])
+    metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
     metrics.close()
     assert triton.violations == ["dflash_kv_rows_used exists with different type"]
 
 
 def test_closing_twice_is_once(triton: Triton) -> None:
-    metrics = Metrics(triton, BLOCK_SIZE)
+    metrics = Metrics(triton, MOST_DRAFTS)
     metrics.finished("stop")
     metrics.close()
     calls = triton.calls
@@ -220,7 +241,7 @@ def _until(condition: Any) -> None:
 
 def test_triton_shows_them_all() -> None:
     calls = [
-        ["round", {**PHASES, "sequences": [[7, 7], [7, 0], [3, 2]]}],
+        ["round", {**PHASES, "sequences": SEQUENCES, "choices": ["lookup", "chain", "tree"]}],
         ["tokens", {"count": 4, "seconds": 0.008}],
         ["prefill", {"tokens": 10, "seconds": 0.5}],
         ["first_token", {"queued": 0.02, "total": 0.3}],
@@ -240,7 +261,7 @@ def test_triton_shows_them_all() -> None:
         _make_calls(server.ports.grpc, calls, 500)
         _until(lambda: _samples(url)[0]["dflash_rounds_total"] == 1500)
     assert server.process.returncode == 0
-    for family in families(BLOCK_SIZE):
+    for family in families(MOST_DRAFTS):
         if family.kind == TALLY:
             for part in ("bucket", "sum", "count"):
                 assert types[f"{family.name}_{part}"] == "counter"
@@ -259,6 +280,8 @@ def test_triton_shows_them_all() -> None:
         "dflash_inter_token_latency_seconds_sum": 8,
         "dflash_inter_token_latency_seconds_bucket,le=0.0025": 4000,
         "dflash_inter_token_latency_seconds_bucket,le=0.001": 0,
+        "dflash_choices_total,verified=plain": 0,
+        "dflash_choices_total,verified=tree": 1000,
         "dflash_round_seconds_total,phase=hop": 1,
         "dflash_prefill_seconds_total": 500,
         "trtllm_prompt_tokens_total": 10_000,
@@ -314,7 +337,8 @@ def test_the_table_in_the_docs_is_the_code() -> None:
         re.MULTILINE,
     )
     table = [
-        (f.name, f.kind, f.unit, "le" if f.kind == TALLY else f.label) for f in families(BLOCK_SIZE)
+        (f.name, f.kind, f.unit, "le" if f.kind == TALLY else f.label)
+        for f in families(MOST_DRAFTS)
     ]
     assert rows == table
 
@@ -322,7 +346,7 @@ def test_the_table_in_the_docs_is_the_code() -> None:
 def _exported() -> dict[str, set[str]]:
     """Every series name of the endpoint, with its labels."""
     names: dict[str, set[str]] = {}
-    for family in families(BLOCK_SIZE):
+    for family in families(MOST_DRAFTS):
         if family.kind in (TALLY, HISTOGRAM):
             names |= {f"{family.name}_{part}": set() for part in ("sum", "count")}
             names[f"{family.name}_bucket"] = {"le"}
@@ -352,7 +376,7 @@ def _check_query(query: str) -> set[str]:
             visit(argument, rated)
 
     exported = _exported()
-    gauges = {family.name for family in families(BLOCK_SIZE) if family.kind == "gauge"}
+    gauges = {family.name for family in families(MOST_DRAFTS) if family.kind == "gauge"}
     visit(promql.parse(query), False)
     assert used
     return used
@@ -379,7 +403,7 @@ def test_the_dashboard_queries_what_is_exported_and_all_of_it() -> None:
             used |= _check_query(target["expr"].replace("$__rate_interval", "1m"))
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
-    for family in families(BLOCK_SIZE):
+    for family in families(MOST_DRAFTS):
         assert any(name.startswith(family.name) for name in used), f"no panel shows {family.name}"
 
 

@@ -46,7 +46,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}{{ opening or 'def ' }}{% endif %}"
 )
-MOST_DRAFTS = 7  # the demo pair's block size is 8
+MOST_DRAFTS = 15  # a round verifies 16 tokens of a sequence at most
 WAIT = 60.0
 
 

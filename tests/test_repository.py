@@ -9,6 +9,7 @@ import pytest
 
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.messages import (
     DraftInput,
     DraftOutput,
@@ -100,7 +101,7 @@ def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
         max_seq_len=200,
         prefill_chunk=256,
         block_size=8,
-        draft_tokens=4,
+        speculation=Speculation(draft_tokens=4),
     )
     # relative to the model's folder, so that a built directory can be moved
     for model, engine in (("verify", "target"), ("draft", "drafter")):
@@ -110,7 +111,8 @@ def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("draft_tokens", [None, 3])
 def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
-    settings = Settings("t", "e", frozenset({1}), 4, 64, 100, 16, 8, draft_tokens, "in_process")
+    speculation = Speculation(draft_tokens=draft_tokens)
+    settings = Settings("t", "e", frozenset({1}), 4, 64, 100, 16, 8, speculation, "in_process")
     assert Settings.from_parameters(settings.to_parameters()) == settings
     none = dataclasses.replace(settings, eos_token_ids=frozenset())
     assert Settings.from_parameters(none.to_parameters()) == none

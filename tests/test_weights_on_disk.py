@@ -19,6 +19,7 @@ from pairs import make_pair, teach
 
 from dflash_trt.build import BuildResult, build
 from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 from dflash_trt.digests import LARGE
 from dflash_trt.engines.accuracy import _check_fused
@@ -122,7 +123,7 @@ def test_quantised_text_is_the_quantised_targets_own(
     assert cost.tokens > 100
     assert not (built / "engines" / "original").exists()
     prompts = [text[:length] for text in texts[:4] for length in (1, 2, 17)]
-    found = check(built / "engines", prompts, 48, 7, lambda done: None)
+    found = check(built / "engines", prompts, 48, Speculation(draft_tokens=7), lambda done: None)
     assert found.identical == found.total == len(prompts)
     assert found.tau > 1.05  # else it would say nothing
     original = tmp_path / "original"

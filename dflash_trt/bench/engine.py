@@ -195,7 +195,7 @@ def _way(
     block_size = drafter.info.block_size
     if cell.method == "adaptive":
         costs = costs_of(engines, "in_process", rounds, cell.threads)
-        return _Way(cell, rounds, *strategy(Speculation(), block_size, costs), used)
+        return _Way(cell, rounds, *strategy(Speculation(), target.info, costs), used)
     drafts = 0 if cell.method == "plain" else cell.draft_tokens or block_size - 1
     return _Way(cell, rounds, Fixed(drafts), None, used)
 

@@ -43,7 +43,8 @@ class Cell:
     temperature: float
     samples: list[Sample] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)  # share of rounds that kept draft 1, 2, ..
-    identical: tuple[int, int] | None = None  # greedy texts equal to plain decoding's, and all
+    # texts equal to plain decoding's, and all; None: drawn, so that they are others
+    identical: tuple[int, int] | None = None
 
     @property
     def tau(self) -> float:

@@ -68,7 +68,7 @@ def check(
     rounds, costs = in_process(target, drafter), None
     if speculation.policy == "adaptive":
         costs = costs_of(engines, "in_process", rounds)
-    dflash = _scheduler(target, rounds, *strategy(speculation, drafter.info.block_size, costs))
+    dflash = _scheduler(target, rounds, *strategy(speculation, target.info, costs))
     plain = _scheduler(target, in_process(target, None), Fixed(0))
     requests = [Request(prompt, max_tokens) for prompt in prompts]
     for warm_up in (dflash, plain):

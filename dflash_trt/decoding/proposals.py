@@ -1,4 +1,4 @@
-"""What may be verified next of a sequence: what the drafter says, and what its text repeats."""
+"""What may be verified next: what the drafter says of a sequence, and what its text repeats."""
 
 from collections.abc import Sequence as Seq
 from itertools import accumulate
@@ -14,7 +14,7 @@ from dflash_trt.decoding.messages import Float32, Int64
 from dflash_trt.decoding.policy import Adaptive, Fixed, Policy, Proposal, Row, StepCosts
 from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.decoding.tree import best_first, best_first_given
-from dflash_trt.engines.info import most_verified
+from dflash_trt.engines.info import EngineInfo
 
 CANDIDATES = 8  # of each draft, for trees and correction
 HOST_SECONDS = 1e-4  # what these two cost a row in Python
@@ -28,9 +28,9 @@ SHARP = 0.6  # how far the best noisy candidate is to be trusted: found by repla
 class Proposer:
     """Makes the offers that an adaptive policy chooses from."""
 
-    def __init__(self, sources: Speculation, costs: StepCosts, most: int) -> None:
-        """most: drafts that a round may verify."""
-        self._sources, self._costs, self._most = sources, costs, most
+    def __init__(self, sources: Speculation, costs: StepCosts, target: EngineInfo) -> None:
+        self._sources, self._costs = sources, costs
+        self._most, self._deepest = target.most_verified - 1, target.deepest
         self._pairs = Pairs()
         refined = sources.tree or sources.correction
         refined = refined and HOST_SHARE * costs.verify(1, 1, 0) > HOST_SECONDS
@@ -85,6 +85,7 @@ class Proposer:
         if not (refine and self._sources.tree):
             tokens, values = _chain(ids.tolist(), probs.tolist())
             return Proposal("drafter", tokens, range(len(tokens)), values, drawn)
+        ids, probs = ids[: self._deepest], probs[: self._deepest]
         if given:
             tree = best_first_given(ids.tolist(), probs.tolist(), most)
         else:
@@ -97,14 +98,14 @@ class Proposer:
 
 
 def strategy(
-    speculation: Speculation, block_size: int, costs: StepCosts | None
+    speculation: Speculation, target: EngineInfo, costs: StepCosts | None
 ) -> tuple[Policy, Proposer | None]:
     """What a `Scheduler` needs to decode as the config says; costs: for the policy adaptive."""
-    draft_tokens = min(speculation.draft_tokens or block_size, block_size - 1)
+    draft_tokens = min(speculation.draft_tokens or target.block_size, target.block_size - 1)
     if speculation.policy == "fixed" or costs is None:
         return Fixed(draft_tokens), None
-    most = most_verified(block_size) - 1
-    return Adaptive(costs, draft_tokens, most), Proposer(speculation, costs, most)
+    policy = Adaptive(costs, draft_tokens, target.most_verified - 1)
+    return policy, Proposer(speculation, costs, target)
 
 
 def _with_noise(

@@ -17,6 +17,8 @@ from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.proposals import strategy
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
+from dflash_trt.engines.info import read_info
+from dflash_trt.engines.load import engine_kind
 from dflash_trt.serving.front import INTERNAL, UNAVAILABLE, Report
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.settings import Settings
@@ -50,6 +52,7 @@ class Groups:
     ) -> None:
         """engines: the directory with those of both models."""
         self._engines = engines
+        self._target = read_info(engines / "target", engine_kind(engines / "target"))
         self._settings = settings
         self._run_round = run_round
         self._metrics = metrics
@@ -84,7 +87,7 @@ class Groups:
 
     def _new_scheduler(self, first_row: int, rows: int) -> Scheduler:
         settings = self._settings
-        policy, proposer = strategy(settings.speculation, settings.block_size, self._costs)
+        policy, proposer = strategy(settings.speculation, self._target, self._costs)
         return Scheduler(
             self._run_round,
             slots=rows,
@@ -169,7 +172,7 @@ class Groups:
             except EngineGoneError:
                 time.sleep(WAIT_LOADED)
             except Exception:
-                log.exception("steps cannot be measured; the draft length stays fixed")
+                log.exception("steps cannot be measured; the policy is fixed")
                 self._measured.set()
         group.scheduler = self._new_scheduler(group.first_row, group.rows)
 

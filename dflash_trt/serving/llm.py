@@ -49,7 +49,7 @@ def limits(args: Mapping[str, Any]) -> dict[str, str]:
         "max_seq_len": str(args["max_seq_len"]),
         "block_size": str(args["speculative_config"]["max_draft_len"] + 1),
         "prefill_chunk": "0",  # this and the next are not ours to choose
-        "draft_tokens": "auto",
+        "speculation": "{}",
     }
 
 

@@ -178,7 +178,8 @@ def find_repository(directory: Path) -> Path:
         if (repository / "dflash" / "config.pbtxt").is_file():
             repository = repository.resolve()
             for engine in sorted((repository.parent / "engines").glob("*")):
-                if engine.name != tensorrt_llm.KIND:  # what is wrong is said before Triton runs
+                # what is wrong is said before Triton runs; `costs.json` lies there, too
+                if engine.is_dir() and engine.name != tensorrt_llm.KIND:
                     kind = engine_kind(engine)
                     for rank in range(read_info(engine, kind).ranks):
                         info = read_info(rank_directory(engine, rank), kind)

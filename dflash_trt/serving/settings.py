@@ -29,10 +29,8 @@ class Settings:
 
     @property
     def most_drafts(self) -> int:
-        """Of a sequence in a round."""
-        if self.speculation.policy == "fixed" or self.mode == KIND:
-            return self.block_size - 1
-        return most_verified(self.block_size) - 1
+        """See the function."""
+        return most_drafts(self.speculation, self.block_size, self.mode == KIND)
 
     def to_parameters(self) -> dict[str, str]:
         """As strings, all that Triton's parameters can hold."""
@@ -60,3 +58,10 @@ class Settings:
             prefill_chunk=int(parameters["prefill_chunk"]),
             block_size=int(parameters["block_size"]),
         )
+
+
+def most_drafts(speculation: Speculation, block_size: int, tensorrt_llm: bool) -> int:
+    """Drafts that a round may verify of a sequence; tensorrt_llm: by it, not by engines of ours."""
+    if speculation.policy == "fixed" or tensorrt_llm:
+        return block_size - 1
+    return most_verified(block_size) - 1

@@ -11,6 +11,8 @@ from pathlib import Path
 import uvicorn
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.config.build import Speculation
+from dflash_trt.engines.tensorrt_llm.info import KIND
 from dflash_trt.errors import ServerError
 from dflash_trt.manifest import read_manifest
 from dflash_trt.serving.client import AsyncClient, Tls
@@ -21,6 +23,7 @@ from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.openai.app import Served, create_app
 from dflash_trt.serving.openai.spelling import speller
 from dflash_trt.serving.security import Security, certificate_name, reach
+from dflash_trt.serving.settings import most_drafts
 
 KEY = "DFLASH_TRT_API_KEY"  # or the name with _FILE: a file that holds it
 START_TIMEOUT = 10.0  # seconds
@@ -42,13 +45,18 @@ def openai_front(
     """
     security = security or Security()
     manifest = read_manifest(directory)
+    config = manifest["config"]
     connect = _connect(ports, security)
     tokenizer = load_tokenizer(directory / "tokenizer")
     served = Served(
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
         spell=speller(tokenizer),
         channels=has_channels(tokenizer),
-        most_drafts=manifest["drafter"]["block_size"] - 1,
+        most_drafts=most_drafts(
+            Speculation.model_validate(config["speculation"]),
+            manifest["drafter"]["block_size"],
+            config["engine"]["kind"] == KIND,
+        ),
         connect=connect,
         triton=health_of(ports, security),
         key=_key(),

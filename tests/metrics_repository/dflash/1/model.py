@@ -12,7 +12,7 @@ from dflash_trt.serving.metrics import Metrics
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.metrics = Metrics(pb, block_size=8)
+        self.metrics = Metrics(pb, most_drafts=7)
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]
@@ -21,7 +21,7 @@ class TritonPythonModel:
         calls = json.loads(pb.get_input_tensor_by_name(request, "calls").as_numpy()[0])
         for _, arguments in calls:
             if "sequences" in arguments:
-                arguments["sequences"] = [tuple(pair) for pair in arguments["sequences"]]
+                arguments["sequences"] = [tuple(each) for each in arguments["sequences"]]
             if "costs" in arguments:
                 arguments["costs"] = Costs(**arguments["costs"])
         start = time.perf_counter()
