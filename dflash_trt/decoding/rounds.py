@@ -194,9 +194,16 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
     held = None if drafter is None else Held()
 
     def propose(x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
-        return draft(drafter, draft_input(x, checked)) if drafter else no_drafts(len(x.rows))
+        if drafter is None or not needs_drafter(x):
+            return no_drafts(len(x.rows))
+        return draft(drafter, draft_input(x, checked))
 
     return rounds_with(target, propose, held)
+
+
+def needs_drafter(x: VerifyInput) -> bool:
+    """Whether drafts are wanted, or cache rows move, the drafter's with the target's."""
+    return bool(x.batch[1] > 0 or len(x.batch) > 3)
 
 
 def rounds_with(target: Engine, propose: Propose, held: Held | None = None) -> RunRound:

@@ -7,7 +7,7 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.decoding.messages import Checked, RoundOutput
-from dflash_trt.decoding.rounds import in_process, no_drafts
+from dflash_trt.decoding.rounds import in_process, needs_drafter, no_drafts
 from dflash_trt.engines.tensorrt_llm.info import KIND, read_llm_args
 from dflash_trt.serving import llm
 from dflash_trt.serving.chat import load_chat_template
@@ -64,7 +64,7 @@ def decoder(settings, engines, metrics):
 
 def call_ensemble(verify_input):
     """One round of all active sequences: the ensemble verify -> draft, or verify alone."""
-    drafting = verify_input.batch[1] > 0
+    drafting = needs_drafter(verify_input)
     output = RoundOutput if drafting else Checked
     request = pb.InferenceRequest(
         model_name="draft_verify" if drafting else "verify",

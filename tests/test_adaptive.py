@@ -1,0 +1,360 @@
+"""Whatever is proposed, by whom and when, the text is the target's: adaptive rounds are lossless.
+
+Greedy texts equal `transformers`'; sampled ones equal plain decoding's with the same seeds, token
+for token. And however long its features were held back, the drafter says what it would have said.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import reference
+from conftest import SLOTS, BuildPair, BuiltPair, built_from
+from dflash.model import DFlash2DraftModel
+from exact import run_all
+from pairs import write_pair
+from test_dense import DRAFTER, FAMILIES
+from test_dflash2 import DRAFTER as DRAFTER2
+from test_dflash2 import TARGET as TARGET2
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding import correction
+from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.policy import Choice, Fixed, Policy, Proposal, Row
+from dflash_trt.decoding.proposals import Proposer, strategy
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.engines.info import HELD
+from dflash_trt.engines.onnxruntime import Engine
+
+MAX_SEQ_LEN = 400  # longer than features are held back
+NEW_TOKENS = 48
+DRAWN = (
+    Sampling(0.8, seed=3),
+    Sampling(1.0, top_k=20, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.2, seed=4),
+    Sampling(0.6, min_p=0.05, min_tokens=9, logprobs=2, seed=2**62),
+)
+PAIRS = ("qwen3", "llama", "windows", "dflash2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pair, requests greedy and sampled, and the texts that they must lead to."""
+
+    built: BuiltPair
+    rounds: RunRound
+    requests: list[Request]
+    texts: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def case_of(built_pair: BuildPair, tmp_path_factory: pytest.TempPathFactory) -> object:
+    cases: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in cases:
+            cases[name] = case_for(pair_of(name, built_pair, tmp_path_factory))
+        return cases[name]
+
+    return get
+
+
+CaseOf = Callable[[str], Case]
+
+
+def pair_of(name: str, built_pair: BuildPair, paths: pytest.TempPathFactory) -> BuiltPair:
+    if name in ("qwen3", "llama"):
+        return built_pair(max_seq_len=MAX_SEQ_LEN, family=name, taps=(1, 2), vocab=300)
+    directory = paths.mktemp(name)
+    if name == "windows":
+        pair = write_pair(directory, FAMILIES["mistral"](), DRAFTER)
+    else:
+        pair = write_pair(directory, TARGET2, DRAFTER2, drafter_class=DFlash2DraftModel)
+    return built_from(pair, directory, max_seq_len=MAX_SEQ_LEN)
+
+
+def case_for(built: BuiltPair) -> Case:
+    """Prompts whose continuation the drafter knows for a while."""
+    target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
+    prompts = [text[: 14 + 9 * i] for i, text in enumerate(built.texts)]
+    counts = [NEW_TOKENS, 7, NEW_TOKENS, 1, 30, 2, 23, NEW_TOKENS]
+    requests = [
+        Request(prompt, count, sampling)
+        for prompt, count, drawn in zip(prompts, counts, itertools.cycle(DRAWN), strict=False)
+        for sampling in (Sampling(), drawn)
+    ]
+    plain = scheduler_of(in_process(target, None), Fixed(0))
+    texts = [s.tokens for s in run_all(plain, requests)]
+    of_transformers = reference.greedy(built.pair.target_dir, prompts, NEW_TOKENS)
+    assert texts[::2] == [t[:count] for t, count in zip(of_transformers, counts, strict=True)]
+    return Case(built, in_process(target, drafter), requests, texts)
+
+
+def scheduler_of(
+    rounds: RunRound,
+    policy: Policy,
+    proposer: Proposer | None = None,
+    *,
+    slots: int = SLOTS,
+    prefill_chunk: int = MAX_SEQ_LEN,
+) -> Scheduler:
+    return Scheduler(
+        rounds,
+        slots=slots,
+        max_seq_len=MAX_SEQ_LEN,
+        prefill_chunk=prefill_chunk,
+        policy=policy,
+        proposer=proposer,
+    )
+
+
+def decode(scheduler: Scheduler, case: Case, *, cancelled: Seq[int] = ()) -> Counter[str]:
+    """All requests, joining while others run; some are cancelled. Asserts the texts of the others.
+
+    Returns how often each kind of proposal was verified.
+    """
+    choices: Counter[str] = Counter()
+    sequences: list[Sequence] = []
+    waiting = list(case.requests)
+    for turn in itertools.count():
+        if waiting and turn % 5 == 0:
+            sequences.append(scheduler.submit(waiting.pop(0)))
+        for i in cancelled:
+            if i < len(sequences) and len(sequences[i].tokens) > 3 * i % 11:
+                scheduler.finish(sequences[i], "cancelled")
+        scheduler.step()
+        if scheduler.report is not None:
+            choices.update(scheduler.report.choices)
+        if not (waiting or scheduler.busy):
+            break
+    ends = Counter(sequence.finish_reason for sequence in sequences)
+    for sequence, text in zip(sequences, case.texts, strict=True):
+        assert sequence.tokens == text[: len(sequence.tokens)]
+        if sequence.finish_reason != "cancelled":
+            assert len(sequence.tokens) == len(text)
+    assert ends["cancelled"] + ends["length"] == len(sequences)
+    assert (ends["cancelled"] > 0) == bool(cancelled)
+    return choices
+
+
+# --- the policy as it is --------------------------------------------------------------------------
+
+
+@dataclass
+class MadeUp:
+    """Costs in plain steps, of each further token and of the drafter, by the number of rows."""
+
+    token: tuple[float, ...]
+    drafter: tuple[float, ...]
+
+    def verify(self, n: int, width: int, context: int) -> float:
+        return 1 + (width - 1) * self.token[n % len(self.token)]
+
+    def draft(self, n: int, context: int) -> float:
+        return self.drafter[n % len(self.drafter)]
+
+
+COSTS = {
+    "cheap": MadeUp((0.005,), (0.01,)),
+    "dear": MadeUp((0.2,), (3.0,)),
+    "by turns": MadeUp((0.01, 0.4), (2.0, 0.05)),
+}
+COMBINATIONS = list(itertools.product((False, True), repeat=3))
+
+
+@pytest.mark.parametrize(
+    ("name", "lookup", "correction_on", "tree"),
+    [
+        pytest.param(
+            name,
+            *combination,
+            marks=() if name == "qwen3" or all(combination) else pytest.mark.models,
+        )
+        for name, combination in itertools.product(PAIRS, COMBINATIONS)
+    ],
+)
+def test_every_combination(
+    name: str,
+    lookup: bool,
+    correction_on: bool,
+    tree: bool,
+    case_of: CaseOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each with other costs, slots and chunks; requests join, leave and are cancelled."""
+    monkeypatch.setattr(correction, "READY", 50)
+    case = case_of(name)
+    block_size = case.built.drafter.spec.block_size
+    speculation = Speculation(lookup=lookup, correction=correction_on, tree=tree)
+    at = COMBINATIONS.index((lookup, correction_on, tree)) + PAIRS.index(name)
+    seen: Counter[str] = Counter()
+    for i, (costs, slots) in enumerate([("cheap", 1), ("cheap", 4), ("by turns", 3)]):
+        scheduler = scheduler_of(
+            case.rounds,
+            *strategy(speculation, block_size, COSTS[costs]),
+            slots=slots,
+            prefill_chunk=(400, 5, 16)[(at + i) % 3],
+        )
+        seen += decode(scheduler, case, cancelled=range(at % 4, 16, 4) if i else ())
+    assert seen["plain"] > 0
+    assert (seen["lookup"] > 0) == lookup
+    assert (seen["tree"] > 0) == tree
+
+
+# --- any policy -----------------------------------------------------------------------------------
+
+Drafts = tuple[Seq[Seq[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
+
+
+class AtRandom:
+    """What the dice say; now and then the drafter rests until it has to run."""
+
+    coupled = True
+
+    def __init__(self, draft_tokens: int, seed: int) -> None:
+        self.draft_tokens = draft_tokens
+        self._dice = np.random.default_rng(seed)
+        self._resting = 0
+        self.fed = 0  # rounds in which the drafter had to run
+
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+        width = int(self._dice.integers(16))
+        taken = [
+            row.offers[self._dice.integers(len(row.offers))].cut(width)
+            if row.offers and width and self._dice.random() < 0.9
+            else None
+            for row in rows
+        ]
+        if not self._resting and self._dice.random() < 0.2:
+            self._resting = int(self._dice.choice([1, 3, 9, 400], p=[0.2, 0.4, 0.2, 0.2]))
+        self._resting = 0 if feed else max(self._resting - 1, 0)
+        self.fed += feed
+        return Choice(taken, not self._resting)
+
+    def prefill(self, n: int, drawn: bool) -> bool:
+        return bool(self._dice.random() < 0.5)
+
+    def observe(self, proposal: Proposal, accepted: int) -> None:
+        """Learns nothing."""
+
+
+class EveryToken(AtRandom):
+    """Verifies nothing; the drafter runs behind every token."""
+
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+        return Choice([None] * len(rows), True)
+
+    def prefill(self, n: int, drawn: bool) -> bool:
+        return True
+
+
+class Guesses(Proposer):
+    """Proposes random trees, too, that are right in places, and notes what the drafter says."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        super().__init__(Speculation(), COSTS["cheap"], 15)
+        self._texts = {id(r): text for r, text in zip(case.requests, case.texts, strict=True)}
+        self._dice = np.random.default_rng(seed)
+        self._deepest = Engine(case.built.target_engine).info.deepest
+        self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
+
+    def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
+        rows = []
+        for sequence, row in zip(sequences, super().rows(sequences, context), strict=True):
+            assert sequence.held <= HELD
+            if sequence.candidates is not None:
+                ids, probs = sequence.candidates
+                self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()
+            text = self._texts[id(sequence.request)][len(sequence.tokens) :]
+            guesses = [self._guess(text, tree) for tree in (False, True)]
+            offers = [each for each in (*row.offers, *guesses) if each.tokens]
+            rows.append(Row(offers, row.drawn))
+        return rows
+
+    def _guess(self, text: list[int], tree: bool) -> Proposal:
+        """text: what is right; a proposal is not as long, for the target adds a token."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths, right = [0], [True]
+        for _ in range(int(self._dice.integers(1, 16))):
+            parent = int(self._dice.integers(len(depths))) if tree else len(tokens)
+            depth = depths[parent] + 1
+            if depth > min(len(text) - 1, self._deepest):
+                continue
+            token = int(self._dice.integers(300))
+            if right[parent] and self._dice.random() < 0.8:
+                token = text[depth - 1]
+            if (parent, token) in zip(parents, tokens, strict=True):
+                continue
+            right.append(right[parent] and token == text[depth - 1])
+            depths.append(depth)
+            parents.append(parent)
+            tokens.append(token)
+        return Proposal("drafter", tokens, parents, [0.5] * len(tokens))
+
+
+@pytest.fixture(scope="module")
+def filling(case_of: CaseOf) -> CaseOf:
+    """Requests of which three fill the cache to its last position, one by its prompt."""
+    cases: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in cases:
+            case = case_of(name)
+            prompts = case.built.texts[:3]
+            prompts[2] = [token for text in case.built.texts[2:6] for token in text]
+            longest = [
+                Request(prompt, MAX_SEQ_LEN - len(prompt), sampling)
+                for prompt, sampling in zip(prompts, (Sampling(), *DRAWN), strict=False)
+            ]
+            target = Engine(case.built.target_engine)
+            plain = scheduler_of(in_process(target, None), Fixed(0))
+            texts = [s.tokens for s in run_all(plain, longest)]
+            cases[name] = replace(
+                case, requests=[*longest, *case.requests], texts=[*texts, *case.texts]
+            )
+        return cases[name]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3",
+        "windows",
+        pytest.param("llama", marks=pytest.mark.models),
+        pytest.param("dflash2", marks=pytest.mark.models),
+    ],
+)
+def test_any_choice(name: str, filling: CaseOf) -> None:
+    """At random: widths, chains and trees right in places, when the drafter runs, neighbours.
+
+    What the drafter says after its features were held back is what it says when it always runs.
+    """
+    case = filling(name)
+    draft_tokens = case.built.drafter.spec.block_size - 1
+    always = Guesses(case, 0)
+    decode(scheduler_of(case.rounds, EveryToken(draft_tokens, 0), always, slots=1), case)
+    fed, compared = 0, 0
+    for seed, (slots, chunk) in enumerate([(1, 16), (4, MAX_SEQ_LEN), (3, 5)]):
+        policy, guesses = AtRandom(draft_tokens, seed), Guesses(case, seed)
+        scheduler = scheduler_of(case.rounds, policy, guesses, slots=slots, prefill_chunk=chunk)
+        choices = decode(scheduler, case, cancelled=(4, 9, 12) if seed else ())
+        assert min(choices[kind] for kind in ("plain", "chain", "tree", "lookup")) > 20
+        fed += policy.fed
+        for at, (ids, probs) in guesses.said.items():
+            expected_ids, expected = always.said[at]
+            np.testing.assert_allclose(probs, expected, atol=1e-4, rtol=0)
+            assert np.mean(np.array(ids) == expected_ids) > 0.9  # but for ties
+        compared += len(guesses.said)
+    assert fed > 0
+    assert compared > 100
