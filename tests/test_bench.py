@@ -39,7 +39,7 @@ def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         code = run_cli(
             patch,
-            *("bench", "engine", built, "--methods", "plain,dflash,lookup,draft-model"),
+            *("bench", "engine", built, "--methods", "plain,dflash,adaptive,lookup,draft-model"),
             *("--draft-tokens", "7", "--batch", "1,3", "--temperature", "0,0.8"),
             *("--prompt-count", 3, "--max-tokens", TOKENS, "--repeats", 2, "--draft-model", built),
             *("--output", folder / "run.json", "--report", folder / "report"),
@@ -51,14 +51,20 @@ def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
     """Tokens, rounds, tau and texts, exactly."""
     run = read_run(measured / "run.json")
-    assert len(run.cells) == 2 * 2 * (1 + 3)
+    assert len(run.cells) == 2 * 2 * (1 + 4)
     prompts = json.loads("[" + ",".join(pycode_lines()[:3]) + "]")
-    ids, fixed = [p["ids"] for p in prompts], Speculation(draft_tokens=7)
-    report = check(built / "engines", ids, TOKENS, fixed, lambda done: None)
+    report = check(
+        built / "engines",
+        [p["ids"] for p in prompts],
+        TOKENS,
+        Speculation(draft_tokens=7),
+        lambda done: None,
+    )
     for cell in run.cells:
         assert all(sample.tokens == 3 * TOKENS for sample in cell.samples)
-        drawn = cell.temperature and cell.method != "plain"  # another text of the distribution
-        assert cell.identical == (None if drawn else (6, 6))
+        # a chain that is drawn by itself leads to another text
+        own = cell.temperature and cell.method not in ("plain", "adaptive")
+        assert cell.identical == (None if own else (6, 6))
         if cell.method == "plain":
             assert cell.tau == 1
             assert all(sample.rounds == 3 * (TOKENS - 1) for sample in cell.samples)
@@ -71,6 +77,7 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
             parts = sample.verify, sample.draft, sample.sampling, sample.scheduler, sample.prefill
             assert all(part >= 0 for part in parts)
             assert sum(parts) <= sample.seconds
+            assert sum(sample.choices.values()) == sample.rounds
 
 
 def test_the_report_holds_the_runs_figures(measured: Path) -> None:
@@ -120,7 +127,8 @@ def pycode_lines() -> list[str]:
 def measure(built: Path) -> Run:
     """Plain and DFlash on two prompts, in this process."""
     prompts = [json.loads(line)["ids"] for line in pycode_lines()[:2]]
-    plan = Plan(tasks={"pycode": prompts}, max_tokens=16, draft_tokens=(7,), repeats=5)
+    ways = ("plain", "dflash")
+    plan = Plan(tasks={"pycode": prompts}, max_tokens=16, methods=ways, repeats=5)
     cells: list[Cell] = []
     measure_engine(built / "engines", 2, plan, lambda done, total: None, cells.append)
     return a_run(cells)
@@ -163,6 +171,7 @@ def drawn_run(random: np.random.Generator, *, slower: float = 1.0, machine: floa
                 sampling=0.0,
                 scheduler=0.0,
                 prefill=0.0,
+                choices={},
             )
             for each in seconds
         ]
