@@ -32,7 +32,7 @@ from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.engines.info import HELD
+from dflash_trt.engines.info import HELD, read_info
 from dflash_trt.engines.onnxruntime import Engine
 
 MAX_SEQ_LEN = 400  # longer than features are held back
@@ -192,14 +192,14 @@ def test_every_combination(
     """Each with other costs, slots and chunks; requests join, leave and are cancelled."""
     monkeypatch.setattr(correction, "READY", 50)
     case = case_of(name)
-    block_size = case.built.drafter.spec.block_size
+    target = read_info(case.built.target_engine, "onnxruntime")
     speculation = Speculation(lookup=lookup, correction=correction_on, tree=tree)
     at = COMBINATIONS.index((lookup, correction_on, tree)) + PAIRS.index(name)
     seen: Counter[str] = Counter()
     for i, (costs, slots) in enumerate([("cheap", 1), ("cheap", 4), ("by turns", 3)]):
         scheduler = scheduler_of(
             case.rounds,
-            *strategy(speculation, block_size, COSTS[costs]),
+            *strategy(speculation, target, COSTS[costs]),
             slots=slots,
             prefill_chunk=(400, 5, 16)[(at + i) % 3],
         )
@@ -260,10 +260,10 @@ class Guesses(Proposer):
     """Proposes random trees, too, that are right in places, and notes what the drafter says."""
 
     def __init__(self, case: Case, seed: int) -> None:
-        super().__init__(Speculation(), COSTS["cheap"], 15)
+        target = read_info(case.built.target_engine, "onnxruntime")
+        super().__init__(Speculation(), COSTS["cheap"], target)
         self._texts = {id(r): text for r, text in zip(case.requests, case.texts, strict=True)}
         self._dice = np.random.default_rng(seed)
-        self._deepest = Engine(case.built.target_engine).info.deepest
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
 
     def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:

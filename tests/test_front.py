@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from triton_metrics import Triton
 
 from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.costs import Costs
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
 from dflash_trt.engines.info import EngineInfo, write_info
 from dflash_trt.errors import RequestError
@@ -433,6 +434,38 @@ def test_two_groups_of_rows_from_eight_sequences_on(model: CountingModel) -> Non
     assert all(row + n <= 6 for row, n in model.seen if row < 6)
     assert max(n for row, n in model.seen if row == 6) >= 4
     assert max(row + n for row, n in model.seen) <= 12
+
+
+def test_costs_are_measured_when_the_models_are_loaded(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where they cannot be, drafts are the fixed policy's: the whole block less the anchor."""
+    answers = [EngineGoneError("not ready"), EngineGoneError("not ready"), ValueError("no time")]
+
+    def measure(engines: Path, mode: str, run_round: object) -> Costs:
+        raise answers.pop(0)
+
+    monkeypatch.setattr("dflash_trt.serving.groups.costs_of", measure)
+    with _front(model, speculation=Speculation(), slots=12) as front:
+        part, _ = _ask(front, max_tokens=10).next()
+        assert (part.token_ids, part.rounds) == (list(range(2, 12)), [3])
+    assert answers == []
+    assert "steps cannot be measured" in caplog.text
+
+
+def test_closing_while_models_are_being_loaded(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(engines: Path, mode: str, run_round: object) -> Costs:
+        raise EngineGoneError("not ready")
+
+    monkeypatch.setattr("dflash_trt.serving.groups.costs_of", measure)
+    before = threading.active_count()
+    with _front(model, speculation=Speculation(), slots=12) as front:
+        reply = _ask(front, max_tokens=10)
+    assert reply.next()[0] == "UNAVAILABLE"
+    assert threading.active_count() == before
+    assert model.rounds == 0
 
 
 def test_who_holds_a_row_is_asked_more_often_whether_he_has_gone(model: CountingModel) -> None:

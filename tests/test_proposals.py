@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import BuildPair
 from exact import run_all, scheduler_of
 
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.costs import Costs
 from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.lookup import PromptLookup, Suffixes
 from dflash_trt.decoding.policy import Fixed
+from dflash_trt.decoding.proposals import Proposer
 from dflash_trt.decoding.rounds import in_process, rounds_with
 from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding.tree import depths
+from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
 QWEN3 = {"family": "qwen3", "heads": 4, "kv_heads": 2, "tied": True, "taps": (0, 2)}
@@ -82,3 +89,20 @@ def test_sampled_text_has_the_targets_distribution(built_pair: BuildPair) -> Non
     for token in common:
         a, b = counts[0][token], counts[1][token]
         assert abs(a - b) < 4.5 * np.sqrt(a + b)
+
+
+@pytest.mark.parametrize(("tree", "deepest", "drafts"), [(True, 3, 15), (False, 7, 7)])
+def test_trees_are_no_deeper_than_the_smallest_window(
+    built_pair: BuildPair, tree: bool, deepest: int, drafts: int
+) -> None:
+    """A chain may be: its tokens lie in the cache as in the text."""
+    info = replace(read_info(built_pair(**QWEN3).target_engine, "onnxruntime"), window=3)
+    costs = Costs([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
+    proposer = Proposer(Speculation(lookup=False, correction=False, tree=tree), costs, info)
+    ids = np.arange(7 * 8).reshape(7, 8)
+    probs = np.tile(np.array([[0.9] + [0.1 / 7] * 7], np.float32), (7, 1))
+    sequence = Sequence(Request([1, 2], NEW_TOKENS), [3], candidates=(ids, probs))
+    ((offers, _),) = proposer.rows([sequence], 2)
+    ((_, tokens, parents, *_),) = offers
+    assert (max(depths(tuple(parents))), len(tokens)) == (deepest, drafts)
+    assert tokens[:3] == [0, 8, 16]

@@ -163,24 +163,25 @@ class Groups:
         return sizes[0] >= GROUPS_FROM // 2 and sizes[1] < sizes[0]
 
     def _prepare(self, group: _Group) -> None:
-        """Measure what rounds cost, as soon as the models that run them are loaded."""
-        if group is not self._groups[0]:
-            self._measured.wait()
-        while not self._measured.is_set() and not self._closing:
-            try:
-                self._measure_costs()
-            except EngineGoneError:
+        """Know what rounds cost before any is run; the first group's thread measures it."""
+        if group is self._groups[0]:
+            while not (self._measure_costs() or self._closing):
                 time.sleep(WAIT_LOADED)
-            except Exception:
-                log.exception("steps cannot be measured; the policy is fixed")
-                self._measured.set()
+            self._measured.set()
+        self._measured.wait()
         group.scheduler = self._new_scheduler(group.first_row, group.rows)
 
-    def _measure_costs(self) -> None:
+    def _measure_costs(self) -> bool:
+        """False: the models that run rounds are still being loaded."""
         if self._settings.speculation.policy == "adaptive":
-            self._costs = costs_of(self._engines, self._settings.mode, self._run_round)
-            self._metrics.costs(self._costs)
-        self._measured.set()
+            try:
+                self._costs = costs_of(self._engines, self._settings.mode, self._run_round)
+                self._metrics.costs(self._costs)
+            except EngineGoneError:
+                return False
+            except Exception:
+                log.exception("steps cannot be measured; the policy is fixed")
+        return True
 
     def _give_up(self, group: _Group, error: Exception) -> None:
         """A round failed: its sequences end with an error, the group starts anew."""
