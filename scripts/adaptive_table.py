@@ -22,7 +22,7 @@ from dflash_trt.bench.engine import Plan, measure_engine
 from dflash_trt.bench.page import Page, Table, to_markdown
 from dflash_trt.bench.prompts import load_task
 from dflash_trt.bench.results import Cell, machine, measured_on, versions
-from dflash_trt.bench.stats import rates
+from dflash_trt.bench.stats import rates, verified
 from dflash_trt.build import build
 from dflash_trt.decoding.check import check
 from dflash_trt.engines.onnxruntime import use_one_pool
@@ -91,12 +91,7 @@ def compare(shape: str, cells: Sequence[Cell]) -> tuple[list[str], float, float]
     assert adaptive.identical is not None
     gain = ratio(adaptive, plain)
     of_best = min(ratio(adaptive, cell) for cell in fixed)
-    rounds: dict[str, int] = {}
-    for sample in adaptive.samples:
-        for name, count in sample.choices.items():
-            rounds[name] = rounds.get(name, 0) + count
-    total = sum(rounds.values())
-    chosen = sorted(rounds.items(), key=lambda item: -item[1])
+    chosen = sorted(verified(adaptive).items(), key=lambda item: -item[1])
     row = [
         shape,
         plain.task,
@@ -106,7 +101,7 @@ def compare(shape: str, cells: Sequence[Cell]) -> tuple[list[str], float, float]
         *(f"{ratio(cell, plain):.2f}" for cell in fixed),
         f"{gain:.2f}",
         f"{of_best:.2f}",
-        ", ".join(f"{name} {count / total:.0%}" for name, count in chosen),
+        ", ".join(f"{name} {share:.0%}" for name, share in chosen if share >= 0.005),
         "{} of {}".format(*adaptive.identical),
     ]
     return row, gain, of_best

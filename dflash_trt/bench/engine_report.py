@@ -6,7 +6,8 @@ from dflash_trt.bench.charts import Bars, Curve, bars, curves
 from dflash_trt.bench.compare import describe
 from dflash_trt.bench.page import Page, Table
 from dflash_trt.bench.results import Cell, Run, in_words, measured_on
-from dflash_trt.bench.stats import phases, plain_of, rates, speedups, spread
+from dflash_trt.bench.stats import phases, plain_of, rates, speedups, spread, verified
+from dflash_trt.decoding.policy import VERIFIED
 from dflash_trt.published import rows as published_rows
 
 
@@ -85,6 +86,15 @@ def _tables(run: Run) -> Iterator[Table]:
         rows.append([describe(cell), *times])
     note = "Milliseconds of a step of the whole batch."
     yield Table("Where a round's time goes", note, head, rows)
+    chosen = [(cell, verified(cell)) for cell in run.cells if cell.method == "adaptive"]
+    if chosen:
+        head = ["setting", *VERIFIED]
+        rows = [
+            [describe(cell), *(f"{shares[name]:.0%}" for name in VERIFIED)]
+            for cell, shares in chosen
+        ]
+        note = "Share of rounds of single sequences that verified nothing, or what kind of drafts."
+        yield Table("What rounds verified", note, head, rows)
     drafting = [cell for cell in run.cells if cell.kept]
     if drafting:
         longest = max(len(cell.kept) for cell in drafting)

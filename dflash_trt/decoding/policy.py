@@ -15,6 +15,7 @@ from dflash_trt.decoding.tree import depths
 MEMORY = 0.98  # weight of the past at each outcome: about the last 50 count
 RECENT = 0.9  # the same of what drafting brings
 TRIED = 4  # rounds with drafts in a situation before it is judged
+VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
 AGAIN = 1.05  # what drafting must bring before it starts anew
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen

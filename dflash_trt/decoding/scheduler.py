@@ -316,7 +316,7 @@ def _deepest(proposal: Proposal | None) -> int:
 
 
 def _choice(proposal: Proposal | None) -> str:
-    """As metrics count it: plain, chain, tree or lookup."""
+    """One of `policy.VERIFIED`."""
     if proposal is None or proposal.source == "lookup":
         return "lookup" if proposal else "plain"
     return "chain" if proposal.is_chain else "tree"

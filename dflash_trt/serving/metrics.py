@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from dflash_trt.decoding.costs import Costs
+from dflash_trt.decoding.policy import VERIFIED
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,6 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 TALLY = "histogram as counters"  # for values by the thousand a second: see docs/metrics.md
 
 PHASES = ("verify", "draft", "hop", "scheduler")
-VERIFIED = ("plain", "chain", "tree", "lookup")  # nothing drafted, or what kind of drafts
 REASONS = ("stop", "length", "cancelled", "error", "refused")
 
 DRAFT_TOKENS = "trtllm_spec_decode_num_draft_tokens_total"
