@@ -8,6 +8,7 @@ tables and the text is the real thing: `verify`, `draft`, acceptance, random num
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +18,18 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import acceptance
 from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
+from dflash_trt.decoding.coupling import choose, noise
 from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput, chains
 from dflash_trt.decoding.policy import Fixed
+from dflash_trt.decoding.proposals import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.rules import Rules, encode
 from dflash_trt.decoding.sampling import Sampling, draw, propose, weights
 from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.engines.onnxruntime import Step
 from dflash_trt.graphs.drafter import CANDIDATES
 
@@ -94,6 +98,9 @@ class TableModel:
         pass
 
     def move_row(self, source: int, destination: int) -> None:
+        pass
+
+    def keep_tokens(self, row: int, start: int, kept: Seq[int]) -> None:
         pass
 
 
@@ -255,23 +262,29 @@ def test_committed_tokens_follow_the_target(sampling: Sampling, drafter: str) ->
         assert z < CRITICAL_Z, f"token {place} does not follow the target: z = {z:.1f}"
 
 
+PENALISED = Sampling(1.0, repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.4)
+
+
+def penalised_excess(texts: Array, committed: Array, place: int) -> float:
+    """`excess` of a token of PENALISED rounds, given all before it."""
+    rules, target = Rules(PENALISED, len(PROMPT), ()), TableTarget()
+    counts: dict[tuple[int, ...], Array] = {}
+    for row in texts[committed > place]:
+        before = tuple(row[: place + 1].tolist())
+        counts.setdefault(before, np.zeros(VOCAB))[row[place + 1]] += 1
+    probs = []
+    for before in counts:
+        history = [*PROMPT, *before]
+        kept = rules.weights(target.logits[before[-1]], len(history), history)
+        probs.append(kept / kept.sum(dtype=np.float64))
+    return chi_square(np.array(list(counts.values())), np.array(probs))
+
+
 def test_penalised_tokens_follow_the_target() -> None:
     """Penalties depend on the drafts before, too: the first two tokens of a round, given those."""
-    sampling = Sampling(1.0, repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.4)
-    rules, target = Rules(sampling, len(PROMPT), ()), TableTarget()
-    texts, committed = draw_rounds(sampling)
+    texts, committed = draw_rounds(PENALISED)
     for place in (0, 1):
-        rows = texts[committed > place]
-        counts: dict[tuple[int, ...], Array] = {}
-        for row in rows:
-            before = tuple(row[: place + 1].tolist())
-            counts.setdefault(before, np.zeros(VOCAB))[row[place + 1]] += 1
-        probs = []
-        for before in counts:
-            history = [*PROMPT, *before]
-            kept = rules.weights(target.logits[before[-1]], len(history), history)
-            probs.append(kept / kept.sum(dtype=np.float64))
-        z = chi_square(np.array(list(counts.values())), np.array(probs))
+        z = penalised_excess(texts, committed, place)
         assert z < CRITICAL_Z, f"token {place + 1} does not follow the target: z = {z:.1f}"
 
 
@@ -319,6 +332,204 @@ def test_whole_texts_follow_the_target() -> None:
     while len(expected) < 16:
         expected.append(argmax[expected[-1]])
     assert all(s.tokens == expected for s in greedy)
+
+
+# --- rounds that draw by seed and position --------------------------------------------------------
+
+FEW = 4_000  # draws, enough for what is wrong to show
+
+
+class SlowSteps:
+    """Costs by which everything that can be proposed is worth its while."""
+
+    def verify(self, n: int, width: int, context: int) -> float:
+        return 1e3 + width
+
+    def draft(self, n: int, context: int) -> float:
+        return 1.0
+
+
+def repeating() -> tuple[int, ...]:
+    """A prompt in which each token is followed by a likely one: there is always one to look up."""
+    logits = TableTarget().logits.copy()
+    tokens = [PROMPT[-1]]
+    while len(tokens) < VOCAB:
+        logits[:, tokens[-1]] = -np.inf
+        tokens.append(int(logits[tokens[-1]].argmax()))
+    return (*tokens, *PROMPT)
+
+
+def coupled_rounds(
+    sampling: Sampling, kind: str, draws: int
+) -> tuple[Array, Array, dict[str, int]]:
+    """`draws` times a prompt and one round after it, each with its own seed; see `draw_rounds`.
+
+    kind: chain, tree or lookup. Also how many proposals were chains and trees, and drafts kept.
+    """
+    run = in_process(TableTarget(), TableDrafter())  # type: ignore[arg-type]
+    speculation = Speculation(tree=kind == "tree", correction=False)
+    proposer = Proposer(speculation, SlowSteps(), 6 if kind == "tree" else DRAFTS)
+    prompt = repeating() if kind == "lookup" else PROMPT
+    texts, committed, seen = [], [], dict.fromkeys(("chain", "tree", "kept"), 0)
+    for start in range(0, draws, BATCH):
+        requests = [
+            Request(prompt, 100, replace(sampling, seed=seed))
+            for seed in range(start, start + BATCH)
+        ]
+        rules = np.array([encode(each.rules) for each in requests], object)
+        common: dict[str, Any] = {"batch": np.array([0, DRAFTS, CANDIDATES]), "rules": rules}
+        prompts, alone = np.tile(prompt, (BATCH, 1)), np.zeros((BATCH, 1))
+        first = run(verify_input(prompts, len(prompt), 0, alone, sampling)._replace(**common))
+        proposals = []
+        for request, token, *candidates in zip(
+            requests,
+            first.results[:, 1].tolist(),
+            first.next_candidate_ids,
+            first.next_candidate_probs,
+            strict=True,
+        ):
+            sequence = Sequence(request, [token], position=len(prompt), candidates=(*candidates,))
+            offers = {each.source: each for each in proposer.rows([sequence], 0)[0].offers}
+            proposals.append(offers["lookup" if kind == "lookup" else "drafter"])
+        width = 1 + max(len(each.tokens) for each in proposals)
+        block = padded([[*each.tokens] for each in proposals], width - 1)
+        block = np.column_stack([first.results[:, 1], block])
+        x = verify_input(block, 1, len(prompt), alone, sampling)._replace(**common, history=prompts)
+        x.rows[:, 0] = [1 + len(each.tokens) for each in proposals]
+        if not all(each.is_chain for each in proposals):
+            parents = padded([[0, *each.parents] for each in proposals], width)
+            x = x._replace(parents=parents)
+        second = run(x)
+        for tokens, (kept, token, _, *path), proposal in zip(
+            block.tolist(), second.results.tolist(), proposals, strict=True
+        ):
+            nodes = path[:kept] if path else range(1, kept + 1)
+            text = [tokens[0], *(tokens[node] for node in nodes), token]
+            texts.append(text + [0] * (DRAFTS + 2 - len(text)))
+            committed.append(kept + 1)
+            seen["chain" if proposal.is_chain else "tree"] += 1
+            seen["kept"] += kept
+    return np.array(texts), np.array(committed), seen
+
+
+def padded(lines: Seq[Seq[int]], width: int) -> Array:
+    return np.array([[*line, *[0] * (width - len(line))] for line in lines])
+
+
+def coupled_excess(sampling: Sampling, kind: str, draws: int = DRAWS) -> list[float]:
+    """`round_excess`, and that proposals were of this kind and often kept."""
+    texts, committed, seen = coupled_rounds(sampling, kind, draws)
+    assert seen["tree" if kind == "tree" else "chain"] > 0.8 * draws
+    assert seen["kept"] > 0.2 * draws
+    if sampling is PENALISED:
+        return [penalised_excess(texts, committed, place) for place in (0, 1)]
+    texts = np.column_stack([np.full(len(texts), PROMPT[-1]), texts])
+    return [
+        excess(rows[:, place], rows[:, place + 1], sampling)
+        for place in range(4)
+        for rows in [texts[committed >= place]]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kind"),
+    [(Sampling(1.0), "chain"), (CUT, "lookup"), (PENALISED, "tree")],
+    ids=["chain", "cut-lookup", "penalised-tree"],
+)
+def test_coupled_tokens_follow_the_target(sampling: Sampling, kind: str) -> None:
+    for place, z in enumerate(coupled_excess(sampling, kind)):
+        assert z < CRITICAL_Z, f"token {place} does not follow the target: z = {z:.1f}"
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_accepting_the_second_best_fails(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The same numbers find drafts kept that the target would only draw second."""
+    second = [0]
+
+    def noted(weights: Array, seed: int, position: int) -> int:
+        token = choose(weights, seed, position)
+        others = weights.copy()
+        others[token] = 0
+        second[0] = choose(others, seed, position)
+        return token
+
+    def wrong(tokens: Any, parents: Any, own: Any) -> tuple[list[int], int]:
+        children = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True), 1)}
+        path: list[int] = []
+        while True:
+            token, node = own(path), path[-1] if path else 0
+            child = children.get((node, token)) or children.get((node, second[0]))
+            if child is None:
+                return path, token
+            path.append(child)
+
+    monkeypatch.setattr(acceptance, "choose", noted)
+    monkeypatch.setattr(acceptance, "walk", wrong)
+    prompt, *of_round = coupled_excess(Sampling(1.0), kind, FEW)
+    assert prompt < CRITICAL_Z
+    for place, z in enumerate(of_round[:2]):
+        assert z > CRITICAL_Z, f"token {place + 1}: z = {z:.1f}"
+
+
+def test_noise_used_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers find the noise of one position used at another."""
+    monkeypatch.setattr(acceptance, "choose", lambda w, seed, position: choose(w, seed, 0))
+    prompt, *of_round = coupled_excess(Sampling(1.0), "lookup", FEW)
+    assert prompt < CRITICAL_Z
+    for place, z in enumerate(of_round):
+        assert z > CRITICAL_Z, f"token {place + 1}: z = {z:.1f}"
+
+
+@pytest.mark.parametrize("by", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (0, 1, -1), (2, 7, 0)])
+@pytest.mark.parametrize("seed", [0, 2**31 - 1, 2**62])
+def test_noise_is_independent(by: tuple[int, int, int], seed: int) -> None:
+    """Of neighbours: seeds, positions, tokens. 40,000 pairs, all values alike likely."""
+    seeds, positions, ids = range(seed, seed + 20), range(100, 140), np.arange(50)
+    each, other = (
+        np.array(
+            [noise(s + ds, [p + dp for p in positions], np.tile(ids + di, (40, 1))) for s in seeds]
+        )
+        for ds, dp, di in ((0, 0, 0), by)
+    )
+    a, b = (np.exp(-np.exp(-x)).ravel() for x in (each, other))
+    cells = np.bincount((a * 8).astype(int) * 8 + (b * 8).astype(int), minlength=64)
+    assert chi_square(cells[None], np.full((1, 64), 1 / 64)) < CRITICAL_Z
+
+
+def test_tokens_of_little_weight_have_theirs() -> None:
+    """Most of a distribution in thousands of tokens that share their noise, some likelier."""
+    w = np.full(8_000, 1e-4, np.float32)
+    w[:4] = [1.0, 0.3, 0.1, 0.02]
+    w[4::2] *= 2
+    drawn = np.array([choose(w, seed, position) for seed in range(2000) for position in range(10)])
+    groups = np.where(np.arange(len(w)) < 4, np.arange(len(w)), 4 + np.arange(len(w)) % 16)
+    counts, probs = np.bincount(groups[drawn]), np.bincount(groups, w)
+    assert chi_square(counts[None], probs[None] / probs.sum()) < CRITICAL_Z
+
+
+def test_coupled_texts_follow_the_target() -> None:
+    """As `test_whole_texts_follow_the_target`; and texts do not depend on who proposes."""
+    requests = [Request(PROMPT, 16, Sampling(1.0, seed=seed)) for seed in range(1250)]
+    texts = []
+    alone = Speculation(lookup=False, correction=False, tree=False)
+    for speculation, few in ((Speculation(), None), (alone, 100)):
+        policy, proposer = strategy(speculation, DRAFTS + 1, SlowSteps())
+        scheduler = Scheduler(
+            in_process(TableTarget(), TableDrafter()),  # type: ignore[arg-type]
+            slots=16,
+            max_seq_len=64,
+            prefill_chunk=64,
+            policy=policy,
+            proposer=proposer,
+        )
+        sequences = [scheduler.submit(request) for request in requests[:few]]
+        while scheduler.busy:
+            scheduler.step()
+        assert sum(s.accepted for s in sequences) > len(sequences)
+        texts.append([PROMPT[-1:] + tuple(s.tokens) for s in sequences])
+    assert texts[0][:100] == texts[1]
+    tokens = np.array(texts[0])
+    assert excess(tokens[:, :-1].ravel(), tokens[:, 1:].ravel(), Sampling(1.0)) < CRITICAL_Z
 
 
 # --- one decision ---------------------------------------------------------------------------------
