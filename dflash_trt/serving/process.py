@@ -112,7 +112,7 @@ class Server:
     ) -> bool:
         """Waits until all models are ready and a first request was served.
 
-        The first request measures the costs that the draft length follows: no user waits for it.
+        It is served when the costs of rounds are known, which no user then waits for.
         A server that crashes before that is started again, twice at most: Triton 2.51 does so in
         about 1 of 100 starts (boost::lock_exception). `say` is told.
         False when `give_up` was set before that; raises `ServerError` when it cannot be.
