@@ -141,7 +141,7 @@ def test_completions_stream(api: openai.OpenAI, triton: Ports) -> None:
 def _check_usage(answer: Any, tokens: int) -> None:
     """OpenAI's counts, our figures, and what AIPerf checks before it shows its table.
 
-    How many rounds a text takes differs from run to run: draft lengths follow measured costs.
+    How many rounds a text takes differs from run to run: they follow measured costs.
     """
     usage, details = answer.usage, answer.usage.completion_tokens_details
     assert (usage.prompt_tokens, usage.completion_tokens) == (5, tokens)

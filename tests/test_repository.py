@@ -19,7 +19,7 @@ from dflash_trt.decoding.messages import (
 )
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.repository import MODELS, read_config, templates, write_repository
-from dflash_trt.serving.settings import Settings
+from dflash_trt.serving.settings import Settings, most_drafts
 
 LAYER = LayerSpec(
     num_key_value_heads=2,
@@ -116,6 +116,22 @@ def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
     assert Settings.from_parameters(settings.to_parameters()) == settings
     none = dataclasses.replace(settings, eos_token_ids=frozenset())
     assert Settings.from_parameters(none.to_parameters()) == none
+
+
+@pytest.mark.parametrize(
+    ("policy", "block_size", "tensorrt_llm", "expected"),
+    [
+        ("adaptive", 8, False, 15),
+        ("adaptive", 24, False, 23),
+        ("adaptive", 8, True, 7),
+        ("fixed", 8, False, 7),
+    ],
+)
+def test_most_drafts_of_a_round(
+    policy: str, block_size: int, tensorrt_llm: bool, expected: int
+) -> None:
+    speculation = Speculation.model_validate({"policy": policy})
+    assert most_drafts(speculation, block_size, tensorrt_llm) == expected
 
 
 def test_in_process_has_the_public_models_only(tmp_path: Path) -> None:

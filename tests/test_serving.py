@@ -470,7 +470,7 @@ def _stubs(built: Path) -> dict[str, str]:
     stubs = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_text().split("\0")
+            words = path.read_text(errors="replace").split("\0")
         except OSError:
             continue  # it ended meanwhile
         if words[0].endswith("triton_python_backend_stub") and words[1].startswith(str(built)):

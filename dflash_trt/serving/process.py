@@ -112,7 +112,7 @@ class Server:
     ) -> bool:
         """Waits until all models are ready and a first request was served.
 
-        The first request measures the costs that the draft length follows: no user waits for it.
+        It is served when the costs of rounds are known, which no user then waits for.
         A server that crashes before that is started again, twice at most: Triton 2.51 does so in
         about 1 of 100 starts (boost::lock_exception). `say` is told.
         False when `give_up` was set before that; raises `ServerError` when it cannot be.
@@ -120,13 +120,14 @@ class Server:
         give_up = give_up or threading.Event()
         deadline, crashes = time.monotonic() + START_TIMEOUT, 0
         while time.monotonic() < deadline:
-            code = self.process.poll() or 0
-            if code < 0 and crashes < START_CRASHES and not give_up.is_set():
+            code = self.process.poll()
+            if code is not None and code < 0 and crashes < START_CRASHES and not give_up.is_set():
                 crashes += 1
                 say(f"tritonserver crashed while it started (exit {code}); starting it again")
                 self.kill()
                 self.start()
-            self.check_alive()
+            elif code is not None:
+                self.check_alive()
             if self.health.is_ready():
                 status = self.health.probe(FIRST_TIMEOUT)
                 if status in (200, 503):  # served, or others filled the queue already

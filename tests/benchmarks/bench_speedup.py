@@ -1,4 +1,4 @@
-"""DFlash against the target alone in the same engine, for each draft length and the measured one.
+"""DFlash against the target alone in the same engine: each draft length, and the adaptive policy.
 
     python -m pytest tests/benchmarks/bench_speedup.py -o addopts= -s
 
@@ -11,6 +11,7 @@ import demo_pair
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from dflash_trt.checkpoints.drafter import load_drafter
+from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 
 NEW_TOKENS = 128
@@ -19,13 +20,13 @@ NEW_TOKENS = 128
 def test_speedup(benchmark: BenchmarkFixture) -> None:
     directory, prompts = demo_pair.engines(), demo_pair.prompts()
     longest = load_drafter(demo_pair.PYCODE / "drafter").spec.block_size - 1
-    lengths: list[int | None] = [None, *range(1, longest + 1), None]
+    fixed = [Speculation(draft_tokens=drafts) for drafts in range(1, longest + 1)]
     lines: list[str] = []
 
     def run() -> None:
-        for drafts in lengths:
-            report = check(directory, prompts, NEW_TOKENS, drafts, lambda done: None)
-            name = "measured" if drafts is None else str(drafts)
+        for speculation in (Speculation(), *fixed, Speculation()):
+            report = check(directory, prompts, NEW_TOKENS, speculation, lambda done: None)
+            name = str(speculation.draft_tokens or speculation.policy)
             lines.append(
                 f"draft tokens {name:>8}: speedup {report.speedup:.2f}, tau {report.tau:.3f}, "
                 f"{report.dflash_tokens_per_s:.0f} against {report.plain_tokens_per_s:.0f} "
