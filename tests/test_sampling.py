@@ -65,6 +65,8 @@ class TableModel:
             mask_token_id=0,
             best=best,
             sample_from_anchor=False,
+            most_verified=7,
+            deepest=DRAFTS,
         )
 
     def look_up(self, inputs: Mapping[str, Array]) -> Array:
@@ -368,7 +370,7 @@ def coupled_rounds(
     """
     run = in_process(TableTarget(), TableDrafter())  # type: ignore[arg-type]
     speculation = Speculation(tree=kind == "tree", correction=False)
-    proposer = Proposer(speculation, SlowSteps(), 6 if kind == "tree" else DRAFTS)
+    proposer = Proposer(speculation, SlowSteps(), TableTarget().info)  # type: ignore[arg-type]
     prompt = repeating() if kind == "lookup" else PROMPT
     texts, committed, seen = [], [], dict.fromkeys(("chain", "tree", "kept"), 0)
     for start in range(0, draws, BATCH):
@@ -405,7 +407,7 @@ def coupled_rounds(
         ):
             nodes = path[:kept] if path else range(1, kept + 1)
             text = [tokens[0], *(tokens[node] for node in nodes), token]
-            texts.append(text + [0] * (DRAFTS + 2 - len(text)))
+            texts.append((text + [0] * DRAFTS)[: DRAFTS + 2])
             committed.append(kept + 1)
             seen["chain" if proposal.is_chain else "tree"] += 1
             seen["kept"] += kept
@@ -513,7 +515,7 @@ def test_coupled_texts_follow_the_target() -> None:
     texts = []
     alone = Speculation(lookup=False, correction=False, tree=False)
     for speculation, few in ((Speculation(), None), (alone, 100)):
-        policy, proposer = strategy(speculation, DRAFTS + 1, SlowSteps())
+        policy, proposer = strategy(speculation, TableTarget().info, SlowSteps())  # type: ignore[arg-type]
         scheduler = Scheduler(
             in_process(TableTarget(), TableDrafter()),  # type: ignore[arg-type]
             slots=16,

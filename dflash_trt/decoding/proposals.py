@@ -16,7 +16,7 @@ from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.decoding.tree import best_first, best_first_given
 from dflash_trt.engines.info import EngineInfo
 
-CANDIDATES = 8  # of each draft, for trees and correction
+CANDIDATES = 8  # of each draft, for trees, correction and draws
 HOST_SECONDS = 1e-4  # what these two cost a row in Python
 HOST_SHARE = 0.05  # of a plain step, that they may cost
 LOOK_SECONDS, LOOK_SHARE = 6e-6, 0.03  # the same of looking a row up each time
@@ -32,9 +32,9 @@ class Proposer:
         self._sources, self._costs = sources, costs
         self._most, self._deepest = target.most_verified - 1, target.deepest
         self._pairs = Pairs()
-        refined = sources.tree or sources.correction
-        refined = refined and HOST_SHARE * costs.verify(1, 1, 0) > HOST_SECONDS
-        self.candidates = CANDIDATES if refined else 1  # of each draft, to be had from the drafter
+        # of each draft, to be had from the drafter: drawn chains, too, are better for a choice
+        refined = HOST_SHARE * costs.verify(1, 1, 0) > HOST_SECONDS
+        self.candidates = CANDIDATES if refined else 1
 
     def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
         """Of each sequence all that may be verified in this round."""
