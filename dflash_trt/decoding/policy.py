@@ -273,11 +273,15 @@ class _Worth:
 
 
 class _Depths:
-    """How the drafter's probabilities and what is accepted compare, by depth."""
+    """How the drafter's probabilities and what is accepted compare, by depth.
+
+    What is not known of a depth is taken to be as before it: else bad luck far down a chain would
+    end there whatever could teach better.
+    """
 
     def __init__(self, most: int) -> None:
-        self._said = [PRIOR] * (most + 1)
-        self._kept = [PRIOR] * (most + 1)
+        self._said = [0.0] * (most + 1)
+        self._kept = [0.0] * (most + 1)
         self._ratios = [1.0] * (most + 1)
 
     def expected(self, proposal: Proposal) -> list[float]:
@@ -287,11 +291,15 @@ class _Depths:
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """Learn from what was kept of it."""
+        said = [0.0] * len(self._said)
         at = depths(tuple(proposal.parents))[1:]
-        said = [0.0] * (max(at) + 1)
         for depth, value in zip(at, proposal.values, strict=True):
             said[depth] += value
+        ratio, step = 1.0, 1.0
         for depth in range(1, len(said)):
             self._said[depth] = self._said[depth] * MEMORY + said[depth]
             self._kept[depth] = self._kept[depth] * MEMORY + (depth <= accepted)
-            self._ratios[depth] = self._kept[depth] / self._said[depth]
+            ratio = (self._kept[depth] + PRIOR * ratio * step) / (self._said[depth] + PRIOR)
+            self._ratios[depth] = ratio
+            if depth == 1:
+                step = ratio
