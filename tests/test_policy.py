@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -198,16 +198,18 @@ def best_fixed(costs: Costs, right: float, n: int = 1) -> float:
     return max(SECOND / plain, *rates)
 
 
-@pytest.mark.parametrize("n", [1, 6])
-@pytest.mark.parametrize("token", [0.02, 0.1, 0.3])
-@pytest.mark.parametrize("right", [0.2, 0.5, 0.7, 0.95])
-@pytest.mark.parametrize("drafter", [0.05, 0.4, 1.0])
-def test_is_near_the_best_fixed_width(right: float, token: float, drafter: float, n: int) -> None:
-    """Probing included, after it has learned for a while."""
-    costs = Costs(linear(token), drafter)
-    of = world(costs, right, n=n)
-    of.run(300)
-    assert of.run(3000) > 0.97 * best_fixed(costs, right)
+def test_is_near_the_best_fixed_width() -> None:
+    """Probing included, after it has learned for a while; and never below plain decoding."""
+    shares = []
+    for right, token, drafter in product((0.2, 0.5, 0.7, 0.95), (0.02, 0.1, 0.3), (0.05, 0.4, 1)):
+        costs = Costs(linear(token), drafter)
+        of = world(costs, right, n=1 + len(shares) % 2)
+        of.run(300)
+        rate = of.run(1500)
+        shares.append(rate / best_fixed(costs, right))
+        assert rate > 0.98
+        assert shares[-1] > 0.9, (right, token, drafter)
+    assert np.mean(shares) > 0.985
 
 
 def test_falls_back_where_nothing_pays_and_probes_now_and_then() -> None:
@@ -224,6 +226,16 @@ def test_falls_back_where_nothing_pays_and_probes_now_and_then() -> None:
     assert of.run(2000) > 0.95 * best_fixed(costs, 0.9)
 
 
+def test_a_drafter_that_says_the_same_is_found_to_have_become_better() -> None:
+    """Of drafts that are never verified nothing would be learned."""
+    of = world(Costs(linear(0.1), 0.1), 0.02, says=0.5)
+    of.run(1000)
+    assert of.sources[-200:].count("drafter") < 20
+    of.right = 0.9
+    of.run(2000)
+    assert of.run(1000) > 0.95 * best_fixed(of.costs, 0.9)
+
+
 @pytest.mark.parametrize("unsure", [0.0, 0.15, 0.3])
 def test_does_not_flap_around_break_even(unsure: float) -> None:
     right = 0.6
@@ -235,8 +247,7 @@ def test_does_not_flap_around_break_even(unsure: float) -> None:
     rate = of.run(3000)
     assert rate > 0.98
     switches = sum(a != b for a, b in pairwise(of.drafting[300:]))
-    print("switches", unsure, switches, rate)
-    assert switches < 3000 / 10
+    assert switches < 3000 / 30
 
 
 def test_says_is_calibrated() -> None:

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple, Protocol
 from dflash_trt.decoding.lookup import Record
 from dflash_trt.decoding.tree import depths
 
-MEMORY = 0.98  # weight of the past at each outcome: about the last 50 count
+MEMORY = 0.99  # weight of the past at each outcome: about the last 100 count
 RECENT = 0.9  # the same of what drafting brings
-TRIED = 4  # rounds with drafts in a situation before it is judged
+TRIED = 8  # rounds with drafts in a situation before it is judged
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
 AGAIN = 1.05  # what drafting must bring before it starts anew
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
@@ -126,6 +126,7 @@ class Adaptive:
         self._worth: dict[Situation, _Worth] = {}
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
         self._idle = 0  # rounds since it did
+        self._probing = False  # whether it did for nothing but to see whether it pays again
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """See `Policy`."""
@@ -142,11 +143,14 @@ class Adaptive:
                 worth = self._worth_in(before, n, context)
                 worth.add(tokens, steps[width] + draft, without[1], steps[without[0]])
                 self._remember(expected)
+            if not width and self._probing:
+                width = 1  # else what is believed of drafts could never be found wrong
             if width:
                 taken = [_taken(offers, width) for offers in expected]
         situation = _situation(rows, taken)
         pays = self._worth_in(situation, n, context).pays
-        if feed or pays or self._idle * PROBING >= draft:
+        self._probing = not pays and self._idle * PROBING >= draft + steps[1] - 1
+        if feed or pays or self._probing:
             self._drafted_in, self._idle = situation, 0
         else:
             self._idle += 1
