@@ -4,7 +4,7 @@
 
 Greedy texts are decoded once, the drafter run behind every token. Each policy then decodes them
 again by the real scheduler, with the record for engines and costs for a clock: those of the build,
-or milliseconds by tokens of a step. The oracle takes what was offered to any of them as is cheapest.
+or milliseconds by tokens of a step. The oracle takes what was offered to any as is cheapest.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from dflash_trt.decoding.correction import best_chain
 from dflash_trt.decoding.costs import Costs
 from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.messages import NO_DRAFT, RoundOutput, RunRound, VerifyInput, no_candidates
-from dflash_trt.decoding.policy import Choice, Fixed, Policy, Proposal, Row
-from dflash_trt.decoding.proposals import CANDIDATES, Proposer, strategy
+from dflash_trt.decoding.policy import Adaptive, Choice, Fixed, Policy, Proposal, Row
+from dflash_trt.decoding.proposals import CANDIDATES, Proposer
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.scheduler import Scheduler
@@ -51,6 +51,13 @@ class EveryToken(Fixed):
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         return Choice([None] * len(rows), True)
+
+
+class ByTable(Adaptive):
+    """Of engines that only repeat what was recorded, nothing is learned of time."""
+
+    def timed(self, verify: float, draft: float) -> None:
+        pass
 
 
 class Listening(Proposer):
@@ -167,14 +174,18 @@ def ways(info: EngineInfo, costs: Costs) -> dict[str, tuple[Policy, Proposer | N
         "the same, its trees": (every, Listening(Speculation(correction=False), slow, info)),
         "plain": (Fixed(0), None),
         **{f"fixed {k}": (Fixed(k), None) for k in range(1, info.block_size)},
-        "lookup alone": (strategy(alone, info, never)[0], Listening(alone, never, info)),
+        "lookup alone": (by_table(info, never), Listening(alone, never, info)),
     }
     for switches in product((False, True), repeat=3):
         on = dict(zip(("lookup", "correction", "tree"), switches, strict=True))
         speculation, name = Speculation(**on), ", ".join(x for x in on if on[x])
-        policy, _ = strategy(speculation, info, costs)
+        policy = by_table(info, costs)
         found["adaptive: " + (name or "none")] = policy, Listening(speculation, costs, info)
     return found
+
+
+def by_table(info: EngineInfo, costs: Costs) -> ByTable:
+    return ByTable(costs, info.block_size - 1, info.most_verified - 1)
 
 
 def compare(texts: Sequence[Text], info: EngineInfo, costs: Costs) -> dict[str, float]:

@@ -26,7 +26,7 @@ from test_dflash2 import TARGET as TARGET2
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import correction
 from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.policy import Choice, Fixed, Policy, Proposal, Row
+from dflash_trt.decoding.policy import Adaptive, Choice, Fixed, Policy, Proposal, Row
 from dflash_trt.decoding.proposals import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
@@ -53,6 +53,12 @@ class Case:
     rounds: RunRound
     requests: list[Request]
     texts: list[list[int]]
+
+
+@pytest.fixture(autouse=True)
+def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs are made up here to force choices: what rounds really take must not correct them."""
+    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +249,9 @@ class AtRandom:
         return bool(self._dice.random() < 0.5)
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
+        """Learns nothing."""
+
+    def timed(self, verify: float, draft: float) -> None:
         """Learns nothing."""
 
 

@@ -318,6 +318,10 @@ class Recorded:
         self.calls.append(("observe", (proposal, accepted), None))
         self._policy.observe(proposal, accepted)
 
+    def timed(self, verify: float, draft: float) -> None:
+        self.calls.append(("timed", (verify, draft), None))
+        self._policy.timed(verify, draft)
+
 
 def test_a_record_replayed_leads_to_the_same_choices(built_pair: BuildPair) -> None:
     """Offers, choices and outcomes of requests greedy and drawn; the new policy sees no engine."""

@@ -17,6 +17,8 @@ RECENT = 0.9  # the same of what drafting brings
 TRIED = 8  # rounds with drafts in a situation before it is judged
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
 AGAIN = 1.05  # what drafting must bring before it starts anew
+CLEARLY = 1.02  # how much more drafts must promise than plain decoding
+TIMED = 8  # steps of a kind before their time is trusted
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
 PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were seen
@@ -84,6 +86,10 @@ class Policy(Protocol):
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """How many drafts of a verified proposal were kept."""
 
+    def timed(self, verify: float, draft: float) -> None:
+        """Seconds of the round that was chosen last: of the drafter (0: it did not run), and of
+        all the rest."""
+
 
 class Fixed:
     """Always a chain of so many drafts, or plain decoding with 0 of them."""
@@ -104,6 +110,9 @@ class Fixed:
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
 
+    def timed(self, verify: float, draft: float) -> None:
+        """See `Policy`."""
+
 
 class Adaptive:
     """The width and the proposals that promise the most tokens in a time.
@@ -120,8 +129,10 @@ class Adaptive:
         self.draft_tokens = draft_tokens
         self._most = most
         self._relative: dict[tuple[int, int], tuple[list[float], float]] = {}
+        self._slower: dict[tuple[int, str], _Slower] = {}
+        self._last = (0, 0, 0)  # rows, width and context of the last round
         self._depths = {drawn: _Depths(most) for drawn in (False, True)}
-        self._records = {drawn: Record(most) for drawn in (False, True)}
+        self._records = {drawn: Record(most, drawn) for drawn in (False, True)}
         self._promised = {drawn: _hopes(most) for drawn in (False, True)}
         self._worth: dict[Situation, _Worth] = {}
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
@@ -147,6 +158,8 @@ class Adaptive:
                 width = 1  # else what is believed of drafts could never be found wrong
             if width:
                 taken = [_taken(offers, width) for offers in expected]
+        choice = Choice(taken, False)
+        self._last = n, choice.width, context
         situation = _situation(rows, taken)
         pays = self._worth_in(situation, n, context).pays
         self._probing = not pays and self._idle * PROBING >= draft + steps[1] - 1
@@ -154,7 +167,7 @@ class Adaptive:
             self._drafted_in, self._idle = situation, 0
         else:
             self._idle += 1
-        return Choice(taken, self._drafted_in is not None)
+        return choice._replace(draft=self._drafted_in is not None)
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
@@ -166,6 +179,18 @@ class Adaptive:
             self._records[proposal.drawn].observe(proposal.match, len(proposal.tokens), accepted)
         else:
             self._depths[proposal.drawn].observe(proposal, accepted)
+
+    def timed(self, verify: float, draft: float) -> None:
+        """See `Policy`."""
+        n, width, context = self._last
+        near = _near(context)
+        kind = "wide" if width else "plain"
+        self._slower_at(n, kind).add(verify / self._costs.verify(n, 1 + width, near))
+        if draft:
+            self._slower_at(n, "draft").add(draft / self._costs.draft(n, near))
+
+    def _slower_at(self, n: int, kind: str) -> "_Slower":
+        return self._slower.setdefault((n.bit_length(), kind), _Slower())
 
     def _worth_in(self, situation: "Situation", n: int, context: int) -> "_Worth":
         """What drafting brings in a situation; at first what it should, by what drafts promised."""
@@ -187,14 +212,24 @@ class Adaptive:
                         means[width] += (_at(line, width) - means[width]) * (1 - MEMORY)
 
     def _costs_of(self, n: int, context: int) -> tuple[list[float], float]:
-        """Of a step with 0, 1, .. drafts a row, and of the drafter's."""
-        key = (n, context // NEAR)
-        if key not in self._relative:
-            near = key[1] * NEAR + NEAR // 2
-            plain = self._costs.verify(n, 1, near)
-            steps = [self._costs.verify(n, 1 + k, near) / plain for k in range(self._most + 1)]
-            self._relative[key] = steps, self._costs.draft(n, near) / plain
-        return self._relative[key]
+        """Of a step with 0, 1, .. drafts a row, and of the drafter's.
+
+        As measured while nothing else ran, times what rounds were found to take: caches that other
+        steps have emptied, and other work on the machine, are not in the table.
+        """
+        near = _near(context)
+        if (n, near) not in self._relative:
+            unit = self._costs.verify(n, 1, near)
+            steps = [self._costs.verify(n, 1 + k, near) / unit for k in range(self._most + 1)]
+            self._relative[n, near] = steps, self._costs.draft(n, near) / unit
+        steps, draft = self._relative[n, near]
+        plain, wide, drafter = (self._slower_at(n, kind) for kind in ("plain", "wide", "draft"))
+        if plain.known and wide.known:
+            ratio = wide.mean / plain.mean
+            steps = [1.0, *(max(step * ratio, 1.0) for step in steps[1:])]
+        if plain.known and drafter.known:
+            draft *= drafter.mean / plain.mean
+        return steps, draft
 
     def _expected(self, proposal: Proposal) -> list[float]:
         """How many of its first 0, 1, .. drafts are accepted."""
@@ -220,7 +255,7 @@ def _best(
     lines = [[line for _, line in offers] for offers in rows if offers]
     most = n + sum(max(line[-1] for line in offers) for offers in lines)
     longest = max((len(line) for offers in lines for line in offers), default=1)
-    width, tokens, rate = 0, float(n), n / (steps[0] + more)
+    width, tokens, rate = 0, float(n), CLEARLY * n / (steps[0] + more)
     for wider in range(1, min(longest, len(steps))):
         seconds = steps[wider] + more
         if most <= rate * seconds:  # and the wider ones cost no less
@@ -251,6 +286,26 @@ def _situation(rows: Sequence[Row], taken: Sequence[Proposal | None]) -> Situati
     looked = [each is not None and each.source == "lookup" for each in taken]
     drawn = [row.drawn for row in rows]
     return (len(rows).bit_length(), any(looked) + all(looked), any(drawn) + all(drawn))
+
+
+def _near(context: int) -> int:
+    """The middle of the contexts that steps cost about the same for."""
+    return context // NEAR * NEAR + NEAR // 2
+
+
+class _Slower:
+    """How much longer steps of a kind take than the table has it."""
+
+    def __init__(self) -> None:
+        self.mean = 1.0
+        self.known = False
+        self._count = 0
+
+    def add(self, ratio: float) -> None:
+        """Of one step. A single one says little, whatever held it up."""
+        self._count += 1
+        self.known = self._count >= TIMED
+        self.mean += (min(ratio, 4.0) - self.mean) * max(1 / self._count, 1 - MEMORY)
 
 
 class _Worth:

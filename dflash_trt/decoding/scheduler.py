@@ -148,6 +148,7 @@ class Scheduler:
         return [sequence]
 
     def _round(self) -> list[Sequence]:
+        start = time.perf_counter()
         sequences = list(self._decoding)
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         most_held = max(sequence.held for sequence in sequences)
@@ -172,6 +173,8 @@ class Scheduler:
         shape = np.array(parents) if is_tree else chains(len(sequences))
         output, report = self._run(sequences, 0, rows, tokens, shape, choice.draft)
         self._take(sequences, choice.taken, output, report)
+        rest = time.perf_counter() - start - report.draft
+        self._policy.timed(rest, report.draft)
         return sequences
 
     def _run(
