@@ -3,8 +3,8 @@
     python scripts/replay_policy.py BUILD PROMPTS [--costs 1:33.5,4:48.3,8:61,16:80.3,draft:14.4]
 
 Greedy texts are decoded once, the drafter run behind every token. Each policy then decodes them
-again by the real scheduler, with the record for engines and costs for a clock: those of the build,
-or milliseconds by tokens of a step. The oracle takes what was offered to any as is cheapest.
+again by the real scheduler, with the record for engines and costs for a clock: the build's own, or
+milliseconds by tokens of a step. Of all that was offered to any the oracle takes what is cheapest.
 """
 
 import argparse

@@ -13,7 +13,7 @@ from dflash_trt.decoding.lookup import Record
 from dflash_trt.decoding.tree import depths
 
 MEMORY = 0.99  # weight of the past at each outcome: about the last 100 count
-RECENT = 0.9  # the same of what drafting brings
+RECENT = 0.98  # the same of what drafting brings; a shorter one gives up in each bad text
 TRIED = 8  # rounds with drafts in a situation before it is judged
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
 AGAIN = 1.05  # what drafting must bring before it starts anew
