@@ -31,7 +31,7 @@ from dflash_trt.progress import reporting
 PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 START, END = "<!-- table: scripts/adaptive_table.py -->\n", "<!-- end -->"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
-SHAPES = {"demo": (96, 7), "60m": (32, 2), "0.6b": (24, 2)}  # new tokens, passes
+SHAPES = {"demo": (96, 5), "60m": (32, 2), "0.6b": (24, 2)}  # new tokens, passes
 PROMPTS = 4  # at least, of each kind
 HEAD = ("shape", "text", "T", "streams", "plain", "7 drafts", "3 drafts", "1 draft")
 
