@@ -8,9 +8,8 @@ from typing import Any
 
 import dflash_trt
 from dflash_trt.checkpoints.source import Report
-from dflash_trt.decoding.kept_costs import COSTS_FILE
 from dflash_trt.digests import Entry, entry, sha256
-from dflash_trt.engines.info import stamp
+from dflash_trt.engines.info import COSTS_FILE, stamp
 from dflash_trt.errors import BuildError
 from dflash_trt.jobs.job import Job
 from dflash_trt.serving.repository import templates

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench_table import FIXED, PYCODE, THREADS, config_of, pair_of
+from bench_table import FIXED, PYCODE, THREADS, config_of, fill, pair_of
 
 from dflash_trt.bench.engine import Plan, measure_engine
-from dflash_trt.bench.page import Page, Table, to_markdown
+from dflash_trt.bench.page import Table
 from dflash_trt.bench.prompts import load_task
-from dflash_trt.bench.results import Cell, machine, measured_on, versions
+from dflash_trt.bench.results import Cell, versions
 from dflash_trt.bench.stats import rates, verified
 from dflash_trt.build import build
 from dflash_trt.decoding.check import check
@@ -29,7 +29,6 @@ from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.progress import reporting
 
 PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
-START, END = "<!-- table: scripts/adaptive_table.py -->\n", "<!-- end -->"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
 SHAPES = {"demo": (96, 5), "60m": (32, 2), "0.6b": (24, 2)}  # new tokens, passes
 PROMPTS = 4  # at least, of each kind
@@ -113,7 +112,6 @@ def ratio(cell: Cell, other: Cell) -> float:
 
 
 def write(rows: list[list[str]], least: list[tuple[float, float, str]]) -> None:
-    """Replace what stands between the marks of the page."""
     head = [*HEAD, "adaptive", "/ best fixed", "rounds of the adaptive policy", "same text"]
     by_plain, by_best = min(least), min((best, where) for _, best, where in least)
     note = (
@@ -122,10 +120,7 @@ def write(rows: list[list[str]], least: list[tuple[float, float, str]]) -> None:
         f"{by_best[0]:.2f} ({by_best[1]})."
     )
     table = Table("The policy and fixed settings", note, head, rows)
-    about = measured_on(machine(), versions())
-    body = to_markdown(Page("", about, [], [table])).removeprefix("# \n\n")
-    before, rest = PAGE.read_text(encoding="utf-8").split(START)
-    PAGE.write_text(before + START + body + END + rest.split(END)[1], encoding="utf-8")
+    fill(PAGE, Path(__file__).name, versions(), table)
 
 
 if __name__ == "__main__":

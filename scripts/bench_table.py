@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -35,7 +36,6 @@ from dflash_trt.progress import reporting
 ROOT = Path(__file__).parents[1]
 PYCODE = ROOT / "examples" / "pycode"
 PAGE = ROOT / "docs" / "benchmarks.md"
-START, END = "<!-- table: scripts/bench_table.py -->\n", "<!-- end -->"
 BATCHES, THREADS, PROMPTS = (1, 4, 8), 2, 8
 SHAPES = {"demo": (96, 3), "60m": (48, 3), "0.6b": (24, 2)}  # new tokens, passes
 OURS = {"plain": "plain decoding", "dflash": "DFlash, whole blocks"}
@@ -135,7 +135,6 @@ def row(run: Run, cell: Cell) -> list[str]:
 
 
 def write(rows: list[list[str]]) -> None:
-    """Replace what stands between the marks of the page."""
     head = ["pair", "streams", "", "tokens/s", "over our plain decoding", "tau", "same text"]
     note = (
         "All in turns, pass by pass, on two threads in float32. Tokens/s of all streams, prompts "
@@ -143,11 +142,16 @@ def write(rows: list[list[str]]) -> None:
         "say."
     )
     table = Table("Plain decoding, DFlash and others", note, head, rows)
-    about = measured_on(machine(), {**versions(), **peer_versions()})
-    text = to_markdown(Page("", about, [], [table]))
-    before, rest = PAGE.read_text(encoding="utf-8").split(START)
-    body = text.removeprefix("# \n\n")
-    PAGE.write_text(before + START + body + END + rest.split(END)[1], encoding="utf-8")
+    fill(PAGE, Path(__file__).name, {**versions(), **peer_versions()}, table)
+
+
+def fill(page: Path, script: str, versions: Mapping[str, str], table: Table) -> None:
+    """Put a table, and what it was measured on, between the script's marks of a page."""
+    start, end = f"<!-- table: scripts/{script} -->\n", "<!-- end -->"
+    about = measured_on(machine(), versions)
+    body = to_markdown(Page("", about, [], [table])).removeprefix("# \n\n")
+    before, rest = page.read_text(encoding="utf-8").split(start)
+    page.write_text(before + start + body + end + rest.split(end)[1], encoding="utf-8")
 
 
 if __name__ == "__main__":

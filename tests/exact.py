@@ -17,6 +17,7 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.policy import Fixed, Policy
+from dflash_trt.decoding.proposals import Proposer
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -61,6 +62,7 @@ def rounds_of(built: BuiltPair, *, drafting: bool = True) -> RunRound:
 def scheduler_of(
     rounds: RunRound,
     policy: Policy,
+    proposer: Proposer | None = None,
     *,
     slots: int = SLOTS,
     prefill_chunk: int = MAX_SEQ_LEN,
@@ -71,6 +73,7 @@ def scheduler_of(
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=prefill_chunk,
         policy=policy,
+        proposer=proposer,
     )
 
 

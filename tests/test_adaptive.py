@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import reference
-from conftest import SLOTS, BuildPair, BuiltPair, built_from
+from conftest import BuildPair, BuiltPair, built_from
 from dflash.model import DFlash2DraftModel
-from exact import run_all
+from exact import run_all, scheduler_of
 from pairs import write_pair
 from test_dense import DRAFTER, FAMILIES
 from test_dflash2 import DRAFTER as DRAFTER2
@@ -26,7 +26,7 @@ from test_dflash2 import TARGET as TARGET2
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import correction
 from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.policy import Adaptive, Choice, Fixed, Policy, Proposal, Row
+from dflash_trt.decoding.policy import Adaptive, Choice, Fixed, Proposal, Row
 from dflash_trt.decoding.proposals import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
@@ -102,24 +102,6 @@ def case_for(built: BuiltPair) -> Case:
     of_transformers = reference.greedy(built.pair.target_dir, prompts, NEW_TOKENS)
     assert texts[::2] == [t[:count] for t, count in zip(of_transformers, counts, strict=True)]
     return Case(built, in_process(target, drafter), requests, texts)
-
-
-def scheduler_of(
-    rounds: RunRound,
-    policy: Policy,
-    proposer: Proposer | None = None,
-    *,
-    slots: int = SLOTS,
-    prefill_chunk: int = MAX_SEQ_LEN,
-) -> Scheduler:
-    return Scheduler(
-        rounds,
-        slots=slots,
-        max_seq_len=MAX_SEQ_LEN,
-        prefill_chunk=prefill_chunk,
-        policy=policy,
-        proposer=proposer,
-    )
 
 
 def decode(scheduler: Scheduler, case: Case, *, cancelled: Seq[int] = ()) -> Counter[str]:

@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dflash_trt.decoding.correction import CELLS, LEAST, READY, SMOOTHING, Pairs, best_chain
-from dflash_trt.decoding.path import best_path
+from dflash_trt.decoding.correction import CELLS, LEAST, READY, SMOOTHING, Pairs
+from dflash_trt.decoding.path import best_chain, best_path
 
 
 def block(numbers: np.random.Generator, n: int, depth: int, tokens: np.ndarray, k: int):

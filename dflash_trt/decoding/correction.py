@@ -88,17 +88,3 @@ class Pairs:
         follows *= scale[..., None]
         weighed[:, 1:] = follows
         return weighed
-
-
-def best_chain(ids: Int64, weighed: Float32) -> tuple[list[int], list[float]]:
-    """Place after place the token that best follows the one taken, and its probability there.
-
-    ids `[D, k]` and weighed `[D, k, k]` of one row, as of `Pairs.reweigh`.
-    """
-    tokens, probs, taken = [], [], 0
-    best, highest = weighed.argmax(-1).tolist(), weighed.max(-1).tolist()
-    for place, line in enumerate(ids.tolist()):
-        probs.append(highest[place][taken])
-        taken = best[place][taken]
-        tokens.append(line[taken])
-    return tokens, probs

@@ -12,13 +12,12 @@ from dflash_trt.atomic import replace_text
 from dflash_trt.decoding.costs import Costs, measure
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.digests import sha256
-from dflash_trt.engines.info import ENGINE_FILE, read_info
+from dflash_trt.engines.info import COSTS_FILE, ENGINE_FILE, read_info
 from dflash_trt.engines.load import engine_kind
 from dflash_trt.machine import cpu_model, usable_cores, versions
 
 log = logging.getLogger(__name__)
 
-COSTS_FILE = "costs.json"
 KEPT = 8  # machines, those measured last
 
 ROLES = ("target", "drafter")

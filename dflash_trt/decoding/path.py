@@ -1,4 +1,4 @@
-"""Drafts that depend on one another: a path through candidates, by DFlash 2's pair scores."""
+"""Drafts that depend on one another: a path through candidates, by scores of pairs."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,23 @@ def best_path(ids: Int64, scores: Float32) -> Int64:
     ids `[n, D, k]`; scores `[n, D, k, k]`: of candidate j if candidate i is taken before. The first
     place is behind the anchor, so that all its i are alike.
     """
-    drafts = []
-    for candidates, best in zip(ids.tolist(), scores.argmax(-1).tolist(), strict=True):
-        taken, path = 0, []
-        for tokens, successors in zip(candidates, best, strict=True):
-            taken = successors[taken]
-            path.append(tokens[taken])
-        drafts.append(path)
-    return np.array(drafts)
+    return np.array([best_chain(*row)[0] for row in zip(ids, scores, strict=True)])
+
+
+def best_chain(ids: Int64, scores: Float32) -> tuple[list[int], list[float]]:
+    """One sequence's drafts, place after place the best behind the one taken, and their scores.
+
+    ids `[D, k]`; scores `[D, k, k]` as in `best_path`, or `[D, 1, k]` where no candidate depends
+    on the one before.
+    """
+    tokens, highest, taken = [], [], 0
+    lines = zip(ids.tolist(), scores.argmax(-1).tolist(), scores.max(-1).tolist(), strict=True)
+    for candidates, best, score in lines:
+        taken = min(taken, len(best) - 1)
+        highest.append(score[taken])
+        taken = best[taken]
+        tokens.append(candidates[taken])
+    return tokens, highest
 
 
 def draw_path(

@@ -158,8 +158,6 @@ class Adaptive:
                 width = 1  # else what is believed of drafts could never be found wrong
             if width:
                 taken = [_taken(offers, width) for offers in expected]
-        choice = Choice(taken, False)
-        self._last = n, choice.width, context
         situation = _situation(rows, taken)
         pays = self._worth_in(situation, n, context).pays
         self._probing = not pays and self._idle * PROBING >= draft + steps[1] - 1
@@ -167,7 +165,9 @@ class Adaptive:
             self._drafted_in, self._idle = situation, 0
         else:
             self._idle += 1
-        return choice._replace(draft=self._drafted_in is not None)
+        choice = Choice(taken, self._drafted_in is not None)
+        self._last = n, choice.width, context
+        return choice
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""

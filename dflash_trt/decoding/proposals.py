@@ -11,6 +11,7 @@ from dflash_trt.decoding.correction import Pairs
 from dflash_trt.decoding.coupling import noise
 from dflash_trt.decoding.lookup import Suffixes
 from dflash_trt.decoding.messages import Float32, Int64
+from dflash_trt.decoding.path import best_chain
 from dflash_trt.decoding.policy import Adaptive, Fixed, Policy, Proposal, Row, StepCosts
 from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.decoding.tree import best_first, best_first_given
@@ -71,8 +72,8 @@ class Proposer:
         ids, probs = ids[:most], probs[:most]
         drawn = bool(sequence.request.sampling.temperature)
         if self.candidates == 1:
-            chances = accumulate(probs[:, 0].tolist(), mul)
-            return Proposal("drafter", ids[:, 0].tolist(), range(len(ids)), [*chances], drawn)
+            values = [*accumulate(probs[:, 0].tolist(), mul)]
+            return Proposal("drafter", ids[:, 0].tolist(), range(len(ids)), values, drawn)
         k = ids.shape[1]
         given = probs.shape[1] > k
         if refine and self._sources.correction and not given and self._pairs.ready:
@@ -83,7 +84,8 @@ class Proposer:
             places = range(sequence.position + 1, sequence.position + 1 + len(ids))
             probs = _with_noise(ids, probs, sampling.temperature, sampling.seed, places)
         if not (refine and self._sources.tree):
-            tokens, values = _chain(ids.tolist(), probs.tolist())
+            tokens, chances = best_chain(ids, probs)
+            values = [*accumulate(chances, mul)]
             return Proposal("drafter", tokens, range(len(tokens)), values, drawn)
         ids, probs = ids[: self._deepest], probs[: self._deepest]
         if given:
@@ -117,17 +119,6 @@ def _with_noise(
     noisy: Float32 = np.exp(SHARP * scores)
     noisy /= noisy.sum(-1, keepdims=True)
     return noisy
-
-
-def _chain(ids: Seq[Seq[int]], probs: Seq[Seq[Seq[float]]]) -> tuple[list[int], list[float]]:
-    """The best candidate after the best one before, and that all so far are right."""
-    tokens, chances, taken = [], [], 0
-    for candidates, lines in zip(ids, probs, strict=True):
-        line = lines[taken if len(lines) > 1 else 0]
-        taken = line.index(max(line))
-        tokens.append(candidates[taken])
-        chances.append(line[taken])
-    return tokens, list(accumulate(chances, mul))
 
 
 def _looked_up(sequence: Sequence, most: int) -> list[Proposal]:

@@ -65,7 +65,7 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     step.run()
     outputs = step.outputs
     own = outputs["top_ids"].reshape(n, -1).tolist()
-    features, logits = outputs["features"], None
+    features = outputs["features"]
     logprobs, ids = no_logprobs(n)
     if trees or any(x.rules.tolist()):
         logits = outputs["logits"].reshape(n, len(own[0]), -1)

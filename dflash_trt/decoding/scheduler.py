@@ -17,12 +17,12 @@ from dflash_trt.decoding.messages import (
     no_candidates,
     no_rules,
 )
-from dflash_trt.decoding.policy import Policy, Proposal, Row
+from dflash_trt.decoding.policy import Choice, Policy, Proposal, Row
 from dflash_trt.decoding.proposals import Proposer
 from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.decoding.tree import depths
-from dflash_trt.engines.info import HELD, MOST_VERIFIED
+from dflash_trt.engines.info import HELD, most_verified
 from dflash_trt.errors import RequestError
 
 
@@ -156,22 +156,17 @@ class Scheduler:
             offers = self._proposer.rows(sequences, context)
         else:
             offers = [_as_drafted(sequence) for sequence in sequences]
-        room = max(MOST_VERIFIED, self._policy.draft_tokens + 1)
+        room = most_verified(self._policy.draft_tokens + 1)
         choice = self._policy.choose(offers, context, feed=most_held > HELD - room)
-        width = choice.width
-        tokens, parents = [], []
+        tokens = []
         for sequence, proposal in zip(sequences, choice.taken, strict=True):
             sequence.drafts = [*proposal.tokens] if proposal else []
             tokens.append([sequence.tokens[-1], *sequence.drafts])
-            above = [0, *proposal.parents] if proposal else [0]
-            parents.append(above + [0] * (width + 1 - len(above)))
         rows = [
             [len(line), 1, sequence.position, sequence.budget]
             for sequence, line in zip(sequences, tokens, strict=True)
         ]
-        is_tree = any(proposal and not proposal.is_chain for proposal in choice.taken)
-        shape = np.array(parents) if is_tree else chains(len(sequences))
-        output, report = self._run(sequences, 0, rows, tokens, shape, choice.draft)
+        output, report = self._run(sequences, 0, rows, tokens, _parents(choice), choice.draft)
         self._take(sequences, choice.taken, output, report)
         rest = time.perf_counter() - start - report.draft
         self._policy.timed(rest, report.draft)
@@ -312,6 +307,17 @@ def _as_drafted(sequence: Sequence) -> Row:
     """The whole chain that came back from the last round."""
     chain = Proposal("drafter", sequence.drafts, range(len(sequence.drafts)))
     return Row([chain] if sequence.drafts else [], bool(sequence.request.sampling.temperature))
+
+
+def _parents(choice: Choice) -> Int64:
+    """Of the tokens to verify; see `VerifyInput`."""
+    if all(proposal is None or proposal.is_chain for proposal in choice.taken):
+        return chains(len(choice.taken))
+    parents = np.zeros((len(choice.taken), 1 + choice.width), np.int64)
+    for line, proposal in zip(parents, choice.taken, strict=True):
+        if proposal is not None:
+            line[1 : 1 + len(proposal.parents)] = proposal.parents
+    return parents
 
 
 def _deepest(proposal: Proposal | None) -> int:

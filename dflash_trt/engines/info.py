@@ -8,6 +8,7 @@ from typing import Any
 from dflash_trt.errors import EngineError
 
 ENGINE_FILE = "engine.json"
+COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `decoding.kept_costs`
 HELD = 256
 """Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the
 drafter takes them all in one step, with those of the next round."""
