@@ -18,10 +18,10 @@ import numpy as np
 from dflash_trt.bench.prompts import load_task
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.acceptance import parents_of
-from dflash_trt.decoding.correction import best_chain
 from dflash_trt.decoding.costs import Costs
 from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.messages import NO_DRAFT, RoundOutput, RunRound, VerifyInput, no_candidates
+from dflash_trt.decoding.path import best_chain
 from dflash_trt.decoding.policy import Adaptive, Choice, Fixed, Policy, Proposal, Row
 from dflash_trt.decoding.proposals import CANDIDATES, Proposer
 from dflash_trt.decoding.rounds import in_process

@@ -65,13 +65,14 @@ def scheduler_of(
     proposer: Proposer | None = None,
     *,
     slots: int = SLOTS,
-    prefill_chunk: int = MAX_SEQ_LEN,
+    max_seq_len: int = MAX_SEQ_LEN,
+    prefill_chunk: int | None = None,
 ) -> Scheduler:
     return Scheduler(
         rounds,
         slots=slots,
-        max_seq_len=MAX_SEQ_LEN,
-        prefill_chunk=prefill_chunk,
+        max_seq_len=max_seq_len,
+        prefill_chunk=prefill_chunk or max_seq_len,
         policy=policy,
         proposer=proposer,
     )

@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 
+import exact
 import numpy as np
 import pytest
 import reference
 from conftest import BuildPair, BuiltPair, built_from
 from dflash.model import DFlash2DraftModel
-from exact import run_all, scheduler_of
+from exact import run_all
 from pairs import write_pair
 from test_dense import DRAFTER, FAMILIES
 from test_dflash2 import DRAFTER as DRAFTER2
@@ -43,6 +45,7 @@ DRAWN = (
     Sampling(0.6, min_p=0.05, min_tokens=9, logprobs=2, seed=2**62),
 )
 PAIRS = ("qwen3", "llama", "windows", "dflash2")
+scheduler_of = partial(exact.scheduler_of, max_seq_len=MAX_SEQ_LEN)
 
 
 @dataclass(frozen=True)
