@@ -228,6 +228,8 @@ class AtRandom:
             self._resting = int(self._dice.choice([1, 3, 9, 400], p=[0.2, 0.4, 0.2, 0.2]))
         self._resting = 0 if feed else max(self._resting - 1, 0)
         self.fed += feed
+        if self._resting and not any(taken):
+            return Choice(taken, False, rest=int(self._dice.integers(9)))
         return Choice(taken, not self._resting)
 
     def prefill(self, n: int, drawn: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_as_searched(vocabulary: int) -> None:
 
 
 def gains(expected: list[float]) -> list[float]:
-    return [b - a for a, b in zip([0.0, *expected], expected, strict=False)]
+    return [b - a for a, b in pairwise(expected)]
 
 
 def test_record_starts_from_a_guess_that_rises_with_the_match() -> None:
@@ -73,7 +74,8 @@ def test_record_starts_from_a_guess_that_rises_with_the_match() -> None:
     assert means == sorted(means)
     assert 0.5 < means[0] < 1.3  # published means at temperature 0.8 and greedy
     assert 2.8 < means[5] < 5.8
-    assert len(record.expected(1, 15)) == 15
+    assert len(record.expected(1, 15)) == 1 + 15
+    assert record.expected(1, 4) == record.expected(1, 15)[:5]
 
 
 def test_record_learns_each_bucket_by_itself() -> None:

@@ -31,6 +31,11 @@ def rates(cell: Cell) -> list[float]:
     return [sample.tokens / sample.seconds for sample in cell.samples]
 
 
+def full_rates(cell: Cell) -> list[float]:
+    """The same while all streams were busy."""
+    return [sample.full_tokens / sample.full_seconds for sample in cell.samples]
+
+
 def plain_of(run: Run, cell: Cell) -> Cell | None:
     """Plain decoding that ran in turns with `cell`."""
     found = (each for each in run.cells if each.method == "plain" and each.group == cell.group)

@@ -84,13 +84,14 @@ class Record:
         self._expected: dict[int, list[float]] = {}  # asked far more often than it changes
 
     def expected(self, length: int, count: int) -> list[float]:
-        """Tokens kept on average of the first 1, 2, .. count copied behind a match of `length`."""
+        """Tokens kept on average of the first 0, 1, .. count copied behind a match of `length`."""
         bucket = bisect_right(BUCKETS, length) - 1
         if bucket not in self._expected:
             lines = zip(self._kept[bucket], self._reached[bucket], strict=True)
             chances = accumulate((kept / reached for kept, reached in lines), mul)
-            self._expected[bucket] = [*accumulate(chances)]
-        return self._expected[bucket][:count]
+            self._expected[bucket] = [*accumulate(chances, initial=0.0)]
+        expected = self._expected[bucket]
+        return expected if len(expected) == count + 1 else expected[: count + 1]
 
     def observe(self, length: int, drafted: int, accepted: int) -> None:
         """Learn from a round that kept `accepted` of `drafted` tokens copied behind a match."""

@@ -23,6 +23,9 @@ PROBING = 0.005  # share of the time that the drafter may take where it does not
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
 PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were seen
 NEAR = 256  # tokens of context that steps cost about the same for
+REFRESH = 16  # rounds after which costs are corrected anew
+CHOICE_SECONDS, CHOICE_SHARE = 2e-5, 0.01  # what a row's takes in Python; of a plain step
+LONGEST_REST = 7  # rounds without a choice while it is plain decoding
 
 
 class Proposal(NamedTuple):
@@ -50,6 +53,7 @@ class Choice(NamedTuple):
 
     taken: Sequence[Proposal | None]  # what is verified of each row
     draft: bool  # whether the drafter runs at its end
+    rest: int = 0  # rounds to follow that do nothing else than plain decoding: none to be chosen
 
     @property
     def width(self) -> int:
@@ -128,8 +132,9 @@ class Adaptive:
         self._costs = costs
         self.draft_tokens = draft_tokens
         self._most = most
-        self._relative: dict[tuple[int, int], tuple[list[float], float]] = {}
+        self._corrected: dict[tuple[int, int], tuple[list[float], float]] = {}
         self._slower: dict[tuple[int, str], _Slower] = {}
+        self._timings = 0
         self._last = (0, 0, 0)  # rows, width and context of the last round
         self._depths = {drawn: _Depths(most) for drawn in (False, True)}
         self._records = {drawn: Record(most, drawn) for drawn in (False, True)}
@@ -138,6 +143,7 @@ class Adaptive:
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
         self._idle = 0  # rounds since it did
         self._probing = False  # whether it did for nothing but to see whether it pays again
+        self._rest = 0  # rounds that the last choice was for, beside the first
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """See `Policy`."""
@@ -145,6 +151,7 @@ class Adaptive:
         steps, draft = self._costs_of(n, context)
         taken: list[Proposal | None] = [None] * n
         before, self._drafted_in = self._drafted_in, None
+        width = 0
         if any(row.offers for row in rows):
             expected = [[(x, self._expected(x)) for x in row.offers] for row in rows]
             width, tokens = _best(expected, steps, draft if before else 0.0)
@@ -156,18 +163,19 @@ class Adaptive:
                 self._remember(expected)
             if not width and self._probing:
                 width = 1  # else what is believed of drafts could never be found wrong
+            if self._slower_at(n, "wide").known and not self._slower_at(n, "plain").known:
+                width = 0  # all costs are in plain steps: some have to be seen
             if width:
                 taken = [_taken(offers, width) for offers in expected]
         situation = _situation(rows, taken)
         pays = self._worth_in(situation, n, context).pays
         self._probing = not pays and self._idle * PROBING >= draft + steps[1] - 1
         if feed or pays or self._probing:
-            self._drafted_in, self._idle = situation, 0
-        else:
-            self._idle += 1
-        choice = Choice(taken, self._drafted_in is not None)
-        self._last = n, choice.width, context
-        return choice
+            self._drafted_in, self._idle = situation, -1
+        self._last = n, width, context
+        self._rest = self._rest_after(width, n, context)
+        self._idle += 1 + self._rest
+        return Choice(taken, self._drafted_in is not None, self._rest)
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
@@ -184,6 +192,9 @@ class Adaptive:
         """See `Policy`."""
         n, width, context = self._last
         near = _near(context)
+        self._timings += 1
+        if not self._timings % REFRESH:
+            self._corrected.clear()
         kind = "wide" if width else "plain"
         self._slower_at(n, kind).add(verify / self._costs.verify(n, 1 + width, near))
         if draft:
@@ -202,14 +213,27 @@ class Adaptive:
             self._worth[situation] = _Worth(should > 1 and looked < ALL)
         return self._worth[situation]
 
+    def _rest_after(self, width: int, n: int, context: int) -> int:
+        """How many rounds need no choice after one of this width, where choosing is not cheap.
+
+        What begins to repeat itself is seen that much later.
+        """
+        if width or self._drafted_in:
+            return 0
+        if n * CHOICE_SECONDS < CHOICE_SHARE * self._costs.verify(n, 1, context):
+            return 0
+        return min(2 * self._rest + 1, LONGEST_REST)
+
     def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
         """What drafts promise by and large, by their number."""
         for offers in rows:
             for proposal, line in offers:
                 if proposal.source == "drafter":
                     means = self._promised[proposal.drawn]
-                    for width in range(1, len(means)):
-                        means[width] += (_at(line, width) - means[width]) * (1 - MEMORY)
+                    longer = _to(line, len(means))
+                    means[:] = [
+                        m + (x - m) * (1 - MEMORY) for m, x in zip(means, longer, strict=True)
+                    ]
 
     def _costs_of(self, n: int, context: int) -> tuple[list[float], float]:
         """Of a step with 0, 1, .. drafts a row, and of the drafter's.
@@ -218,24 +242,23 @@ class Adaptive:
         steps have emptied, and other work on the machine, are not in the table.
         """
         near = _near(context)
-        if (n, near) not in self._relative:
+        if (n, near) not in self._corrected:
             unit = self._costs.verify(n, 1, near)
             steps = [self._costs.verify(n, 1 + k, near) / unit for k in range(self._most + 1)]
-            self._relative[n, near] = steps, self._costs.draft(n, near) / unit
-        steps, draft = self._relative[n, near]
-        plain, wide, drafter = (self._slower_at(n, kind) for kind in ("plain", "wide", "draft"))
-        if plain.known and wide.known:
-            ratio = wide.mean / plain.mean
-            steps = [1.0, *(max(step * ratio, 1.0) for step in steps[1:])]
-        if plain.known and drafter.known:
-            draft *= drafter.mean / plain.mean
-        return steps, draft
+            draft = self._costs.draft(n, near) / unit
+            plain, wide, drafter = (self._slower_at(n, kind) for kind in ("plain", "wide", "draft"))
+            if plain.known and wide.known:
+                ratio = wide.mean / plain.mean
+                steps = [1.0, *(max(step * ratio, 1.0) for step in steps[1:])]
+            if plain.known and drafter.known:
+                draft *= drafter.mean / plain.mean
+            self._corrected[n, near] = steps, draft
+        return self._corrected[n, near]
 
     def _expected(self, proposal: Proposal) -> list[float]:
         """How many of its first 0, 1, .. drafts are accepted."""
         if proposal.source == "lookup":
-            record = self._records[proposal.drawn]
-            return [0.0, *record.expected(proposal.match, len(proposal.tokens))]
+            return self._records[proposal.drawn].expected(proposal.match, len(proposal.tokens))
         return self._depths[proposal.drawn].expected(proposal)
 
 
@@ -252,18 +275,24 @@ def _best(
     steps: costs by drafts; more: what else a round costs.
     """
     n = len(rows)
-    lines = [[line for _, line in offers] for offers in rows if offers]
-    most = n + sum(max(line[-1] for line in offers) for offers in lines)
-    longest = max((len(line) for offers in lines for line in offers), default=1)
-    width, tokens, rate = 0, float(n), CLEARLY * n / (steps[0] + more)
-    for wider in range(1, min(longest, len(steps))):
-        seconds = steps[wider] + more
-        if most <= rate * seconds:  # and the wider ones cost no less
-            break
-        promised = n + sum(max(_at(line, wider) for line in offers) for offers in lines)
-        if promised > rate * seconds:
-            width, tokens, rate = wider, promised, promised / seconds
-    return width, tokens
+    longest = max((len(line) for offers in rows for _, line in offers), default=1)
+    lines = [_better([_to(line, longest) for _, line in offers]) for offers in rows if offers]
+    tokens = [n + drafts for drafts in map(sum, zip(*lines, strict=True))][: len(steps)] or [n]
+    rates = [promised / (step + more) for promised, step in zip(tokens, steps, strict=False)]
+    width = rates.index(max(rates))
+    if rates[width] <= CLEARLY * rates[0]:
+        width = 0
+    return width, tokens[width]
+
+
+def _better(lines: Sequence[list[float]]) -> list[float]:
+    """Of one row, at each width."""
+    return [*map(max, *lines)] if len(lines) > 1 else lines[0]
+
+
+def _to(line: list[float], length: int) -> list[float]:
+    """As long as others: more drafts than there are bring nothing more."""
+    return line if len(line) == length else line + [line[-1]] * (length - len(line))
 
 
 def _hopes(most: int) -> list[float]:

@@ -20,9 +20,6 @@ from dflash_trt.engines.info import EngineInfo
 CANDIDATES = 8  # of each draft, for trees, correction and draws
 HOST_SECONDS = 1e-4  # what these two cost a row in Python
 HOST_SHARE = 0.05  # of a plain step, that they may cost
-LOOK_SECONDS, LOOK_SHARE = 6e-6, 0.03  # the same of looking a row up each time
-LONG = 5  # tokens of a match from which on the text is taken to repeat itself
-LONGEST_REST = 7  # rounds without a look while it does not
 SHARP = 0.6  # how far the best noisy candidate is to be trusted: found by replaying the demo pair
 
 
@@ -36,35 +33,26 @@ class Proposer:
         # of each draft, to be had from the drafter: drawn chains, too, are better for a choice
         refined = HOST_SHARE * costs.verify(1, 1, 0) > HOST_SECONDS
         self.candidates = CANDIDATES if refined else 1
+        self.learns = sources.correction and refined
 
     def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
         """Of each sequence all that may be verified in this round."""
         plain = self._costs.verify(len(sequences), 1, context)
         refine = self.candidates > 1 and len(sequences) * HOST_SECONDS < HOST_SHARE * plain
-        patient = len(sequences) * LOOK_SECONDS > LOOK_SHARE * plain
         rows = []
         for sequence in sequences:
             most = min(self._most, sequence.budget - 1)
             offers = []
             if sequence.candidates is not None and most:
                 offers.append(self._drafted(sequence, refine, most))
-            if sequence.rest and patient:
-                sequence.rest -= 1
-            elif self._sources.lookup and most:
-                found = _looked_up(sequence, most)
-                offers += found
-                if found and found[0].match >= LONG:
-                    sequence.rest = 0
-                else:
-                    sequence.rest = min(2 * sequence.rested + 1, LONGEST_REST)
-                sequence.rested = sequence.rest
+            if self._sources.lookup and most:
+                offers += _looked_up(sequence, most)
             rows.append(Row(offers, bool(sequence.request.sampling.temperature)))
         return rows
 
     def observe(self, sequence: Sequence, accepted: int) -> None:
-        """Learn from what was just committed: accepted drafts and a token."""
-        if self._sources.correction and self.candidates > 1:
-            self._pairs.observe(sequence.tokens[-accepted - 2 :])
+        """Learn from what was just committed, accepted drafts and a token, if it `learns`."""
+        self._pairs.observe(sequence.tokens[-accepted - 2 :])
 
     def _drafted(self, sequence: Sequence, refine: bool, most: int) -> Proposal:
         assert sequence.candidates is not None

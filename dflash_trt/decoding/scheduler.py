@@ -71,6 +71,7 @@ class Scheduler:
         self._moves: list[int] = []  # from, to, from, to ..
         self._prefilled_last = False
         self._wanted = 0  # drafts, in the last step
+        self._rest = 0  # rounds for which there is nothing to be chosen
         self.report: StepReport | None = None  # of the last call of `step`; None: nothing to do
 
     @property
@@ -142,22 +143,32 @@ class Scheduler:
         sequence.held = 0 if draft else sequence.held + len(chunk)
         if not last:
             return []
-        self._prefilling = None
+        self._prefilling, self._rest = None, 0
         self._decoding.append(sequence)
         self._take([sequence], [None], output, report)
         return [sequence]
 
     def _round(self) -> list[Sequence]:
-        start = time.perf_counter()
         sequences = list(self._decoding)
+        if self._rest:
+            self._rest -= 1
+            self._verify(sequences, Choice([None] * len(sequences), False))
+            return sequences
+        start = time.perf_counter()
         context = sum(sequence.position for sequence in sequences) // len(sequences)
-        most_held = max(sequence.held for sequence in sequences)
+        room = HELD - most_verified(self._policy.draft_tokens + 1)
+        room -= max(sequence.held for sequence in sequences)
         if self._proposer is not None:
             offers = self._proposer.rows(sequences, context)
         else:
             offers = [_as_drafted(sequence) for sequence in sequences]
-        room = most_verified(self._policy.draft_tokens + 1)
-        choice = self._policy.choose(offers, context, feed=most_held > HELD - room)
+        choice = self._policy.choose(offers, context, feed=room < 0)
+        self._rest = min(choice.rest, max(room, 0))
+        report = self._verify(sequences, choice)
+        self._policy.timed(time.perf_counter() - start - report.draft, report.draft)
+        return sequences
+
+    def _verify(self, sequences: Seq[Sequence], choice: Choice) -> StepReport:
         tokens = []
         for sequence, proposal in zip(sequences, choice.taken, strict=True):
             sequence.drafts = [*proposal.tokens] if proposal else []
@@ -168,9 +179,7 @@ class Scheduler:
         ]
         output, report = self._run(sequences, 0, rows, tokens, _parents(choice), choice.draft)
         self._take(sequences, choice.taken, output, report)
-        rest = time.perf_counter() - start - report.draft
-        self._policy.timed(rest, report.draft)
-        return sequences
+        return report
 
     def _run(
         self,
@@ -254,7 +263,7 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 self._release(sequence)
                 continue
-            if self._proposer is not None:
+            if self._proposer is not None and self._proposer.learns:
                 self._proposer.observe(sequence, accepted)
             # the target adds a token of its own
             count = min(sequence.budget - 1, self._wanted)

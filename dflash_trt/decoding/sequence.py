@@ -45,8 +45,6 @@ class Sequence:
     # of the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
     suffixes: Suffixes | None = None  # of all tokens, once something was looked up
-    rest: int = 0  # rounds in which nothing is looked up
-    rested: int = 0  # what that was the last time
     held: int = 0  # tokens in the target's KV cache that the drafter has not seen
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
