@@ -12,7 +12,17 @@ from conftest import BuildPair
 from exact import rounds_of, run_all
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.policy import CLEARLY, Adaptive, Choice, Fixed, Policy, Proposal, Row
+from dflash_trt.decoding.policy import (
+    CLEARLY,
+    LONGEST_REST,
+    TIMED,
+    Adaptive,
+    Choice,
+    Fixed,
+    Policy,
+    Proposal,
+    Row,
+)
 from dflash_trt.decoding.proposals import strategy
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
@@ -128,6 +138,36 @@ def test_fixed_takes_all() -> None:
     choice = Fixed(MOST).choose([row, Row([], False)], 0)
     assert (widths(choice), choice.draft) == ([MOST, 0], True)
     assert Fixed(0).choose([Row([], False)], 0) == Choice([None], False)
+
+
+def test_choices_are_rare_where_they_are_dear_and_nothing_pays() -> None:
+    """Of 8 rows they take more than a hundredth of a plain step, of one they do not."""
+    many, one = [Row([chain([0.1])], False)] * 8, [Row([chain([0.1])], False)]
+    policy = Adaptive(Costs(linear(1.0), drafter=5.0), MOST, MOST)
+    rests = [policy.choose(many, 0).rest for _ in range(5)]
+    assert rests == [1, LONGEST_REST, LONGEST_REST, LONGEST_REST, LONGEST_REST]
+    assert (
+        policy.choose([Row([looked_up(16)], False)] * 8, 0).width == 0
+    )  # 5.7 / 2 by prior chances
+    cheap = Adaptive(Costs(linear(0.1), drafter=5.0), MOST, MOST)
+    taken = cheap.choose([Row([looked_up(16)], False)] * 8, 0)
+    assert (taken.width, taken.rest) == (MOST, 0)
+    assert cheap.choose(many, 0).rest == 1  # it begins anew
+    assert Adaptive(Costs(linear(1.0), drafter=5.0), MOST, MOST).choose(one, 0).rest == 0
+
+
+def test_plain_steps_are_timed_when_others_were() -> None:
+    """What all costs are relative to has to be seen once: wide steps take thrice their time."""
+    costs = Costs(linear(0.1))
+    policy, rows = Adaptive(costs, MOST, MOST), [Row([chain([0.9, 0.8])], False)]
+    widths = []
+    for _ in range(4 * TIMED):
+        width = policy.choose(rows, 0).width
+        widths.append(width)
+        policy.timed(costs.verify(1, 1 + width, 0) * (3 if width else 1), 0.0)
+    first = [2] * TIMED + [0] * TIMED
+    assert widths[: len(first)] == first
+    assert widths[-1] == 0  # 2.7 / 3.6
 
 
 # --- many rounds ----------------------------------------------------------------------------------

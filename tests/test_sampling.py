@@ -7,7 +7,8 @@ tables and the text is the real thing: `verify`, `draft`, acceptance, random num
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.proposals import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.rules import Rules, encode
-from dflash_trt.decoding.sampling import Sampling, draw, propose, weights
+from dflash_trt.decoding.sampling import Sampling, draw, propose, tempered, weights
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.engines.onnxruntime import Step
@@ -446,21 +447,24 @@ def test_coupled_tokens_follow_the_target(sampling: Sampling, kind: str) -> None
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_accepting_the_second_best_fails(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The same numbers find drafts kept that the target would only draw second."""
-    second = [0]
+    second: deque[int | None] = deque()
 
-    def noted(weights: Array, seed: int, position: int) -> int:
-        token = choose(weights, seed, position)
+    def noted(weights: Array, seeds: Seq[int], positions: Seq[int]) -> list[int | None]:
+        tokens = choose(weights, seeds, positions)
         others = weights.copy()
-        others[token] = 0
-        second[0] = choose(others, seed, position)
-        return token
+        for line, token in zip(others, tokens, strict=True):
+            line[token] = 0
+            line /= line.max()
+        second.extend(choose(others, seeds, positions))
+        return tokens
 
-    def wrong(tokens: Any, parents: Any, own: Any) -> tuple[list[int], int]:
+    def wrong(tokens: Any, parents: Any) -> Generator[list[int], int, tuple[list[int], int]]:
         children = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True), 1)}
         path: list[int] = []
         while True:
-            token, node = own(path), path[-1] if path else 0
-            child = children.get((node, token)) or children.get((node, second[0]))
+            token = yield path
+            node, other = path[-1] if path else 0, second.popleft()
+            child = children.get((node, token)) or children.get((node, other))
             if child is None:
                 return path, token
             path.append(child)
@@ -475,11 +479,26 @@ def test_accepting_the_second_best_fails(monkeypatch: pytest.MonkeyPatch, kind: 
 
 def test_noise_used_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers find the noise of one position used at another."""
-    monkeypatch.setattr(acceptance, "choose", lambda w, seed, position: choose(w, seed, 0))
+    monkeypatch.setattr(acceptance, "choose", lambda w, seeds, at: choose(w, seeds, [0] * len(at)))
     prompt, *of_round = coupled_excess(Sampling(1.0), "lookup", FEW)
     assert prompt < CRITICAL_Z
     for place, z in enumerate(of_round):
         assert z > CRITICAL_Z, f"token {place + 1}: z = {z:.1f}"
+
+
+def test_rows_are_drawn_as_if_alone() -> None:
+    """A text must not depend on what else is running; a row without numbers hurts no other."""
+    rng = np.random.default_rng(0)
+    for vocab in (2, 31, 512, 5000):
+        logits = rng.normal(0, 3, (40, vocab)).astype(np.float32)
+        temperatures = rng.uniform(0.2, 3, 40).tolist()
+        w = tempered(logits, temperatures)
+        w[7] = np.nan
+        drawn = choose(w, range(40), range(100, 140))
+        for i, token in enumerate(drawn):
+            alone = tempered(logits[i][None], [temperatures[i]])
+            assert (choose(alone, [i], [100 + i]) == [token]) == (i != 7)
+        assert drawn[7] is None
 
 
 @pytest.mark.parametrize("by", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (0, 1, -1), (2, 7, 0)])
@@ -503,7 +522,8 @@ def test_tokens_of_little_weight_have_theirs() -> None:
     w = np.full(8_000, 1e-4, np.float32)
     w[:4] = [1.0, 0.3, 0.1, 0.02]
     w[4::2] *= 2
-    drawn = np.array([choose(w, seed, position) for seed in range(2000) for position in range(10)])
+    seeds = np.repeat(np.arange(2000), 10).tolist()
+    drawn = np.array([choose(w[None], [seed], [i % 10])[0] for i, seed in enumerate(seeds)])
     groups = np.where(np.arange(len(w)) < 4, np.arange(len(w)), 4 + np.arange(len(w)) % 16)
     counts, probs = np.bincount(groups[drawn]), np.bincount(groups, w)
     assert chi_square(counts[None], probs[None] / probs.sum()) < CRITICAL_Z

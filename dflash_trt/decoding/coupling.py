@@ -11,53 +11,80 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash_trt.decoding.messages import Float32, Float64, Int64
 from dflash_trt.decoding.sampling import draw
 
-HEAD = 3e-4  # tokens of less weight, of the best one's, share one noise
+UInt64 = npt.NDArray[np.uint64]
+
+HEAD = np.float32(3e-4)  # tokens of less weight share one noise
 REST, INSIDE = -1, -2  # ids of the noises of all these together, and of which one of them it is
 _MASK = (1 << 64) - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def choose(weights: Float32, seed: int, position: int) -> int:
-    """The token drawn by non-negative `weights` `[vocab]`, those of `sampling.weights`.
+def choose(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> list[int | None]:
+    """The tokens drawn by rows of `weights` `[m, vocab]`, each as if it were alone.
 
-    FloatingPointError when they are no numbers.
+    As `sampling.weights` has them, 1 for the best one. None for a row that has no numbers.
     """
-    most = float(weights.max())
-    if not 0 < most < math.inf:
-        raise FloatingPointError
-    head = (weights > most * HEAD).nonzero()[0]
-    of_head = weights[head]
-    rest = max(float(weights.sum(dtype=np.float64) - of_head.sum(dtype=np.float64)), 0.0)
-    if len(head) == 1 and not rest:
-        return int(head[0])
-    ids = np.append(head, (REST, INSIDE))
-    noises = noise(seed, [position], ids[None])[0]
-    scores = np.log(of_head) + noises[:-2]
-    best = int(scores.argmax())
-    # the best of many noisy scores is distributed like one noisy score of all their weight
-    if not rest or math.log(rest) + noises[-2] < scores[best]:
-        return int(head[best])
-    weights = weights.copy()
-    weights[head] = 0
-    return draw(weights, math.exp(-math.exp(-noises[-1]))) or 0
+    m, of_head = len(weights), weights > HEAD
+    rows, head = of_head.nonzero()
+    others = np.where(of_head, np.float32(0), weights)
+    rest = others.sum(1, dtype=np.float64)
+    every, shared = _shared(m)
+    bases = _bases(seeds, positions)[np.concatenate((rows, every, every))]
+    uniforms = _uniforms(np.concatenate((head, shared)), bases)
+    logs = np.log(uniforms)
+    # with Gumbel noise -log(-log(uniform)) the best log(weight) + noise has the least of these
+    scores = weights[of_head] / logs[: len(head)]
+    of_rest = (rest / logs[-2 * m : -m]).tolist()
+    ends = rows.searchsorted(every, "right").tolist()
+    tokens: list[int | None] = []
+    for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if start == end or math.isnan(of_rest[i]):
+            tokens.append(None)
+            continue
+        best = start + int(scores[start:end].argmin())
+        # the best of many noisy scores is distributed like one noisy score of all their weight
+        inside = of_rest[i] < scores[best]
+        tokens.append(draw(others[i], float(uniforms[i - m])) if inside else int(head[best]))
+    return tokens
 
 
 def noise(seed: int, positions: Sequence[int], ids: Int64) -> Float64:
     """Standard Gumbel noise of the token `ids` `[p, k]` at p positions."""
-    bases = np.array([_mixed(_mixed(seed) + position) for position in positions], np.uint64)
-    x = ids.astype(np.uint64) * np.uint64(_STEP) + bases[:, None]
+    uniforms = _uniforms(ids, _bases([seed] * len(positions), positions)[:, None])
+    found: Float64 = -np.log(-np.log(uniforms))
+    return found
+
+
+def _bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
+    pairs = zip(seeds, positions, strict=True)
+    return np.array([_mixed(_mixed(seed) + position) for seed, position in pairs], np.uint64)
+
+
+def _uniforms(ids: Int64, bases: UInt64) -> Float64:
+    """Of ids at places that have these bases: the upper half of splitmix64's output."""
+    x = ids.astype(np.uint64)
+    x *= np.uint64(_STEP)
+    x += bases
     x ^= x >> np.uint64(30)
     x *= np.uint64(_FIRST)
     x ^= x >> np.uint64(27)
     x *= np.uint64(_SECOND)
-    x ^= x >> np.uint64(31)
-    uniforms = ((x >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32
-    found: Float64 = -np.log(-np.log(uniforms))
-    return found
+    x >>= np.uint64(32)
+    uniforms: Float64 = x.astype(np.float64)
+    uniforms += 0.5
+    uniforms *= 2.0**-32
+    return uniforms
+
+
+@lru_cache(maxsize=64)
+def _shared(m: int) -> tuple[Int64, Int64]:
+    """`[m]` rows, and `[2 * m]` the ids of what each of them has one of."""
+    return np.arange(m), np.repeat((REST, INSIDE), m)
 
 
 @lru_cache(maxsize=4096)

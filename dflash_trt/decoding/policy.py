@@ -25,7 +25,7 @@ PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were 
 NEAR = 256  # tokens of context that steps cost about the same for
 REFRESH = 16  # rounds after which costs are corrected anew
 CHOICE_SECONDS, CHOICE_SHARE = 2e-5, 0.01  # what a row's takes in Python; of a plain step
-LONGEST_REST = 7  # rounds without a choice while it is plain decoding
+LONGEST_REST = 3  # rounds without a choice while it is plain decoding
 
 
 class Proposal(NamedTuple):

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.decoding.acceptance import accept_by_rules, accept_greedy, accept_tree
+from dflash_trt.decoding.acceptance import accept_by_rules, accept_greedy
 from dflash_trt.decoding.held import Held
 from dflash_trt.decoding.logprobs import committed_logprobs, no_logprobs
 from dflash_trt.decoding.messages import (
@@ -69,13 +69,13 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     logprobs, ids = no_logprobs(n)
     if trees or any(x.rules.tolist()):
         logits = outputs["logits"].reshape(n, len(own[0]), -1)
-        kept = [_kept(x, i, own[i], logits[i]) for i in range(n)]
-        results = [[-1 if path is None else len(path), token] for path, token in kept]
-        logprobs, ids = committed_logprobs(x, [(path or (), token) for path, token in kept], logits)
+        kept = accept_by_rules(x, own, logits)
+        results = [[len(each[0]), each[1]] if each else [-1, 0] for each in kept]
+        logprobs, ids = committed_logprobs(x, [each or ((), 0) for each in kept], logits)
         if trees:
             most = max(accepted for accepted, _ in results)
-            for i, (path, _) in enumerate(kept):
-                path = list(path or ())
+            for i, each in enumerate(kept):
+                path = list(each[0]) if each else []
                 _keep(engine, first_row + i, places[i], path, features[i])
                 results[i] += path + [0] * (most - len(path))
     else:
@@ -89,16 +89,6 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     for result, count in zip(results, older, strict=True):
         result.insert(2, count)
     return VerifyOutput(np.array(results), features, logprobs, ids, time.perf_counter() - start)
-
-
-def _kept(
-    x: VerifyInput, i: int, own: Sequence[int], logits: Float32
-) -> tuple[Sequence[int] | None, int]:
-    """See `acceptance.accept_by_rules`; None: the row failed, which hurts it alone."""
-    try:
-        return accept_by_rules(x, i, logits) if x.rules[i] else accept_tree(x, i, own)
-    except FloatingPointError:
-        return None, 0
 
 
 def _keep(engine: Engine, row: int, place: int, path: list[int], features: Float32) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -31,6 +31,13 @@ class Rules:
         """Whether the target's best token is always the answer, and nothing else is asked for."""
         s = self.sampling
         return not (s.temperature or s.min_tokens or self.need_history) and s.logprobs is None
+
+    @cached_property
+    def only_temperature(self) -> bool:
+        """Whether tokens are drawn by logits over a temperature, and nothing else."""
+        s = self.sampling
+        cut = s.top_k or s.top_p < 1 or s.min_p or s.min_tokens
+        return bool(s.temperature) and not (cut or self.need_history)
 
     def weights(self, logits: Float32, length: int, history: Sequence[int]) -> Float32:
         """`sampling.weights` `[vocab]` of the token at position `length`.

@@ -84,6 +84,14 @@ def weights(logits: Float32, sampling: Sampling) -> Float32:
     return scores
 
 
+def tempered(logits: Float32, temperatures: Sequence[float]) -> Float32:
+    """`weights` of rows `[m, vocab]` that have a temperature and no other rule."""
+    scores: Float32 = logits - logits.max(1, keepdims=True)
+    scores /= np.array(temperatures, np.float32)[:, None]
+    np.exp(scores, out=scores)
+    return scores
+
+
 def draw(weights: Float32, uniform: float) -> int | None:
     """An index, drawn in proportion to non-negative `weights` `[k]` by a uniform of [0, 1).
 
