@@ -7,8 +7,7 @@ tables and the text is the real thing: `verify`, `draft`, acceptance, random num
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ import torch
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import acceptance
 from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
-from dflash_trt.decoding.coupling import choose, noise
+from dflash_trt.decoding.coupling import NO_TOKEN, choose, noise
 from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput, chains
 from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.proposals import Proposer, strategy
@@ -447,26 +446,28 @@ def test_coupled_tokens_follow_the_target(sampling: Sampling, kind: str) -> None
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_accepting_the_second_best_fails(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """The same numbers find drafts kept that the target would only draw second."""
-    second: deque[int | None] = deque()
 
-    def noted(weights: Array, seeds: Seq[int], positions: Seq[int]) -> list[int | None]:
+    def noted(weights: Array, seeds: Seq[int], positions: Seq[int]) -> list[int]:
         tokens = choose(weights, seeds, positions)
         others = weights.copy()
         for line, token in zip(others, tokens, strict=True):
             line[token] = 0
             line /= line.max()
-        second.extend(choose(others, seeds, positions))
-        return tokens
+        # both in one number: `wrong` is told no more than the token
+        return [
+            a + VOCAB * b for a, b in zip(tokens, choose(others, seeds, positions), strict=True)
+        ]
 
-    def wrong(tokens: Any, parents: Any) -> Generator[list[int], int, tuple[list[int], int]]:
+    def wrong(tokens: Any, parents: Any, own: Any) -> tuple[list[int], int | None]:
         children = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True), 1)}
         path: list[int] = []
         while True:
-            token = yield path
-            node, other = path[-1] if path else 0, second.popleft()
-            child = children.get((node, token)) or children.get((node, other))
+            both, node = own(path), path[-1] if path else 0
+            if both is None:
+                return path, None
+            child = children.get((node, both % VOCAB)) or children.get((node, both // VOCAB))
             if child is None:
-                return path, token
+                return path, both % VOCAB
             path.append(child)
 
     monkeypatch.setattr(acceptance, "choose", noted)
@@ -498,7 +499,7 @@ def test_rows_are_drawn_as_if_alone() -> None:
         for i, token in enumerate(drawn):
             alone = tempered(logits[i][None], [temperatures[i]])
             assert (choose(alone, [i], [100 + i]) == [token]) == (i != 7)
-        assert drawn[7] is None
+        assert drawn[7] == NO_TOKEN
 
 
 @pytest.mark.parametrize("by", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (0, 1, -1), (2, 7, 0)])

@@ -122,15 +122,17 @@ TOKENS, PARENTS = [7, 8, 8, 7, 7], (0, 0, 1, 2, 1)
 def test_a_walk_follows_the_targets_own_tokens(
     text: list[int], path: list[int], token: int
 ) -> None:
-    walked = walk(TOKENS, PARENTS)
-    so_far = next(walked)
-    for i in range(len(path)):
-        assert so_far == path[:i]
-        so_far = walked.send(text[i])
-    assert so_far == path
-    with pytest.raises(StopIteration) as end:
-        walked.send(text[len(path)])
-    assert end.value.value == (path, token)
+    asked: list[list[int]] = []
+
+    def own(so_far: list[int]) -> int:
+        asked.append([*so_far])
+        return text[len(so_far)]
+
+    assert walk(TOKENS, PARENTS, own) == (path, token)
+    assert asked == [path[:i] for i in range(len(path) + 1)]
+    for known in range(len(path) + 1):  # as far as that goes
+        tokens = [*text[:known], None]
+        assert walk(TOKENS, PARENTS, lambda path: tokens[len(path)]) == (path[:known], None)  # noqa: B023
 
 
 def test_ancestors_and_depths() -> None:

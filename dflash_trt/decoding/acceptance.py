@@ -1,15 +1,17 @@
 """Which drafts the target keeps. All rules leave the target's own output unchanged."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from dflash_trt.decoding.coupling import choose
+from dflash_trt.decoding.coupling import NO_TOKEN, choose
 from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput
 from dflash_trt.decoding.rules import Rules, decode
 from dflash_trt.decoding.sampling import Float32, draw, tempered
 from dflash_trt.decoding.tree import walk
 
+AT_ONCE = 2**15  # logits that are all drawn from sooner than those that count one after another
 Kept = tuple[Sequence[int], int]  # drafts of a row (1: the first), and the token after them
 
 
@@ -65,66 +67,77 @@ def accept_by_rules(
     `[n, D + 1, vocab]`. None: these are no numbers, which hurts that row alone.
     """
     kept: list[Kept | None] = [None] * len(own)
-    drawing: list[_Drawing] = []
+    rows: list[_Row] = []
+    known: dict[tuple[int, int], int] = {}  # the target's token by row and node
     lines = zip(x.rules.tolist(), x.rows.tolist(), x.tokens.tolist(), strict=True)
     for i, (encoded, (length, forced, start, _), tokens) in enumerate(lines):
         drafts, rules = tokens[forced:length], decode(encoded)
         parents = x.parents[i, 1:length].tolist() if x.parents.shape[1] > 1 else range(len(drafts))
-        if not encoded:
-            kept[i] = _walk(drafts, parents, own[i])
-        elif x.uniforms.shape[1] > 1 and rules.sampling.temperature:
+        if x.uniforms.shape[1] > 1 and rules.sampling.temperature:
             kept[i] = _accept_chain(x, i, rules, drafts, logits[i])
-        else:
-            walked = walk(drafts, parents)
-            history = history_of(x, i) if rules.need_history else []
-            place = start + forced
-            drawing.append(_Drawing(i, rules, place, drafts, history, walked, next(walked)))
-    while drawing:  # one token each at a time
-        for each, token in zip(drawing, _draw(drawing, logits), strict=True):
-            if token is None:
-                each.done = True
-                continue
-            try:
-                each.path = each.walked.send(token)
-            except StopIteration as end:
-                kept[each.row], each.done = end.value, True
-        drawing = [each for each in drawing if not each.done]
+            continue
+        history = history_of(x, i) if rules.need_history else []
+        rows.append(_Row(i, rules, start + forced, drafts, parents, history))
+        if not encoded:
+            known.update(((i, node), token) for node, token in enumerate(own[i]))
+    few = logits.size <= AT_ONCE
+    drawing = [row for row in rows if (row.i, 0) not in known]
+    places = [(row, path) for row in drawing for path in (row.paths() if few else ([],))]
+    while rows:
+        for (row, path), token in zip(places, _draw(places, logits), strict=True):
+            known[row.i, _node(path)] = token
+        places = []
+        for row in rows:
+            path, found = walk(row.drafts, row.parents, partial(_known, known, row.i))
+            if found is None:
+                places.append((row, path))
+            elif found != NO_TOKEN:
+                kept[row.i] = path, found
+        rows = [row for row, _ in places]
     return kept
 
 
 @dataclass(slots=True)
-class _Drawing:
-    """A row whose tokens are drawn, and how far that is."""
+class _Row:
+    """One whose tokens are drawn."""
 
-    row: int
+    i: int
     rules: Rules
     place: int  # in the text, of the token after the anchor
-    drafts: list[int]
+    drafts: Sequence[int]
+    parents: Sequence[int]
     history: list[int]  # if its rules look at it
-    walked: Generator[list[int], int, Kept]
-    path: list[int]
-    done: bool = False
 
-    @property
-    def node(self) -> int:
-        return self.path[-1] if self.path else 0
-
-    @property
-    def position(self) -> int:
-        return self.place + len(self.path)
+    def paths(self) -> list[list[int]]:
+        """To all nodes; of rules that take long to the anchor alone."""
+        found: list[list[int]] = [[]]
+        if self.rules.only_temperature:
+            for node, parent in enumerate(self.parents, 1):
+                found.append([*found[parent], node])
+        return found
 
 
-def _draw(rows: Sequence[_Drawing], logits: Float32) -> list[int | None]:
-    """The target's token where each row is."""
-    samplings = [each.rules.sampling for each in rows]
-    of_each = logits.reshape(-1, logits.shape[2])
-    lines = of_each.take([each.row * logits.shape[1] + each.node for each in rows], 0)
+def _node(path: Sequence[int]) -> int:
+    return path[-1] if path else 0
+
+
+def _known(tokens: Mapping[tuple[int, int], int], i: int, path: Sequence[int]) -> int | None:
+    return tokens.get((i, _node(path)))
+
+
+def _draw(places: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[int]:
+    """The target's token behind each path."""
+    if not places:
+        return []
+    of_all = logits.reshape(-1, logits.shape[2])
+    lines = of_all.take([row.i * logits.shape[1] + _node(path) for row, path in places], 0)
+    samplings = [row.rules.sampling for row, _ in places]
     weights = tempered(lines, [sampling.temperature or 1.0 for sampling in samplings])
-    for i, each in enumerate(rows):
-        if not each.rules.only_temperature:
-            before = each.history + [each.drafts[node - 1] for node in each.path]
-            weights[i] = each.rules.weights(lines[i], each.position, before)
-    positions = [each.position for each in rows]
+    positions = [row.place + len(path) for row, path in places]
+    for j, (row, path) in enumerate(places):
+        if not row.rules.only_temperature:
+            before = row.history + [row.drafts[node - 1] for node in path]
+            weights[j] = row.rules.weights(lines[j], positions[j], before)
     return choose(weights, [sampling.seed for sampling in samplings], positions)
 
 
@@ -146,18 +159,6 @@ def _accept_chain(
     except FloatingPointError:
         return None
     return range(1, kept + 1), token
-
-
-def _walk(drafts: Sequence[int], parents: Sequence[int], own: Sequence[int]) -> Kept:
-    """Of a greedy row, whose tokens are known."""
-    walked = walk(drafts, parents)
-    path = next(walked)
-    try:
-        while True:
-            path = walked.send(own[path[-1] if path else 0])
-    except StopIteration as end:
-        kept: Kept = end.value
-        return kept
 
 
 def history_of(x: VerifyInput, i: int) -> list[int]:

@@ -19,15 +19,16 @@ from dflash_trt.decoding.sampling import draw
 UInt64 = npt.NDArray[np.uint64]
 
 HEAD = np.float32(3e-4)  # tokens of less weight share one noise
+NO_TOKEN = -1
 REST, INSIDE = -1, -2  # ids of the noises of all these together, and of which one of them it is
 _MASK = (1 << 64) - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def choose(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> list[int | None]:
+def choose(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
     """The tokens drawn by rows of `weights` `[m, vocab]`, each as if it were alone.
 
-    As `sampling.weights` has them, 1 for the best one. None for a row that has no numbers.
+    As `sampling.weights` has them, 1 for the best one. NO_TOKEN for a row that has no numbers.
     """
     m, of_head = len(weights), weights > HEAD
     rows, head = of_head.nonzero()
@@ -41,15 +42,16 @@ def choose(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
     scores = weights[of_head] / logs[: len(head)]
     of_rest = (rest / logs[-2 * m : -m]).tolist()
     ends = rows.searchsorted(every, "right").tolist()
-    tokens: list[int | None] = []
+    tokens: list[int] = []
     for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if start == end or math.isnan(of_rest[i]):
-            tokens.append(None)
+            tokens.append(NO_TOKEN)
             continue
         best = start + int(scores[start:end].argmin())
         # the best of many noisy scores is distributed like one noisy score of all their weight
         inside = of_rest[i] < scores[best]
-        tokens.append(draw(others[i], float(uniforms[i - m])) if inside else int(head[best]))
+        among = draw(others[i], float(uniforms[i - m])) if inside else None
+        tokens.append(int(head[best]) if among is None else among)
     return tokens
 
 

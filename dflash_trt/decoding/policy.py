@@ -4,9 +4,11 @@ Pure: the same offers and outcomes lead to the same choices, so that a record ca
 costs are in plain steps, the time of a step that verifies nothing but one token of each sequence.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
+from statistics import median
 from typing import Literal, NamedTuple, Protocol
 
 from dflash_trt.decoding.lookup import Record
@@ -19,6 +21,8 @@ VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no draft
 AGAIN = 1.05  # what drafting must bring before it starts anew
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
 TIMED = 8  # steps of a kind before their time is trusted
+OLD = 64  # rounds after which a plain step is timed again
+FORGOTTEN = 512  # rounds after which other steps' times are
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
 PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were seen
@@ -163,7 +167,8 @@ class Adaptive:
                 self._remember(expected)
             if not width and self._probing:
                 width = 1  # else what is believed of drafts could never be found wrong
-            if self._slower_at(n, "wide").known and not self._slower_at(n, "plain").known:
+            plain, wide = (self._slower_at(n, kind) for kind in ("plain", "wide"))
+            if wide.known and (not plain.known or plain.age(self._timings) > OLD):
                 width = 0  # all costs are in plain steps: some have to be seen
             if width:
                 taken = [_taken(offers, width) for offers in expected]
@@ -196,9 +201,10 @@ class Adaptive:
         if not self._timings % REFRESH:
             self._corrected.clear()
         kind = "wide" if width else "plain"
-        self._slower_at(n, kind).add(verify / self._costs.verify(n, 1 + width, near))
+        ratio = verify / self._costs.verify(n, 1 + width, near)
+        self._slower_at(n, kind).add(ratio, self._timings)
         if draft:
-            self._slower_at(n, "draft").add(draft / self._costs.draft(n, near))
+            self._slower_at(n, "draft").add(draft / self._costs.draft(n, near), self._timings)
 
     def _slower_at(self, n: int, kind: str) -> "_Slower":
         return self._slower.setdefault((n.bit_length(), kind), _Slower())
@@ -247,11 +253,14 @@ class Adaptive:
             steps = [self._costs.verify(n, 1 + k, near) / unit for k in range(self._most + 1)]
             draft = self._costs.draft(n, near) / unit
             plain, wide, drafter = (self._slower_at(n, kind) for kind in ("plain", "wide", "draft"))
+            for each in (wide, drafter):
+                if each.age(self._timings) > FORGOTTEN:
+                    each.forget()  # what seemed to be dear once is tried again
             if plain.known and wide.known:
-                ratio = wide.mean / plain.mean
+                ratio = wide.middle() / plain.middle()
                 steps = [1.0, *(max(step * ratio, 1.0) for step in steps[1:])]
             if plain.known and drafter.known:
-                draft *= drafter.mean / plain.mean
+                draft *= drafter.middle() / plain.middle()
             self._corrected[n, near] = steps, draft
         return self._corrected[n, near]
 
@@ -326,15 +335,27 @@ class _Slower:
     """How much longer steps of a kind take than the table has it."""
 
     def __init__(self) -> None:
-        self.mean = 1.0
-        self.known = False
-        self._count = 0
+        self._ratios: deque[float] = deque(maxlen=4 * TIMED)
+        self._last = 0  # round in which there was one
 
-    def add(self, ratio: float) -> None:
-        """Of one step. A single one says little, whatever held it up."""
-        self._count += 1
-        self.known = self._count >= TIMED
-        self.mean += (min(ratio, 4.0) - self.mean) * max(1 / self._count, 1 - MEMORY)
+    def add(self, ratio: float, now: int) -> None:
+        """Of one step, in round `now`."""
+        self._ratios.append(ratio)
+        self._last = now
+
+    @property
+    def known(self) -> bool:
+        return len(self._ratios) >= TIMED
+
+    def age(self, now: int) -> int:
+        return now - self._last
+
+    def forget(self) -> None:
+        self._ratios.clear()
+
+    def middle(self) -> float:
+        """The median: what held up a single step says nothing."""
+        return median(self._ratios)
 
 
 class _Worth:

@@ -5,7 +5,7 @@ parent comes before its children, so that the first nodes of a tree are a tree. 
 with parents 0, 1, 2, ...
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -79,19 +79,20 @@ def _grow(
 
 
 def walk(
-    tokens: Sequence[int], parents: Sequence[int]
-) -> Generator[list[int], int, tuple[list[int], int]]:
+    tokens: Sequence[int], parents: Sequence[int], own: Callable[[list[int]], int | None]
+) -> tuple[list[int], int | None]:
     """The accepted drafts, as numbers among the row's tokens, and the target's token behind them.
 
-    Yields the path so far and is sent the target's own token there, once for each node that is
-    reached. Whatever the tree holds, the text is the target's: sample and match.
+    `own` is given the path so far and says the target's own token there, once for each node that
+    is reached; None if that is not known yet, which ends the walk. Whatever the tree holds, the
+    text is the target's: sample and match.
     """
     children = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True), 1)}
     path: list[int] = []
     node = 0
     while True:
-        token = yield path
-        child = children.get((node, token))
+        token = own(path)
+        child = None if token is None else children.get((node, token))
         if child is None:
             return path, token
         path.append(child)
