@@ -4,7 +4,7 @@
 
 Three sizes, 1 to 16 streams, greedy and at temperature 0.8, prompts whose greedy text repeats
 itself and prompts whose text does not, all ways of decoding in turns. What it says of itself comes
-first: the least of adaptive / plain and of adaptive / best fixed setting, over the whole grid.
+first: the least of adaptive / plain and of adaptive / best fixed setting.
 
 Times are those while all streams are busy. Behind them fewer and fewer are: in plain decoding all
 texts end together, in others one after another, and the time of the last one would hide the rest.
@@ -35,23 +35,22 @@ PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
 SHAPES = {"demo": (96, 5), "60m": (32, 2), "0.6b": (24, 2)}  # new tokens, passes
 PROMPTS = (4, 20)  # at least and at most of each kind; else two for each stream
-HEAD = ("shape", "text", "T", "streams", "plain", "7 drafts", "3 drafts", "1 draft")
+OF_ADAPTIVE = ("adaptive", "/ best fixed", "rounds of the adaptive policy", "same text")
+HEAD = ("text", "T", "streams", "plain", "7 drafts", "3 drafts", "1 draft", *OF_ADAPTIVE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default=",".join(SHAPES))
     use_one_pool(THREADS)
-    rows: list[list[str]] = []
-    least: list[tuple[float, float, str]] = []
     for shape in parser.parse_args().shapes.split(","):
         with tempfile.TemporaryDirectory() as folder:
             cells = measure(shape, Path(folder), *SHAPES[shape])
-        for group in dict.fromkeys(cell.group for cell in cells):
-            row, *ratios = compare(shape, [cell for cell in cells if cell.group == group])
-            rows.append(row)
-            least.append((*ratios, " ".join(row[:4])))
-        write(rows, least)
+        groups = [
+            [cell for cell in cells if cell.group == group]
+            for group in dict.fromkeys(cell.group for cell in cells)
+        ]
+        write(shape, [compare(each) for each in groups])
 
 
 def measure(shape: str, folder: Path, tokens: int, passes: int) -> list[Cell]:
@@ -86,7 +85,7 @@ def distinct(text: Sequence[int], length: int = 8) -> float:
     return len({*runs}) / len(runs)
 
 
-def compare(shape: str, cells: Sequence[Cell]) -> tuple[list[str], float, float]:
+def compare(cells: Sequence[Cell]) -> tuple[list[str], float, float]:
     """The row of one group, and how the adaptive policy compares with plain and the best fixed."""
     plain, *fixed, adaptive = cells
     assert (plain.method, adaptive.method) == ("plain", "adaptive")
@@ -95,7 +94,6 @@ def compare(shape: str, cells: Sequence[Cell]) -> tuple[list[str], float, float]
     of_best = min(ratio(adaptive, cell) for cell in fixed)
     chosen = sorted(verified(adaptive).items(), key=lambda item: -item[1])
     row = [
-        shape,
         plain.task,
         f"{plain.temperature:g}",
         str(plain.batch),
@@ -114,16 +112,20 @@ def ratio(cell: Cell, other: Cell) -> float:
     return median(a / b for a, b in zip(full_rates(cell), full_rates(other), strict=True))
 
 
-def write(rows: list[list[str]], least: list[tuple[float, float, str]]) -> None:
-    head = [*HEAD, "adaptive", "/ best fixed", "rounds of the adaptive policy", "same text"]
-    by_plain, by_best = min(least), min((best, where) for _, best, where in least)
+def write(shape: str, groups: Sequence[tuple[list[str], float, float]]) -> None:
+    def least(ratios: Sequence[float]) -> str:
+        (task, temperature, streams, *_), at = groups[ratios.index(min(ratios))][0], min(ratios)
+        return f"{at:.2f} ({task}, T {temperature}, {streams} streams)"
+
+    _, gains, of_best = map(list, zip(*groups, strict=True))
     note = (
         "Tokens/s of plain decoding while all streams are busy, and all others as times that. "
-        f"Least of adaptive / plain: {by_plain[0]:.2f} ({by_plain[2]}), of adaptive / best fixed: "
-        f"{by_best[0]:.2f} ({by_best[1]})."
+        f"Least of adaptive / plain: {least(gains)}; of adaptive / best fixed: {least(of_best)}."
     )
-    table = Table("The policy and fixed settings", note, head, rows)
-    fill(PAGE, Path(__file__).name, versions(), table)
+    table = Table(
+        f"{shape}: the policy and fixed settings", note, HEAD, [row for row, *_ in groups]
+    )
+    fill(PAGE, f"{Path(__file__).name} --shapes {shape}", versions(), table)
 
 
 if __name__ == "__main__":

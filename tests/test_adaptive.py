@@ -167,7 +167,7 @@ COMBINATIONS = list(itertools.product((False, True), repeat=3))
         pytest.param(
             name,
             *combination,
-            marks=() if name == "qwen3" or all(combination) else pytest.mark.models,
+            marks=() if name == "qwen3" else pytest.mark.models,
         )
         for name, combination in itertools.product(PAIRS, COMBINATIONS)
     ],

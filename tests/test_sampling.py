@@ -256,8 +256,11 @@ CUT = Sampling(0.8, top_k=8, top_p=0.9, min_p=0.05)
 
 @pytest.mark.parametrize(
     ("sampling", "drafter"),
-    [(Sampling(1.0), "plain"), (CUT, "plain"), (CUT, "pairs")],
-    ids=["plain", "cut", "cut-pairs"],
+    [
+        pytest.param(Sampling(1.0), "plain", id="plain"),
+        pytest.param(CUT, "plain", id="cut"),
+        pytest.param(CUT, "pairs", id="cut-pairs", marks=pytest.mark.models),
+    ],
 )
 def test_committed_tokens_follow_the_target(sampling: Sampling, drafter: str) -> None:
     for place, z in enumerate(round_excess(sampling, drafter)):
@@ -290,7 +293,7 @@ def test_penalised_tokens_follow_the_target() -> None:
         assert z < CRITICAL_Z, f"token {place + 1} does not follow the target: z = {z:.1f}"
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ["plain", pytest.param("pairs", marks=pytest.mark.models)])
 def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
     """The same numbers find a rejected draft replaced by a draw from p instead of max(p - q, 0)."""
 
@@ -435,8 +438,11 @@ def coupled_excess(sampling: Sampling, kind: str, draws: int = DRAWS) -> list[fl
 
 @pytest.mark.parametrize(
     ("sampling", "kind"),
-    [(Sampling(1.0), "chain"), (CUT, "lookup"), (PENALISED, "tree")],
-    ids=["chain", "cut-lookup", "penalised-tree"],
+    [
+        pytest.param(Sampling(1.0), "chain", id="chain"),
+        pytest.param(CUT, "lookup", id="cut-lookup", marks=pytest.mark.models),
+        pytest.param(PENALISED, "tree", id="penalised-tree", marks=pytest.mark.models),
+    ],
 )
 def test_coupled_tokens_follow_the_target(sampling: Sampling, kind: str) -> None:
     for place, z in enumerate(coupled_excess(sampling, kind)):

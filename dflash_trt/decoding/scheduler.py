@@ -149,12 +149,19 @@ class Scheduler:
         return [sequence]
 
     def _round(self) -> list[Sequence]:
+        start = time.perf_counter()
         sequences = list(self._decoding)
         if self._rest:
             self._rest -= 1
-            self._verify(sequences, Choice([None] * len(sequences), False))
-            return sequences
-        start = time.perf_counter()
+            choice = Choice([None] * len(sequences), False)
+        else:
+            choice = self._choose(sequences)
+        report = self._verify(sequences, choice)
+        if not self._rest:  # of plain rounds in a row the last one, which took no time to choose
+            self._policy.timed(time.perf_counter() - start - report.draft, report.draft)
+        return sequences
+
+    def _choose(self, sequences: Seq[Sequence]) -> Choice:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         room = HELD - most_verified(self._policy.draft_tokens + 1)
         room -= max(sequence.held for sequence in sequences)
@@ -164,9 +171,7 @@ class Scheduler:
             offers = [_as_drafted(sequence) for sequence in sequences]
         choice = self._policy.choose(offers, context, feed=room < 0)
         self._rest = min(choice.rest, max(room, 0))
-        report = self._verify(sequences, choice)
-        self._policy.timed(time.perf_counter() - start - report.draft, report.draft)
-        return sequences
+        return choice
 
     def _verify(self, sequences: Seq[Sequence], choice: Choice) -> StepReport:
         tokens = []
@@ -278,6 +283,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Free a row: the last decoding sequence moves into it, the prefilling one moves up."""
+        self._rest = 0
         index, last = self._decoding.index(sequence), len(self._decoding) - 1
         moved = self._decoding.pop()
         if index != last:
