@@ -20,7 +20,7 @@ TRIED = 8  # rounds with drafts in a situation before it is judged
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
 AGAIN = 1.05  # what drafting must bring before it starts anew
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
-TIMED = 8  # steps of a kind before their time is trusted
+TIMED = 4  # steps of a kind before their time is trusted
 OLD = 64  # rounds after which a plain step is timed again
 FORGOTTEN = 512  # rounds after which other steps' times are
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
@@ -335,7 +335,7 @@ class _Slower:
     """How much longer steps of a kind take than the table has it."""
 
     def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=4 * TIMED)
+        self._ratios: deque[float] = deque(maxlen=8 * TIMED)
         self._last = 0  # round in which there was one
 
     def add(self, ratio: float, now: int) -> None:
