@@ -15,6 +15,7 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.policy import (
     CLEARLY,
     LONGEST_REST,
+    REFRESH,
     TIMED,
     Adaptive,
     Choice,
@@ -161,7 +162,7 @@ def test_plain_steps_are_timed_when_others_were() -> None:
     costs = Costs(linear(0.1))
     policy, rows = Adaptive(costs, MOST, MOST), [Row([chain([0.9, 0.8])], False)]
     widths = []
-    for _ in range(4 * TIMED):
+    for _ in range(2 * REFRESH):
         width = policy.choose(rows, 0).width
         widths.append(width)
         policy.timed(costs.verify(1, 1 + width, 0) * (3 if width else 1), 0.0)
