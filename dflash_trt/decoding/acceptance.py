@@ -72,7 +72,7 @@ def accept_by_rules(
     lines = zip(x.rules.tolist(), x.rows.tolist(), x.tokens.tolist(), strict=True)
     for i, (encoded, (length, forced, start, _), tokens) in enumerate(lines):
         drafts, rules = tokens[forced:length], decode(encoded)
-        parents = x.parents[i, 1:length].tolist() if x.parents.shape[1] > 1 else range(len(drafts))
+        parents = parents_of(x, i)
         if x.uniforms.shape[1] > 1 and rules.sampling.temperature:
             kept[i] = _accept_chain(x, i, rules, drafts, logits[i])
             continue
@@ -166,3 +166,12 @@ def history_of(x: VerifyInput, i: int) -> list[int]:
     before = [token for token in x.history[i].tolist() if token != NO_HISTORY]
     before += x.tokens[i, : x.rows[i, 1]].tolist()
     return before
+
+
+def parents_of(x: VerifyInput, i: int) -> Sequence[int]:
+    """Of row i's drafts, each one's parent: 0 is the anchor, 1 the first draft."""
+    length, forced, _, _ = x.rows[i].tolist()
+    if x.parents.shape[1] == 1:
+        return range(length - forced)
+    parents: list[int] = x.parents[i, 1:length].tolist()
+    return parents
