@@ -17,7 +17,7 @@ from dflash_trt.bench.engine import Plan, measure_engine
 from dflash_trt.bench.engine_report import engine_page
 from dflash_trt.bench.page import to_html, to_markdown
 from dflash_trt.bench.results import Cell, Run, Sample, ServerRun, read_run, write_run
-from dflash_trt.bench.stats import change
+from dflash_trt.bench.stats import change, full_rates
 from dflash_trt.cli import main
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import rounds
@@ -68,6 +68,9 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
         if cell.method == "plain":
             assert cell.tau == 1
             assert all(sample.rounds == 3 * (TOKENS - 1) for sample in cell.samples)
+            # with three streams the first text is two rounds ahead when the last one begins
+            full = 3 * (TOKENS - 1) if cell.batch == 1 else 3 * (TOKENS - 1 - 2)
+            assert all(sample.full_tokens == full for sample in cell.samples)
         if (cell.method, cell.draft_tokens, cell.temperature) == ("dflash", 7, 0):
             assert cell.tau == pytest.approx(report.tau)
             assert {s.rounds for s in cell.samples} == {report.rounds}
@@ -77,6 +80,7 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
             parts = sample.verify, sample.draft, sample.sampling, sample.scheduler, sample.prefill
             assert all(part >= 0 for part in parts)
             assert sum(parts) <= sample.seconds
+            assert 0 < sample.full_seconds < sample.seconds - sample.prefill
             assert sum(sample.choices.values()) == sample.rounds
 
 
@@ -202,6 +206,14 @@ def test_noise_is_not_flagged_and_a_change_is() -> None:
         assert [e.verdict for e in worse if e.figure == "speedup"] == ["worse"]
         slow_machine = compare(before, drawn_run(random, machine=1.5), 0.05, True)
         assert [e.verdict for e in slow_machine if e.figure == "tokens/s"] == ["worse", "worse"]
+
+
+def test_rates_in_the_long_run() -> None:
+    """100 tokens share a second for the prompts; 50 of them took 2 s with all streams busy."""
+    cell = drawn_run(np.random.default_rng(0)).cells[0]
+    (sample, *_) = cell.samples
+    one = replace(sample, tokens=100, prefill=1.0, full_seconds=2.0, full_tokens=50)
+    assert full_rates(replace(cell, samples=[one])) == [pytest.approx(1 / (0.01 + 0.04))]
 
 
 def test_another_text_and_fewer_accepted_drafts_are_worse() -> None:

@@ -13,7 +13,6 @@ from dflash_trt.bench.results import Cell, Sample
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.kept_costs import costs_of
-from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.lookup import PromptLookup
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.policy import Fixed, Policy
@@ -205,10 +204,8 @@ def _decode(
     way: _Way, target: Engine, requests: Sequence[Request], batch: int
 ) -> tuple[Sample, list[Decoded]]:
     """All requests, `batch` at a time; stop tokens are ignored, so that all ways do the same."""
-    line, streams = Line(), min(batch, len(requests))
     scheduler = Scheduler(
         way.rounds,
-        line=line,
         slots=batch,
         max_seq_len=target.info.max_seq_len,
         prefill_chunk=target.info.max_seq_len,
@@ -218,12 +215,10 @@ def _decode(
     sequences = [scheduler.submit(request) for request in requests]
     verify = draft = sampling = rest = prefill = 0.0
     steps, choices = 0, Counter[str]()
-    full: tuple[float, int] | None = None
+    full_seconds, full_tokens = 0.0, 0
     start = time.perf_counter()
     while scheduler.busy:
-        if full is None and not line and scheduler.active < streams:
-            full = time.perf_counter() - start, _count(sequences)
-        before = [engine.seconds for engine in way.engines]
+        before, count = [engine.seconds for engine in way.engines], _count(sequences)
         began = time.perf_counter()
         scheduler.step()
         took = time.perf_counter() - began
@@ -238,8 +233,10 @@ def _decode(
         sampling += report.round_trip - sum(in_engines)
         rest += took - report.round_trip
         choices.update(report.choices)
+        if len(report.sequences) == min(batch, len(requests)):
+            full_seconds += took
+            full_tokens += _count(sequences) - count
     seconds, tokens = time.perf_counter() - start, _count(sequences)
-    full_seconds, full_tokens = full or (seconds, tokens)
     sample = Sample(
         seconds=seconds,
         tokens=tokens,

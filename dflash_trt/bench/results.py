@@ -26,8 +26,7 @@ class Sample:
     sampling: float  # accepting and proposing
     scheduler: float
     prefill: float
-    # until a stream had nothing left to do; what comes after depends on which text is the slowest
-    full_seconds: float = 0.0
+    full_seconds: float = 0.0  # of rounds in which all streams took part, and what they committed
     full_tokens: int = 0
     # rounds of single sequences by what was verified, as metrics count it
     choices: dict[str, int] = field(default_factory=dict)

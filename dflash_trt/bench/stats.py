@@ -32,8 +32,16 @@ def rates(cell: Cell) -> list[float]:
 
 
 def full_rates(cell: Cell) -> list[float]:
-    """The same while all streams were busy."""
-    return [sample.full_tokens / sample.full_seconds for sample in cell.samples]
+    """Tokens per second that these streams would have in the long run.
+
+    A token costs its share of the prompts, and of rounds in which all streams took part. Others
+    are left out: while prompts come in and texts end batches are smaller, and the sooner a text
+    ends, the more so.
+    """
+    return [
+        1 / (sample.prefill / sample.tokens + sample.full_seconds / sample.full_tokens)
+        for sample in cell.samples
+    ]
 
 
 def plain_of(run: Run, cell: Cell) -> Cell | None:
