@@ -326,7 +326,7 @@ def filling(case_of: CaseOf) -> CaseOf:
     "name",
     [
         "qwen3",
-        "windows",
+        pytest.param("windows", marks=pytest.mark.models),
         pytest.param("llama", marks=pytest.mark.models),
         pytest.param("dflash2", marks=pytest.mark.models),
     ],

@@ -22,6 +22,7 @@ PYCODE = ROOT / "examples" / "pycode"
 TOKENS, PROMPTS = 12, 3
 
 
+@pytest.mark.models
 def test_transformers_and_zlab_say_what_we_say(built: Path) -> None:
     lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:PROMPTS]
     prompts = [json.loads(line)["ids"] for line in lines]

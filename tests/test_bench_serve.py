@@ -86,6 +86,7 @@ def asks() -> list[Ask]:
     ]
 
 
+@pytest.mark.models
 def test_protocols_agree_with_each_other_and_with_the_metrics(servers: Servers) -> None:
     ports, openai, _ = servers
     urls = {

@@ -258,7 +258,7 @@ CUT = Sampling(0.8, top_k=8, top_p=0.9, min_p=0.05)
     ("sampling", "drafter"),
     [
         pytest.param(Sampling(1.0), "plain", id="plain"),
-        pytest.param(CUT, "plain", id="cut"),
+        pytest.param(CUT, "plain", id="cut", marks=pytest.mark.models),
         pytest.param(CUT, "pairs", id="cut-pairs", marks=pytest.mark.models),
     ],
 )
@@ -285,6 +285,7 @@ def penalised_excess(texts: Array, committed: Array, place: int) -> float:
     return chi_square(np.array(list(counts.values())), np.array(probs))
 
 
+@pytest.mark.models
 def test_penalised_tokens_follow_the_target() -> None:
     """Penalties depend on the drafts before, too: the first two tokens of a round, given those."""
     texts, committed = draw_rounds(PENALISED)
