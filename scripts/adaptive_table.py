@@ -33,7 +33,9 @@ from dflash_trt.progress import reporting
 
 PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
-SHAPES = {"demo": (96, 6), "60m": (64, 4), "0.6b": (48, 3)}  # new tokens, passes with the first
+# new tokens, passes with the first; prompts come in one by one, so that in texts that are a few
+# rounds long there would never be a round of 16 streams
+SHAPES = {"demo": (160, 5), "60m": (128, 4), "0.6b": (96, 3)}
 PROMPTS = 4  # at least, of each kind
 OF_ADAPTIVE = ("adaptive", "/ best fixed", "rounds of the adaptive policy", "same text")
 HEAD = ("text", "T", "streams", "plain", "7 drafts", "3 drafts", "1 draft", *OF_ADAPTIVE)
@@ -55,7 +57,7 @@ def main() -> None:
 
 def measure(shape: str, folder: Path, tokens: int, passes: int) -> list[Cell]:
     config = config_of(shape, pair_of(shape, folder), max(STREAMS))
-    asked = load_task("pycode", PYCODE / "target", vocab_size=512, longest=128, count=40)
+    asked = load_task("pycode", PYCODE / "target", vocab_size=512, longest=96, count=40)
     cells: list[Cell] = []
     with reporting() as report:
         build(config, folder / "built", report)
