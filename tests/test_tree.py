@@ -131,8 +131,12 @@ def test_a_walk_follows_the_targets_own_tokens(
     assert walk(TOKENS, PARENTS, own) == (path, token)
     assert asked == [path[:i] for i in range(len(path) + 1)]
     for known in range(len(path) + 1):  # as far as that goes
-        tokens = [*text[:known], None]
-        assert walk(TOKENS, PARENTS, lambda path: tokens[len(path)]) == (path[:known], None)  # noqa: B023
+        first = dict(enumerate(text[:known]))
+        assert walk(TOKENS, PARENTS, by_length(first)) == (path[:known], None)
+
+
+def by_length(tokens: dict[int, int]) -> Callable[[list[int]], int | None]:
+    return lambda path: tokens.get(len(path))
 
 
 def test_ancestors_and_depths() -> None:

@@ -218,9 +218,9 @@ def _decode(
     full_seconds, full_tokens = 0.0, 0
     start = time.perf_counter()
     while scheduler.busy:
-        before, count = [engine.seconds for engine in way.engines], _count(sequences)
+        before = [engine.seconds for engine in way.engines]
         began = time.perf_counter()
-        scheduler.step()
+        stepped = scheduler.step()
         took = time.perf_counter() - began
         report = scheduler.report
         if report is None or report.prompt_tokens:
@@ -233,13 +233,12 @@ def _decode(
         sampling += report.round_trip - sum(in_engines)
         rest += took - report.round_trip
         choices.update(report.choices)
-        if len(report.sequences) == min(batch, len(requests)):
+        if len(stepped) == min(batch, len(requests)):
             full_seconds += took
-            full_tokens += _count(sequences) - count
-    seconds, tokens = time.perf_counter() - start, _count(sequences)
+            full_tokens += sum(sequence.committed_per_round[-1] for sequence in stepped)
     sample = Sample(
-        seconds=seconds,
-        tokens=tokens,
+        seconds=time.perf_counter() - start,
+        tokens=sum(len(sequence.tokens) for sequence in sequences),
         full_seconds=full_seconds,
         full_tokens=full_tokens,
         rounds=sum(sequence.rounds for sequence in sequences),
@@ -252,10 +251,6 @@ def _decode(
         choices=dict(choices),
     )
     return sample, sequences
-
-
-def _count(sequences: Sequence[Decoded]) -> int:
-    return sum(len(sequence.tokens) for sequence in sequences)
 
 
 def _finished(way: _Way, plain: _Way | None) -> Cell:

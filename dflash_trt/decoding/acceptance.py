@@ -71,13 +71,13 @@ def accept_by_rules(
     known: dict[tuple[int, int], int] = {}  # the target's token by row and node
     lines = zip(x.rules.tolist(), x.rows.tolist(), x.tokens.tolist(), strict=True)
     for i, (encoded, (length, forced, start, _), tokens) in enumerate(lines):
-        drafts, rules = tokens[forced:length], decode(encoded)
-        parents = parents_of(x, i)
-        if x.uniforms.shape[1] > 1 and rules.sampling.temperature:
-            kept[i] = _accept_chain(x, i, rules, drafts, logits[i])
-            continue
+        rules, drafts = decode(encoded), tokens[forced:length]
         history = history_of(x, i) if rules.need_history else []
-        rows.append(_Row(i, rules, start + forced, drafts, parents, history))
+        row = _Row(i, rules, start + forced, drafts, parents_of(x, i), history)
+        if x.uniforms.shape[1] > 1 and rules.sampling.temperature:
+            kept[i] = _accept_chain(x, row, logits[i])
+            continue
+        rows.append(row)
         if not encoded:
             known.update(((i, node), token) for node, token in enumerate(own[i]))
     few = logits.size <= AT_ONCE
@@ -99,7 +99,7 @@ def accept_by_rules(
 
 @dataclass(slots=True)
 class _Row:
-    """One whose tokens are drawn."""
+    """What is asked of one and proposed for it."""
 
     i: int
     rules: Rules
@@ -141,17 +141,14 @@ def _draw(places: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[int
     return choose(weights, [sampling.seed for sampling in samplings], positions)
 
 
-def _accept_chain(
-    x: VerifyInput, i: int, rules: Rules, drafts: Sequence[int], logits: Float32
-) -> Kept | None:
+def _accept_chain(x: VerifyInput, row: _Row, logits: Float32) -> Kept | None:
     """By `accept_sampled`, of a chain that was drawn: there are random numbers in `x`."""
-    place, longest = int(x.rows[i, 2] + x.rows[i, 1]), x.uniforms.shape[1] // 2
-    history = history_of(x, i) if rules.need_history else []
+    i, drafts, longest = row.i, row.drafts, x.uniforms.shape[1] // 2
     uniforms = [*x.uniforms[i, : len(drafts)].tolist(), float(x.uniforms[i, longest])]
     try:
         kept, token = accept_sampled(
             drafts,
-            lambda j: rules.weights(logits[j], place + j, [*history, *drafts[:j]]),
+            lambda j: row.rules.weights(logits[j], row.place + j, [*row.history, *drafts[:j]]),
             x.candidate_ids[i].tolist(),
             x.candidate_probs[i].tolist(),
             uniforms,

@@ -87,8 +87,11 @@ class Held:
             self._ends[first_row + i] = end
 
     def _copy(self, first_row: int, features: Float32, kept: int) -> Float32:
-        """The first `kept` of each row. Of plain rounds they go where older ones were: new memory
-        takes longer than the copy, and a row that has part in HELD rounds holds HELD tokens."""
+        """The first `kept` of each row.
+
+        Of plain rounds they go where older ones were: new memory takes longer than the copy, and a
+        row that has part in HELD rounds holds HELD tokens.
+        """
         if kept > 1:
             return features[:, :kept].copy()
         n, _, size = features.shape

@@ -95,8 +95,8 @@ class Policy(Protocol):
         """How many drafts of a verified proposal were kept."""
 
     def timed(self, verify: float, draft: float) -> None:
-        """Seconds of the round that was chosen last: of the drafter (0: it did not run), and of
-        all the rest."""
+        """Seconds of a round as it was chosen last: of the drafter (0: it did not run), and of all
+        the rest. Of plain rounds that follow a choice it is told the last."""
 
 
 class Fixed:
