@@ -7,14 +7,14 @@ itself and prompts whose text does not, all ways of decoding in turns. What it s
 first: the least of adaptive / plain and of adaptive / best fixed setting.
 
 The first pass does not count: in it the policy finds out what pays, as a server does once. What is
-compared are `full_rates`.
+compared are `full_rates`. A table is written anew behind each number of streams.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -47,18 +47,20 @@ def main() -> None:
     use_one_pool(THREADS)
     for shape in parser.parse_args().shapes.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            cells = measure(shape, Path(folder), *SHAPES[shape])
-        groups = [
-            [cell for cell in cells if cell.group == group]
-            for group in dict.fromkeys(cell.group for cell in cells)
-        ]
-        write(shape, [compare(each) for each in groups])
+            cells: list[Cell] = []
+            for measured in measure(shape, Path(folder), *SHAPES[shape]):
+                cells += measured
+                groups = [
+                    [cell for cell in cells if cell.group == group]
+                    for group in dict.fromkeys(cell.group for cell in cells)
+                ]
+                write(shape, [compare(each) for each in groups])
 
 
-def measure(shape: str, folder: Path, tokens: int, passes: int) -> list[Cell]:
+def measure(shape: str, folder: Path, tokens: int, passes: int) -> Iterator[list[Cell]]:
+    """The cells of one number of streams after another: all of them may take hours."""
     config = config_of(shape, pair_of(shape, folder), max(STREAMS))
     asked = load_task("pycode", PYCODE / "target", vocab_size=512, longest=96, count=40)
-    cells: list[Cell] = []
     with reporting() as report:
         build(config, folder / "built", report)
         engines = folder / "built" / "engines"
@@ -77,8 +79,9 @@ def measure(shape: str, folder: Path, tokens: int, passes: int) -> list[Cell]:
                 repeats=passes,
             )
             step = partial(report, f"{shape}, {streams} streams")
+            cells: list[Cell] = []
             measure_engine(engines, THREADS, plan, step, cells.append)
-    return cells
+            yield cells
 
 
 def distinct(text: Sequence[int], length: int = 8) -> float:

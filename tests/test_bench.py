@@ -213,7 +213,8 @@ def test_rates_in_the_long_run() -> None:
     cell = drawn_run(np.random.default_rng(0)).cells[0]
     (sample, *_) = cell.samples
     one = replace(sample, tokens=100, prefill=1.0, full_seconds=2.0, full_tokens=50)
-    assert full_rates(replace(cell, samples=[one])) == [pytest.approx(1 / (0.01 + 0.04))]
+    short = replace(sample, tokens=100, seconds=4.0, full_seconds=0.0, full_tokens=0)
+    assert full_rates(replace(cell, samples=[one, short])) == [pytest.approx(20), 25]
 
 
 def test_another_text_and_fewer_accepted_drafts_are_worse() -> None:

@@ -36,11 +36,13 @@ def full_rates(cell: Cell) -> list[float]:
 
     A token costs its share of the prompts, and of rounds in which all streams took part. Others
     are left out: while prompts come in and texts end batches are smaller, and the sooner a text
-    ends, the more so.
+    ends, the more so. Where texts end before the last prompt is in, it is `rates`.
     """
     return [
         1 / (sample.prefill / sample.tokens + sample.full_seconds / sample.full_tokens)
-        for sample in cell.samples
+        if sample.full_tokens
+        else rate
+        for sample, rate in zip(cell.samples, rates(cell), strict=True)
     ]
 
 

@@ -69,27 +69,29 @@ def weights(logits: Float32, sampling: Sampling) -> Float32:
         kept = np.zeros_like(logits)
         kept[logits.argmax()] = 1.0
         return kept
-    scores: Float32 = logits - logits.max()
-    scores /= np.float32(sampling.temperature)
-    if 0 < sampling.top_k < len(scores):
-        scores[scores < np.partition(scores, -sampling.top_k)[-sampling.top_k]] = -np.inf
-    np.exp(scores, out=scores)
-    if sampling.top_p < 1.0:
-        order = np.argsort(-scores, kind="stable")
-        ranked = scores[order]
-        mass_before = np.cumsum(ranked) - ranked
-        scores[order[mass_before >= sampling.top_p * ranked.sum()]] = 0.0
-    if sampling.min_p > 0.0:
-        scores[scores < sampling.min_p] = 0.0  # the best one has 1
-    return scores
+    return cut(tempered(logits[None], [sampling.temperature])[0], sampling)
 
 
 def tempered(logits: Float32, temperatures: Sequence[float]) -> Float32:
-    """`weights` of rows `[m, vocab]` that have a temperature and no other rule."""
-    scores: Float32 = logits - logits.max(1, keepdims=True)
-    scores /= np.array(temperatures, np.float32)[:, None]
-    np.exp(scores, out=scores)
-    return scores
+    """`weights` of rows `[m, vocab]` that have a temperature and no cut: the best one has 1."""
+    kept: Float32 = logits - logits.max(1, keepdims=True)
+    kept /= np.array(temperatures, np.float32)[:, None]
+    np.exp(kept, out=kept)
+    return kept
+
+
+def cut(kept: Float32, sampling: Sampling) -> Float32:
+    """The same `[vocab]` after top-k, top-p and min-p: those that are cut have 0 now."""
+    if 0 < sampling.top_k < len(kept):
+        kept[kept < np.partition(kept, -sampling.top_k)[-sampling.top_k]] = 0.0
+    if sampling.top_p < 1.0:
+        order = np.argsort(-kept, kind="stable")
+        ranked = kept[order]
+        mass_before = np.cumsum(ranked) - ranked
+        kept[order[mass_before >= sampling.top_p * ranked.sum()]] = 0.0
+    if sampling.min_p > 0.0:
+        kept[kept < sampling.min_p] = 0.0
+    return kept
 
 
 def draw(weights: Float32, uniform: float) -> int | None:
