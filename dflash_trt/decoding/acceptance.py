@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from dflash_trt.decoding.coupling import NO_TOKEN, choose
 from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput
 from dflash_trt.decoding.rules import Rules, decode
@@ -135,11 +133,11 @@ def _draw(places: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[int
     lines = of_all.take([row.i * logits.shape[1] + _node(path) for row, path in places], 0)
     samplings = [row.rules.sampling for row, _ in places]
     positions = [row.place + len(path) for row, path in places]
-    simple = [j for j, (row, _) in enumerate(places) if row.rules.only_temperature]
-    weights = np.empty_like(lines)
-    weights[simple] = tempered(lines[simple], [samplings[j].temperature for j in simple])
-    for j, (row, path) in enumerate(places):
-        if not row.rules.only_temperature:
+    if all(row.rules.only_temperature for row, _ in places):
+        weights = tempered(lines, [sampling.temperature for sampling in samplings])
+    else:
+        weights = lines
+        for j, (row, path) in enumerate(places):
             before = row.history + [row.drafts[node - 1] for node in path]
             weights[j] = row.rules.weights(lines[j], positions[j], before)
     return choose(weights, [sampling.seed for sampling in samplings], positions)

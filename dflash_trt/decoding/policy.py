@@ -16,9 +16,10 @@ from dflash_trt.decoding.tree import depths
 
 MEMORY = 0.99  # weight of the past at each outcome: about the last 100 count
 RECENT = 0.98  # the same of what drafting brings; a shorter one gives up in each bad text
-TRIED = 8  # rounds with drafts in a situation before it is judged
+STAKE = 1.0  # plain steps that drafting may lose before it is given up
+SIGN = 0.5  # plain steps that it has to gain before it starts anew
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
-AGAIN = 1.05  # what drafting must bring before it starts anew
+AGAIN = 1.05  # what drafting must bring where it does not pay yet
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
 TIMED = 4  # steps of a kind before their time is trusted
 OLD = 64  # rounds after which a plain step is timed again
@@ -136,7 +137,7 @@ class Adaptive:
         self._costs = costs
         self.draft_tokens = draft_tokens
         self._most = most
-        self._corrected: dict[tuple[int, int], tuple[list[float], float]] = {}
+        self._corrected: dict[tuple[int, int, bool], tuple[list[float], float]] = {}
         self._slower: dict[tuple[int, str], _Slower] = {}
         self._timings = 0
         self._last = (0, 0, 0)  # rows, width and context of the last round
@@ -145,6 +146,7 @@ class Adaptive:
         self._promised = {drawn: _hopes(most) for drawn in (False, True)}
         self._worth: dict[Situation, _Worth] = {}
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
+        self._streak = 0  # rounds before this one, behind all of which it ran
         self._idle = 0  # rounds since it did
         self._probing = False  # whether it did for nothing but to see whether it pays again
         self._rest = 0  # rounds that the last choice was for, beside the first
@@ -152,23 +154,27 @@ class Adaptive:
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """See `Policy`."""
         n = len(rows)
-        steps, draft = self._costs_of(n, context)
-        taken: list[Proposal | None] = [None] * n
         before, self._drafted_in = self._drafted_in, None
+        self._streak = self._streak + 1 if before else 0
+        steps, draft = self._costs_of(n, context, drafting=before is not None)
+        resting, _ = self._costs_of(n, context, drafting=False)
+        taken: list[Proposal | None] = [None] * n
         width = 0
         if any(row.offers for row in rows):
             expected = [[(x, self._expected(x)) for x in row.offers] for row in rows]
             width, tokens = _best(expected, steps, draft if before else 0.0)
             if before:
                 others = [[x for x in offers if x[0].source != "drafter"] for offers in expected]
-                without = _best(others, steps, 0.0)
-                worth = self._worth_in(before, n, context)
-                worth.add(tokens, steps[width] + draft, without[1], steps[without[0]])
+                without = _best(others, resting, 0.0)
+                cost = steps[width] + draft
+                gained = tokens * resting[without[0]] / without[1] - cost
+                self._worth_in(before, n, context).add(gained, cost)
                 self._remember(expected)
             if not width and self._probing:
                 width = 1  # else what is believed of drafts could never be found wrong
-            plain, wide = (self._slower_at(n, kind) for kind in ("plain", "wide"))
-            if wide.known and (not plain.known or plain.age(self._timings) > OLD):
+            plain, *drafts = (self._slower_at(n, kind) for kind in ("plain", "wide", "drafted"))
+            unsure = not plain.known or plain.age(self._timings) > OLD
+            if unsure and any(each.known for each in drafts):
                 width = 0  # all costs are in plain steps: some have to be seen
             if width:
                 taken = [_taken(offers, width) for offers in expected]
@@ -200,10 +206,11 @@ class Adaptive:
         self._timings += 1
         if not self._timings % REFRESH:
             self._corrected.clear()
-        kind = "wide" if width else "plain"
-        ratio = verify / self._costs.verify(n, 1 + width, near)
-        self._slower_at(n, kind).add(ratio, self._timings)
-        if draft:
+        kind = ("drafted" if self._streak else "wide") if width else "plain"
+        if kind != "drafted" or self._streak > 1:
+            ratio = verify / self._costs.verify(n, 1 + width, near)
+            self._slower_at(n, kind).add(ratio, self._timings)
+        if draft and self._streak:  # else it had features of more than a round to take in
             self._slower_at(n, "draft").add(draft / self._costs.draft(n, near), self._timings)
 
     def _slower_at(self, n: int, kind: str) -> "_Slower":
@@ -212,7 +219,7 @@ class Adaptive:
     def _worth_in(self, situation: "Situation", n: int, context: int) -> "_Worth":
         """What drafting brings in a situation; at first what it should, by what drafts promised."""
         if situation not in self._worth:
-            steps, draft = self._costs_of(n, context)
+            steps, draft = self._costs_of(n, context, drafting=True)
             _, looked, drawn = situation
             lines = zip(steps, self._promised[drawn > 0], strict=True)
             should = max((1 + tokens) / (step + draft) for step, tokens in lines)
@@ -241,18 +248,20 @@ class Adaptive:
                         m + (x - m) * (1 - MEMORY) for m, x in zip(means, longer, strict=True)
                     ]
 
-    def _costs_of(self, n: int, context: int) -> tuple[list[float], float]:
+    def _costs_of(self, n: int, context: int, drafting: bool) -> tuple[list[float], float]:
         """Of a step with 0, 1, .. drafts a row, and of the drafter's.
 
         As measured while nothing else ran, times what rounds were found to take: caches that other
-        steps have emptied, and other work on the machine, are not in the table.
+        steps have emptied, and other work on the machine, are not in the table. drafting: whether
+        the drafter runs all the time; what is seldom done takes longer.
         """
         near = _near(context)
-        if (n, near) not in self._corrected:
+        if (n, near, drafting) not in self._corrected:
             unit = self._costs.verify(n, 1, near)
             steps = [self._costs.verify(n, 1 + k, near) / unit for k in range(self._most + 1)]
             draft = self._costs.draft(n, near) / unit
-            plain, wide, drafter = (self._slower_at(n, kind) for kind in ("plain", "wide", "draft"))
+            kinds = ("plain", "drafted" if drafting else "wide", "draft")
+            plain, wide, drafter = (self._slower_at(n, kind) for kind in kinds)
             for each in (wide, drafter):
                 if each.age(self._timings) > FORGOTTEN:
                     each.forget()  # what seemed to be dear once is tried again
@@ -261,8 +270,8 @@ class Adaptive:
                 steps = [1.0, *(max(step * ratio, 1.0) for step in steps[1:])]
             if plain.known and drafter.known:
                 draft *= drafter.middle() / plain.middle()
-            self._corrected[n, near] = steps, draft
-        return self._corrected[n, near]
+            self._corrected[n, near, drafting] = steps, draft
+        return self._corrected[n, near, drafting]
 
     def _expected(self, proposal: Proposal) -> list[float]:
         """How many of its first 0, 1, .. drafts are accepted."""
@@ -359,26 +368,22 @@ class _Slower:
 
 
 class _Worth:
-    """Tokens and costs of rounds behind the drafter, with its drafts and without them."""
+    """What drafting gains in a situation."""
 
     def __init__(self, pays: bool) -> None:
-        self._means = [0.0] * 4
-        self._count = 0
-        self.pays = pays  # until it was tried
+        self._gained = 0.0  # plain steps, of late
+        self.pays = pays
 
-    def add(self, *values: float) -> None:
-        """Tokens and cost with its drafts, then without."""
-        self._count += 1
-        weight = max(1 / self._count, 1 - RECENT)
-        self._means = [m + (x - m) * weight for m, x in zip(self._means, values, strict=True)]
-        if self._count < TRIED and self.pays:
-            return
-        tokens, cost, others, their_cost = self._means
-        gain = tokens / cost / (others / their_cost)
-        if self.pays and gain < 1:
-            self.pays, self._count = False, 1  # what a probe finds then counts for half
-        elif not self.pays and gain > AGAIN:
-            self.pays, self._count = True, TRIED
+    def add(self, gained: float, cost: float) -> None:
+        """Plain steps that a round with drafts gained, and that it took."""
+        if self.pays:
+            self._gained = self._gained * RECENT + gained
+            found_wrong = self._gained < -STAKE
+        else:
+            self._gained = max(self._gained + gained - (AGAIN - 1) * cost, 0.0)
+            found_wrong = self._gained > SIGN
+        if found_wrong:
+            self.pays, self._gained = not self.pays, 0.0
 
 
 class _Depths:
@@ -396,7 +401,8 @@ class _Depths:
     def expected(self, proposal: Proposal) -> list[float]:
         """How many of its first 0, 1, .. drafts are accepted."""
         ratios = map(self._ratios.__getitem__, depths(tuple(proposal.parents))[1:])
-        return [*accumulate(map(mul, proposal.values, ratios), initial=0.0)]
+        chances = (min(chance, 1.0) for chance in map(mul, proposal.values, ratios))
+        return [*accumulate(chances, initial=0.0)]
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """Learn from what was kept of it."""
