@@ -28,7 +28,7 @@ from exact import (
 )
 from op_profile import assert_in_profile
 from pairs import write_pair
-from test_sampling import CRITICAL_Z, chi_square
+from tables import CRITICAL_Z, chi_square
 from transformers import LlamaConfig
 
 from dflash_trt.build import build
