@@ -151,7 +151,7 @@ def fill(page: Path, script: str, versions: Mapping[str, str], table: Table) -> 
     about = measured_on(machine(), versions)
     body = to_markdown(Page("", about, [], [table])).removeprefix("# \n\n")
     before, rest = page.read_text(encoding="utf-8").split(start)
-    page.write_text(before + start + body + end + rest.split(end)[1], encoding="utf-8")
+    page.write_text(before + start + body + end + rest.split(end, 1)[1], encoding="utf-8")
 
 
 if __name__ == "__main__":
