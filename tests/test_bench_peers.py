@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.bench.page import Table
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
 import peers  # noqa: E402
+from bench_table import fill  # noqa: E402
 
 PYCODE = ROOT / "examples" / "pycode"
 TOKENS, PROMPTS = 12, 3
@@ -51,3 +53,15 @@ def test_a_server_that_does_not_start_is_shown_with_its_log(tmp_path: Path) -> N
         peers.server_peer("x", line, work, tmp_path / "log"),
     ):
         pass
+
+
+def test_only_its_own_table_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    first, second = (f"<!-- table: scripts/{name} -->\nold {name}\n<!-- end -->" for name in "ab")
+    page.write_text(f"before\n{first}\nbetween\n{second}\nafter\n")
+    fill(page, "a", {}, Table("new a", "", ("head",), [["cell"]]))
+    written = page.read_text()
+    assert written.startswith("before\n<!-- table: scripts/a -->\n")
+    assert written.endswith(f"<!-- end -->\nbetween\n{second}\nafter\n")
+    assert "new a" in written
+    assert "old a" not in written
