@@ -33,10 +33,9 @@ from dflash_trt.progress import reporting
 
 PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
-# new tokens, passes with the first; prompts come in one by one, so that in texts that are a few
-# rounds long there would never be a round of 16 streams
-SHAPES = {"demo": (160, 5), "60m": (128, 4), "0.6b": (96, 3)}
-PROMPTS = 4  # at least, of each kind
+# new tokens, passes with the first, and prompts of each kind at least; prompts come in one by one,
+# so that in texts that are a few rounds long there would never be a round of 16 streams
+SHAPES = {"demo": (160, 7, 12), "60m": (128, 4, 4), "0.6b": (96, 3, 4)}
 OF_ADAPTIVE = ("adaptive", "/ best fixed", "rounds of the adaptive policy", "same text")
 HEAD = ("text", "T", "streams", "plain", "7 drafts", "3 drafts", "1 draft", *OF_ADAPTIVE)
 
@@ -57,7 +56,7 @@ def main() -> None:
                 write(shape, [compare(each) for each in groups])
 
 
-def measure(shape: str, folder: Path, tokens: int, passes: int) -> Iterator[list[Cell]]:
+def measure(shape: str, folder: Path, tokens: int, passes: int, least: int) -> Iterator[list[Cell]]:
     """The cells of one number of streams after another: all of them may take hours."""
     config = config_of(shape, pair_of(shape, folder), max(STREAMS))
     asked = load_task("pycode", PYCODE / "target", vocab_size=512, longest=96, count=40)
@@ -67,7 +66,7 @@ def measure(shape: str, folder: Path, tokens: int, passes: int) -> Iterator[list
         texts = check(engines, asked, tokens, FIXED, lambda _: None).outputs
         order = sorted(range(len(asked)), key=lambda i: distinct(texts[i]))
         for streams in STREAMS:
-            prompts = max(PROMPTS, streams)
+            prompts = max(least, streams)
             tasks = {"repeats": order[:prompts], "does not": order[-prompts:]}
             plan = Plan(
                 tasks={name: [asked[i] for i in chosen] for name, chosen in tasks.items()},
