@@ -30,16 +30,18 @@ def choose(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
 
     As `sampling.weights` has them, 1 for the best one. NO_TOKEN for a row that has no numbers.
     """
-    m, of_head = len(weights), weights > HEAD
-    rows, head = of_head.nonzero()
-    others = np.where(of_head, np.float32(0), weights)
-    rest = others.sum(1, dtype=np.float64)
+    m, vocab = weights.shape
+    of_head = weights > HEAD
+    flat = of_head.ravel().nonzero()[0]  # of two dimensions it takes eight times as long
+    rows = flat // vocab
+    head, kept = flat - rows * vocab, weights.ravel()[flat]
+    rest = weights.sum(1, dtype=np.float64) - np.bincount(rows, kept, m)
     every, shared = _shared(m)
     bases = _bases(seeds, positions)[np.concatenate((rows, every, every))]
     uniforms = _uniforms(np.concatenate((head, shared)), bases)
     logs = np.log(uniforms)
     # with Gumbel noise -log(-log(uniform)) the best log(weight) + noise has the least of these
-    scores = weights[of_head] / logs[: len(head)]
+    scores = kept / logs[: len(head)]
     of_rest = (rest / logs[-2 * m : -m]).tolist()
     ends = rows.searchsorted(every, "right").tolist()
     tokens: list[int] = []
@@ -49,8 +51,10 @@ def choose(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
             continue
         best = start + int(scores[start:end].argmin())
         # the best of many noisy scores is distributed like one noisy score of all their weight
-        inside = of_rest[i] < scores[best]
-        among = draw(others[i], float(uniforms[i - m])) if inside else None
+        among = None
+        if of_rest[i] < scores[best]:
+            others = np.where(of_head[i], np.float32(0), weights[i])
+            among = draw(others, float(uniforms[i - m]))
         tokens.append(int(head[best]) if among is None else among)
     return tokens
 
