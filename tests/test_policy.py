@@ -137,8 +137,8 @@ def test_the_first_nodes_of_a_tree_are_taken() -> None:
 def test_fixed_takes_all() -> None:
     row = Row([chain([0.1] * MOST)], False)
     choice = Fixed(MOST).choose([row, Row([], False)], 0)
-    assert (widths(choice), choice.draft) == ([MOST, 0], True)
-    assert Fixed(0).choose([Row([], False)], 0) == Choice([None], False)
+    assert (widths(choice), choice.draft) == ([MOST, 0], MOST)
+    assert Fixed(0).choose([Row([], False)], 0) == Choice([None], 0)
 
 
 def test_choices_are_rare_where_they_are_dear_and_nothing_pays() -> None:
@@ -185,7 +185,7 @@ class World:
     n: int = 1
     unsure: float = 0.0  # spread of the chances from round to round
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    drafted: bool = False  # whether the drafter ran behind the last round
+    asked: int = 0  # drafts, behind the last round
     time: float = 0.0
     tokens: int = 0
     drafting: list[bool] = field(default_factory=list)
@@ -203,7 +203,7 @@ class World:
         rows = []
         for chance in chances.tolist():
             said = chance if self.says is None else self.says
-            offers = [chain([said**k for k in range(1, MOST + 1)])] if self.drafted else []
+            offers = [chain([said**k for k in range(1, self.asked + 1)])] if self.asked else []
             offers += [] if self.copied is None else [looked_up(3)]
             rows.append(Row(offers, False))
         choice = self.policy.choose(rows, 0)
@@ -216,12 +216,12 @@ class World:
             accepted = int(wrong.argmax()) if wrong.any() else len(wrong)
             self.tokens += accepted
             self.policy.observe(proposal, accepted)
-        self.drafted = choice.draft
-        self.drafting.append(choice.draft)
+        self.asked = choice.draft
+        self.drafting.append(choice.draft > 0)
         first = choice.taken[0]
         self.sources.append(first.source if first else "plain")
         self.time += self.costs.verify(self.n, 1 + choice.width, 0) / SECOND
-        self.time += choice.draft * self.costs.draft(self.n, 0) / SECOND
+        self.time += (choice.draft > 0) * self.costs.draft(self.n, 0) / SECOND
 
 
 def world(costs: Costs, right: float, **more: float) -> World:

@@ -57,7 +57,7 @@ class Choice(NamedTuple):
     """What a round does."""
 
     taken: Sequence[Proposal | None]  # what is verified of each row
-    draft: bool  # whether the drafter runs at its end
+    draft: int  # how many drafts the drafter is asked for at its end; 0: it does not run
     rest: int = 0  # rounds to follow that do nothing else than plain decoding: none to be chosen
 
     @property
@@ -84,7 +84,7 @@ class Policy(Protocol):
     """Chooses before each round, and is told of each row after it."""
 
     coupled: bool  # how sampled requests draw: see `coupling`; else rejection sampling of a chain
-    draft_tokens: int  # how many the drafter is asked for when it runs
+    draft_tokens: int  # how many the drafter is asked for at most, and behind a prompt
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """context: tokens of a row, on average; feed: whether the drafter has to run."""
@@ -110,7 +110,7 @@ class Fixed:
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """See `Policy`."""
         taken = [row.offers[0] if row.offers else None for row in rows]
-        return Choice(taken, self.draft_tokens > 0)
+        return Choice(taken, self.draft_tokens)
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
@@ -147,6 +147,7 @@ class Adaptive:
         self._worth: dict[Situation, _Worth] = {}
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
         self._streak = 0  # rounds before this one, behind all of which it ran
+        self._used: dict[int, float] = {}  # how deep its drafts were verified of late
         self._idle = 0  # rounds since it did
         self._probing = False  # whether it did for nothing but to see whether it pays again
         self._rest = 0  # rounds that the last choice was for, beside the first
@@ -178,6 +179,7 @@ class Adaptive:
                 width = 0  # all costs are in plain steps: some have to be seen
             if width:
                 taken = [_taken(offers, width) for offers in expected]
+        asked = self._asked(n, taken)
         situation = _situation(rows, taken)
         pays = self._worth_in(situation, n, context).pays
         self._probing = not pays and self._idle * PROBING >= draft + steps[1] - 1
@@ -186,7 +188,7 @@ class Adaptive:
         self._last = n, width, context
         self._rest = self._rest_after(width, n, context)
         self._idle += 1 + self._rest
-        return Choice(taken, self._drafted_in is not None, self._rest)
+        return Choice(taken, asked if self._drafted_in else 0, self._rest)
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
@@ -212,6 +214,15 @@ class Adaptive:
             self._slower_at(n, kind).add(ratio, self._timings)
         if draft and self._streak:  # else it had features of more than a round to take in
             self._slower_at(n, "draft").add(draft / self._costs.draft(n, near), self._timings)
+
+    def _asked(self, n: int, taken: Sequence[Proposal | None]) -> int:
+        """One draft more than is verified of late: each costs a row of the head's product."""
+        at = n.bit_length()
+        drafted = [x for x in taken if x and x.source == "drafter"]
+        if drafted:
+            deepest = max(max(depths(tuple(x.parents))) for x in drafted)
+            self._used[at] = max(deepest, RECENT * self._used.get(at, 0.0))
+        return min(1 + round(self._used.get(at, self.draft_tokens)), self.draft_tokens)
 
     def _slower_at(self, n: int, kind: str) -> "_Slower":
         return self._slower.setdefault((n.bit_length(), kind), _Slower())

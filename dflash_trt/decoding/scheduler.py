@@ -135,12 +135,13 @@ class Scheduler:
         budget = sequence.budget if last else 0
         rows = [[len(chunk), len(chunk), sequence.position, budget]]
         drawn = bool(sequence.request.sampling.temperature)
-        draft = sequence.held + len(chunk) > HELD or self._policy.prefill(self.active, drawn)
+        drafts = sequence.held + len(chunk) > HELD or self._policy.prefill(self.active, drawn)
+        wanted = self._policy.draft_tokens if drafts else 0
         lines = [list(chunk)]
-        output, report = self._run([sequence], len(self._decoding), rows, lines, chains(1), draft)
+        output, report = self._run([sequence], len(self._decoding), rows, lines, chains(1), wanted)
         report.prompt_tokens = len(chunk)
         sequence.position += len(chunk)
-        sequence.held = 0 if draft else sequence.held + len(chunk)
+        sequence.held = 0 if drafts else sequence.held + len(chunk)
         if not last:
             return []
         self._prefilling, self._rest = None, 0
@@ -153,7 +154,7 @@ class Scheduler:
         sequences = list(self._decoding)
         if self._rest:
             self._rest -= 1
-            choice = Choice([None] * len(sequences), False)
+            choice = Choice([None] * len(sequences), 0)
         else:
             choice = self._choose(sequences)
         report = self._verify(sequences, choice)
@@ -193,10 +194,10 @@ class Scheduler:
         rows: list[list[int]],
         tokens: list[list[int]],
         parents: Int64,
-        draft: bool,
+        wanted: int,
     ) -> tuple[RoundOutput, StepReport]:
         n, width = len(tokens), max(map(len, tokens))
-        self._wanted = self._policy.draft_tokens if draft else 0
+        self._wanted = wanted
         rules, uniforms, history = no_rules(n)
         if any(sequence.rules for sequence in sequences):
             rules = np.array([sequence.rules for sequence in sequences], object)
