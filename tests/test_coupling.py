@@ -32,6 +32,7 @@ from tables import (
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import acceptance
 from dflash_trt.decoding.coupling import NO_TOKEN, choose, noise
+from dflash_trt.decoding.policy import Adaptive
 from dflash_trt.decoding.proposals import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.rules import encode
@@ -235,8 +236,9 @@ def test_tokens_of_little_weight_have_theirs() -> None:
     assert chi_square(counts[None], probs[None] / probs.sum()) < CRITICAL_Z
 
 
-def test_coupled_texts_follow_the_target() -> None:
+def test_coupled_texts_follow_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `test_whole_texts_follow_the_target`; and texts do not depend on who proposes."""
+    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)  # by `SlowSteps` alone
     requests = [Request(PROMPT, 16, Sampling(1.0, seed=seed)) for seed in range(1250)]
     texts = []
     alone = Speculation(lookup=False, correction=False, tree=False)
