@@ -50,7 +50,7 @@ class EveryToken(Fixed):
     """Verifies nothing; the drafter runs behind every token."""
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
-        return Choice([None] * len(rows), True)
+        return Choice([None] * len(rows), self.draft_tokens)
 
 
 class ByTable(Adaptive):
