@@ -54,7 +54,7 @@ def ours(sampling: Sampling, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, An
             [NoBadWordsLogitsProcessor([[1], [7, 2], [9, 8], [9, 7, 7, 11]])],
         ),
     ],
-    ids=str,
+    ids=["dearer", "cheaper", "min_p", "min_tokens", "enough_tokens", "bad_words"],
 )
 def test_rules_are_transformers(sampling: Sampling, processors: list[Any], seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 2, VOCAB).astype(np.float32)
