@@ -49,11 +49,7 @@ def main() -> None:
             cells: list[Cell] = []
             for measured in measure(shape, Path(folder), *SHAPES[shape]):
                 cells += measured
-                groups = [
-                    [cell for cell in cells if cell.group == group]
-                    for group in dict.fromkeys(cell.group for cell in cells)
-                ]
-                write(shape, [compare(each) for each in groups])
+                write(shape, cells)
 
 
 def measure(shape: str, folder: Path, tokens: int, passes: int, least: int) -> Iterator[list[Cell]]:
@@ -117,7 +113,12 @@ def ratio(cell: Cell, other: Cell) -> float:
     return median(a / b for a, b in [*pairs][1:])
 
 
-def write(shape: str, groups: Sequence[tuple[list[str], float, float]]) -> None:
+def write(shape: str, cells: Sequence[Cell]) -> None:
+    groups = [
+        compare([cell for cell in cells if cell.group == group])
+        for group in dict.fromkeys(cell.group for cell in cells)
+    ]
+
     def least(ratios: Sequence[float]) -> str:
         (task, temperature, streams, *_), at = groups[ratios.index(min(ratios))][0], min(ratios)
         return f"{at:.2f} ({task}, T {temperature}, {streams} streams)"

@@ -187,6 +187,19 @@ def excess(before: Array, tokens: Array, sampling: Sampling) -> float:
     return chi_square(counts[seen], np.array(probs))
 
 
+def excess_by_place(texts: Array, committed: Array, sampling: Sampling) -> list[float]:
+    """Of the prompt's own token, then of the first, second and third that the round committed.
+
+    texts `[n, 1 + DRAFTS + 1]`, the prompt's own token first; committed `[n]`: by the round.
+    """
+    texts = np.column_stack([np.full(len(texts), PROMPT[-1]), texts])
+    return [
+        excess(rows[:, place], rows[:, place + 1], sampling)
+        for place in range(4)
+        for rows in [texts[committed >= place]]
+    ]
+
+
 CUT = Sampling(0.8, top_k=8, top_p=0.9, min_p=0.05)
 PENALISED = Sampling(1.0, repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.4)
 

@@ -25,6 +25,7 @@ from tables import (
     TableTarget,
     chi_square,
     excess,
+    excess_by_place,
     penalised_excess,
     verify_input,
 )
@@ -122,18 +123,13 @@ def padded(lines: Seq[Seq[int]], width: int) -> Array:
 
 
 def coupled_excess(sampling: Sampling, kind: str, draws: int = DRAWS) -> list[float]:
-    """`round_excess`, and that proposals were of this kind and often kept."""
+    """`excess_by_place`, and that proposals were of this kind and often kept."""
     texts, committed, seen = coupled_rounds(sampling, kind, draws)
     assert seen["tree" if kind == "tree" else "chain"] > 0.8 * draws
     assert seen["kept"] > 0.2 * draws
     if sampling is PENALISED:
         return [penalised_excess(texts, committed, place) for place in (0, 1)]
-    texts = np.column_stack([np.full(len(texts), PROMPT[-1]), texts])
-    return [
-        excess(rows[:, place], rows[:, place + 1], sampling)
-        for place in range(4)
-        for rows in [texts[committed >= place]]
-    ]
+    return excess_by_place(texts, committed, sampling)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tables import (
     chi_square,
     distribution,
     excess,
+    excess_by_place,
     penalised_excess,
     table,
     verify_input,
@@ -85,14 +86,8 @@ def draw_rounds(sampling: Sampling, drafter: str = "plain") -> tuple[Array, Arra
 
 
 def round_excess(sampling: Sampling, drafter: str) -> list[float]:
-    """Of the prompt's own token, then of the first, second and third that the round committed."""
     texts, committed = draw_rounds(sampling, drafter)
-    texts = np.column_stack([np.full(len(texts), PROMPT[-1]), texts])
-    return [
-        excess(rows[:, place], rows[:, place + 1], sampling)
-        for place in range(4)
-        for rows in [texts[committed >= place]]
-    ]
+    return excess_by_place(texts, committed, sampling)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ RECENT = 0.98  # the same of what drafting brings; a shorter one gives up in eac
 STAKE = 1.0  # plain steps that drafting may lose before it is given up
 SIGN = 0.5  # plain steps that it has to gain before it starts anew
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
-AGAIN = 1.05  # what drafting must bring where it does not pay yet
+AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
 TIMED = 4  # steps of a kind before their time is trusted
 OLD = 64  # rounds after which a plain step is timed again
@@ -158,19 +158,13 @@ class Adaptive:
         before, self._drafted_in = self._drafted_in, None
         self._streak = self._streak + 1 if before else 0
         steps, draft = self._costs_of(n, context, drafting=before is not None)
-        resting, _ = self._costs_of(n, context, drafting=False)
         taken: list[Proposal | None] = [None] * n
         width = 0
         if any(row.offers for row in rows):
             expected = [[(x, self._expected(x)) for x in row.offers] for row in rows]
             width, tokens = _best(expected, steps, draft if before else 0.0)
             if before:
-                others = [[x for x in offers if x[0].source != "drafter"] for offers in expected]
-                without = _best(others, resting, 0.0)
-                cost = steps[width] + draft
-                gained = tokens * resting[without[0]] / without[1] - cost
-                self._worth_in(before, n, context).add(gained, cost)
-                self._remember(expected)
+                self._judge(before, expected, tokens, steps[width] + draft, context)
             if not width and self._probing:
                 width = 1  # else what is believed of drafts could never be found wrong
             plain, *drafts = (self._slower_at(n, kind) for kind in ("plain", "wide", "drafted"))
@@ -209,11 +203,28 @@ class Adaptive:
         if not self._timings % REFRESH:
             self._corrected.clear()
         kind = ("drafted" if self._streak else "wide") if width else "plain"
-        if kind != "drafted" or self._streak > 1:
+        if kind != "drafted" or self._streak > 1:  # not the first behind a drafter that rested
             ratio = verify / self._costs.verify(n, 1 + width, near)
             self._slower_at(n, kind).add(ratio, self._timings)
         if draft and self._streak:  # else it had features of more than a round to take in
             self._slower_at(n, "draft").add(draft / self._costs.draft(n, near), self._timings)
+
+    def _judge(
+        self,
+        situation: "Situation",
+        rows: "Sequence[Sequence[Expected]]",
+        tokens: float,
+        cost: float,
+        context: int,
+    ) -> None:
+        """What the drafter behind a round is worth: these tokens at this cost, or none of its."""
+        steps, _ = self._costs_of(len(rows), context, drafting=False)
+        others = [[x for x in offers if x[0].source != "drafter"] for offers in rows]
+        width, without = _best(others, steps, 0.0)
+        self._worth_in(situation, len(rows), context).add(
+            tokens * steps[width] / without - cost, cost
+        )
+        self._remember(rows)
 
     def _asked(self, n: int, taken: Sequence[Proposal | None]) -> int:
         """One draft more than is verified of late: each costs a row of the head's product."""
@@ -391,7 +402,7 @@ class _Worth:
             self._gained = self._gained * RECENT + gained
             found_wrong = self._gained < -STAKE
         else:
-            self._gained = max(self._gained + gained - (AGAIN - 1) * cost, 0.0)
+            self._gained = max(self._gained + gained - AGAIN * cost, 0.0)
             found_wrong = self._gained > SIGN
         if found_wrong:
             self.pays, self._gained = not self.pays, 0.0
