@@ -36,7 +36,7 @@ from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
-from dflash_trt.decoding.path import best_path, draw_path
+from dflash_trt.decoding.path import best_path, draw_paths
 from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
@@ -151,8 +151,8 @@ def test_greedy_drafts_are_the_reference_s(case: Case) -> None:
         expected, _, _ = drafter.propose(states[None].clone(), torch.tensor([anchor]), head, 0.0)
         (drafts,) = best_path(ids[None], scores[None])
         assert drafts.tolist() == expected[0].tolist()
-        drawn = draw_path(ids.tolist(), scores, Sampling(), [0.5] * len(ids))
-        assert drafts.tolist() == [draft for draft, _ in drawn]
+        drawn, _ = draw_paths(ids[None], scores[None], [Sampling()], np.full((1, len(ids)), 0.5))
+        assert drafts.tolist() == drawn[0].tolist()
         changed += int((drafts != ids[:, 0]).sum())
     assert changed  # the selector chose otherwise than the logits alone
 
@@ -160,11 +160,10 @@ def test_greedy_drafts_are_the_reference_s(case: Case) -> None:
 def test_drawn_drafts_come_from_the_reference_s_distribution(case: Case) -> None:
     pair, rng = case.built.pair, np.random.default_rng(0)
     for anchor, states, ids, scores in blocks(case):
-        numbers = rng.random(len(ids)).tolist()
-        drawn = draw_path(ids.tolist(), scores, Sampling(0.7), numbers)
-        drafts, probs = zip(*drawn, strict=True)
+        numbers = rng.random((1, len(ids)))
+        (drafts,), (probs,) = draw_paths(ids[None], scores[None], [Sampling(0.7)], numbers)
         expected = reference.selector_probs(
-            pair.target_dir, pair.drafter_dir, states, [anchor, *drafts[:-1]], 0.7
+            pair.target_dir, pair.drafter_dir, states, [anchor, *drafts[:-1].tolist()], 0.7
         )
         np.testing.assert_allclose(
             probs, np.take_along_axis(expected, ids, -1), atol=TOLERANCE, rtol=0
@@ -173,15 +172,20 @@ def test_drawn_drafts_come_from_the_reference_s_distribution(case: Case) -> None
 
 def test_draws_follow_their_probabilities() -> None:
     """Whole paths of two places, under a request's cuts."""
-    scores = np.random.default_rng(1).normal(0, 1.0, (2, 4, 4))
+    scores = np.random.default_rng(1).normal(0, 1.0, (2, 4, 4)).astype(np.float32)
     scores[0] = scores[0, 0]
-    ids, sampling = [[7, 3, 9, 5], [2, 7, 4, 3]], Sampling(0.8, top_k=3, top_p=0.95)
+    ids, sampling, rows = (
+        np.array([[7, 3, 9, 5], [2, 7, 4, 3]]),
+        Sampling(0.8, top_k=3, top_p=0.95),
+        5000,
+    )
+    many = [np.tile(x, (rows, *[1] * x.ndim)) for x in (ids, scores)]
+    numbers = np.random.default_rng(2).random((rows, 2))
     counts, probs = np.zeros((4, 4)), np.zeros((4, 4))
-    for numbers in np.random.default_rng(2).random((5000, 2)).tolist():
-        (first, p), (second, q) = draw_path(ids, scores, sampling, numbers)
-        i, j = ids[0].index(first), ids[1].index(second)
+    for drafts, (p, q) in zip(*draw_paths(*many, [sampling] * rows, numbers), strict=True):
+        i, j = (line.tolist().index(draft) for line, draft in zip(ids, drafts, strict=True))
         counts[i, j] += 1
-        probs[i] = p[i] * np.array(q)
+        probs[i] = p[i] * q
     assert np.count_nonzero(counts) > 5
     assert chi_square(counts.reshape(1, -1), probs.reshape(1, -1)) < CRITICAL_Z
 

@@ -17,6 +17,9 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
+from dflash_trt.decoding import rounds
+from dflash_trt.decoding.acceptance import accept_by_rules
+from dflash_trt.decoding.messages import VerifyInput
 from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.rules import Rules, decode, encode
@@ -194,21 +197,23 @@ def test_logprobs_are_the_targets(temperature: float, built: BuiltPair) -> None:
             np.testing.assert_allclose(values, line[ids], atol=1e-4)
 
 
+@pytest.mark.parametrize("top_k", [0, 5])
 def test_a_row_without_numbers_hurts_nobody_else(
-    built: BuiltPair, monkeypatch: pytest.MonkeyPatch
+    built: BuiltPair, monkeypatch: pytest.MonkeyPatch, top_k: int
 ) -> None:
     """Logits that are NaN end their sequence with an error and leave the neighbours' text alone."""
     prompts = [text[:12] for text in built.texts[:4]]
     plain = reference.greedy(built.pair.target_dir, prompts, 30)
-    weights = Rules.weights
 
-    def poisoned(self: Rules, logits: Any, length: int, history: Any) -> Any:
-        found = weights(self, logits, length, history)
-        return found * np.float32("nan") if self.sampling.seed == 13 and length > 20 else found
+    def poisoned(x: VerifyInput, own: Any, logits: Any) -> Any:
+        for i, rules in enumerate(x.rules.tolist()):
+            if decode(rules).sampling.seed == 13 and x.rows[i, 2] > 20:
+                logits[i] = np.nan
+        return accept_by_rules(x, own, logits)
 
-    monkeypatch.setattr(Rules, "weights", poisoned)
+    monkeypatch.setattr(rounds, "accept_by_rules", poisoned)
     requests = [Request(prompt, 30) for prompt in prompts]
-    bad = Request(prompts[0], 30, Sampling(1.0, seed=13))
+    bad = Request(prompts[0], 30, Sampling(1.0, top_k, seed=13))
     sequences = decoded(built, [requests[0], bad, *requests[1:]], drafting=True)
     assert sequences[1].finish_reason == "error"
     assert 0 < len(sequences[1].tokens) < 30

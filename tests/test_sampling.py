@@ -121,7 +121,7 @@ def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch, dr
     def wrong(drafts: Any, weights: Any, *others: Any) -> tuple[int, int]:
         accepted, token = accept_sampled(drafts, weights, *others)
         if accepted < len(drafts):
-            p = weights(accepted).astype(np.float64)
+            p = weights(accepted)[0].astype(np.float64)
             token = int(rng.choice(VOCAB, p=p / p.sum()))
         return accepted, token
 
@@ -165,9 +165,13 @@ def propose_one(
     logits: Array, sampling: Sampling, uniform: float
 ) -> tuple[int, list[int], list[float]]:
     """One draft, its candidates and their probabilities."""
-    ids = np.argsort(-logits, kind="stable")[:CANDIDATES].tolist()
-    draft, probs = propose(ids, logits[ids].tolist(), sampling, uniform)
-    return draft, ids, probs
+    ids = np.argsort(-logits, kind="stable")[:CANDIDATES]
+    drawn, probs = propose(logits[ids][None], [sampling], np.array([uniform]))
+    return int(ids[drawn[0]]), ids.tolist(), probs[0].tolist()
+
+
+def with_total(weights: Array) -> tuple[Array, float]:
+    return weights, float(weights.sum())
 
 
 def accept_draws(p: Array, drafter: Array, sampling: Sampling) -> tuple[Array, float]:
@@ -176,7 +180,7 @@ def accept_draws(p: Array, drafter: Array, sampling: Sampling) -> tuple[Array, f
     for numbers in np.random.default_rng(2).random((DECISIONS, 3)).tolist():
         draft, ids, probs = propose_one(drafter, sampling, numbers[0])
         accepted, token = accept_sampled(
-            [draft], lambda j: weights(p, sampling), [ids], [probs], numbers[1:]
+            [draft], lambda j: with_total(weights(p, sampling)), [ids], [probs], numbers[1:]
         )
         counts[draft if accepted else token] += 1
         kept += accepted
@@ -220,7 +224,27 @@ def test_drafts_follow_their_candidates(sampling: Sampling) -> None:
 
 
 def test_a_greedy_draft_is_the_best_candidate() -> None:
-    assert propose([7, 3], [2.0, 1.0], Sampling(), 0.99) == (7, [1.0, 0.0])
+    drawn, probs = propose(np.array([[2, 1]], np.float32), [Sampling()], np.array([0.99]))
+    assert (drawn.tolist(), probs.tolist()) == ([0], [[1, 0]])
+
+
+def test_a_drafter_without_numbers_changes_no_distribution() -> None:
+    """What it proposes is rejected, and the target's token drawn as if there were no draft."""
+    p, counts = table(3), np.zeros(VOCAB)
+    ids = [*range(CANDIDATES)]
+    for numbers in np.random.default_rng(4).random((DECISIONS, 2)).tolist():
+        logits = np.full((1, CANDIDATES), np.nan, np.float32)
+        drawn, probs = propose(logits, [Sampling(1.0)], np.array(numbers[:1]))
+        accepted, token = accept_sampled(
+            [ids[drawn[0]]],
+            lambda j: with_total(weights(p, Sampling(1.0))),
+            [ids],
+            probs.tolist(),
+            numbers,
+        )
+        assert not accepted
+        counts[token] += 1
+    assert chi_square(counts[None], distribution(p, Sampling(1.0))[None]) < CRITICAL_Z
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -270,7 +294,7 @@ def test_weights_that_are_no_numbers_are_told(drafts: list[int]) -> None:
     with pytest.raises(FloatingPointError):
         accept_sampled(
             drafts,
-            lambda j: np.full(VOCAB, np.nan, np.float32),
+            lambda j: with_total(np.full(VOCAB, np.nan, np.float32)),
             [[1]] * len(drafts),
             [[1.0]] * len(drafts),
             [0.5] * (len(drafts) + 1),

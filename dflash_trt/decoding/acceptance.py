@@ -1,9 +1,11 @@
 """Which drafts the target keeps. All rules leave the target's own output unchanged."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 from dflash_trt.decoding.coupling import NO_TOKEN, choose
 from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput
@@ -12,6 +14,8 @@ from dflash_trt.decoding.sampling import Float32, draw, tempered
 from dflash_trt.decoding.tree import walk
 
 AT_ONCE = 2**15  # logits that are all drawn from sooner than those that count one after another
+# of a sequence after its first j drafts: tokens' weights `[vocab]`, and their sum
+Weights = Callable[[int], tuple[Float32, float]]
 Kept = tuple[Sequence[int], int]  # drafts of a row (1: the first), and the token after them
 
 
@@ -28,34 +32,49 @@ def accept_greedy(drafts: Sequence[int], own: Sequence[int]) -> tuple[int, int]:
 
 def accept_sampled(
     drafts: Sequence[int],
-    weights: Callable[[int], Float32],
+    weights: Weights,
     candidate_ids: Sequence[Sequence[int]],
     candidate_probs: Sequence[Sequence[float]],
     uniforms: Sequence[float],
 ) -> tuple[int, int]:
     """Rejection sampling: how many drafts of one sequence are kept, and the token after them.
 
-    weights(j) `[vocab]` is in proportion to the target's distribution p after the first j drafts;
-    draft j was drawn from q, candidate_probs[j] `[k]` over candidate_ids[j] `[k]`; uniforms are of
-    [0, 1), one more than drafts. Draft j is kept with probability min(1, p_j / q_j); the first one
-    rejected is replaced by a draw from max(p - q, 0), so that the committed tokens follow p.
+    weights(j) is in proportion to the target's distribution p after the first j drafts; draft j was
+    drawn from q, candidate_probs[j] `[k]` over candidate_ids[j] `[k]`; uniforms are of [0, 1), one
+    more than drafts. Draft j is kept with probability min(1, p_j / q_j); the first one rejected is
+    replaced by a draw from max(p - q, 0), so that the committed tokens follow p.
     FloatingPointError when the weights are no numbers.
     """
     for j, draft in enumerate(drafts):
-        p, ids, probs = weights(j), candidate_ids[j], candidate_probs[j]
-        total = float(p.sum())
+        (p, total), ids, probs = weights(j), candidate_ids[j], candidate_probs[j]
         if not math.isfinite(total):
             raise FloatingPointError
-        if uniforms[j] * probs[ids.index(draft)] * total < p[draft]:
-            continue
-        of_candidates = p[ids].tolist()
-        p[ids] = [max(0.0, a - q * total) for a, q in zip(of_candidates, probs, strict=True)]
-        token = draw(p, uniforms[-1])
-        if token is None:  # p == q up to rounding leaves nothing; then p itself is drawn from
-            p[ids] = of_candidates
-            token = draw(p, uniforms[-1])
-        return j, token or 0
-    return len(drafts), draw(weights(len(drafts)), uniforms[-1]) or 0
+        q = probs[ids.index(draft)]
+        if math.isnan(q):  # the drafter is broken: its draft is none
+            return j, draw(p, uniforms[-1]) or 0
+        if uniforms[j] * q * total >= p[draft]:
+            return j, _draw_residual(p, total, ids, probs, uniforms[-1])
+    p, _ = weights(len(drafts))
+    return len(drafts), draw(p, uniforms[-1]) or 0
+
+
+def _draw_residual(
+    p: Float32, total: float, ids: Sequence[int], probs: Sequence[float], uniform: float
+) -> int:
+    """From max(p - q, 0); p `[vocab]` has this total and is written to."""
+    of_candidates = p[ids].tolist()
+    lines = zip(of_candidates, probs, strict=True)
+    left = [*accumulate(max(0.0, a - q * total) for a, q in lines)]
+    others = max(total - sum(of_candidates), 0.0)  # what q has nothing of
+    at = uniform * (left[-1] + others)
+    if at < left[-1]:
+        return ids[bisect_right(left, at)]
+    p[ids] = 0.0
+    token = draw(p, (at - left[-1]) / others) if others else None
+    if token is None:  # p == q up to rounding leaves nothing; then p itself is drawn from
+        p[ids] = of_candidates
+        token = draw(p, uniform)
+    return token or 0
 
 
 def accept_by_rules(
@@ -68,6 +87,7 @@ def accept_by_rules(
     """
     kept: list[Kept | None] = [None] * len(own)
     rows: list[_Row] = []
+    drawn: list[_Row] = []  # chains that were drawn: there are random numbers in `x`
     known: dict[tuple[int, int], int] = {}  # the target's token by row and node
     lines = zip(x.rules.tolist(), x.rows.tolist(), x.tokens.tolist(), strict=True)
     for i, (encoded, (length, forced, start, _), tokens) in enumerate(lines):
@@ -75,11 +95,13 @@ def accept_by_rules(
         history = history_of(x, i) if rules.need_history else []
         row = _Row(i, rules, start + forced, drafts, parents_of(x, i), history)
         if x.uniforms.shape[1] > 1 and rules.sampling.temperature:
-            kept[i] = _accept_chain(x, row, logits[i])
+            drawn.append(row)
             continue
         rows.append(row)
         if not encoded:
             known.update(((i, node), token) for node, token in enumerate(own[i]))
+    for row, weights in zip(drawn, _weights_of(drawn, logits), strict=True):
+        kept[row.i] = _accept_chain(x, row, weights)
     few = logits.size <= AT_ONCE
     drawing = [row for row in rows if (row.i, 0) not in known]
     places = [(row, path) for row in drawing for path in (row.paths() if few else ([],))]
@@ -143,21 +165,31 @@ def _draw(places: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[int
     return choose(weights, [sampling.seed for sampling in samplings], positions)
 
 
-def _accept_chain(x: VerifyInput, row: _Row, logits: Float32) -> Kept | None:
-    """By `accept_sampled`, of a chain that was drawn: there are random numbers in `x`."""
+def _accept_chain(x: VerifyInput, row: _Row, weights: Weights) -> Kept | None:
+    """By `accept_sampled`."""
     i, drafts, longest = row.i, row.drafts, x.uniforms.shape[1] // 2
     uniforms = [*x.uniforms[i, : len(drafts)].tolist(), float(x.uniforms[i, longest])]
+    ids, probs = x.candidate_ids[i].tolist(), x.candidate_probs[i].tolist()
     try:
-        kept, token = accept_sampled(
-            drafts,
-            lambda j: row.rules.weights(logits[j], row.place + j, [*row.history, *drafts[:j]]),
-            x.candidate_ids[i].tolist(),
-            x.candidate_probs[i].tolist(),
-            uniforms,
-        )
+        kept, token = accept_sampled(drafts, weights, ids, probs, uniforms)
     except FloatingPointError:
         return None
     return range(1, kept + 1), token
+
+
+def _weights_of(rows: Sequence[_Row], logits: Float32) -> Sequence[Weights]:
+    """Of rows with chains, after each draft: in one go where that is cheap."""
+    if logits.size > AT_ONCE or not all(row.rules.only_temperature for row in rows):
+        return [partial(_weights_after, row, logits[row.i]) for row in rows]
+    temperatures = [row.rules.sampling.temperature for row in rows]
+    weights = tempered(logits[[row.i for row in rows]], temperatures)
+    totals = weights.sum(-1).tolist()
+    return [[*zip(*each, strict=True)].__getitem__ for each in zip(weights, totals, strict=True)]
+
+
+def _weights_after(row: _Row, logits: Float32, j: int) -> tuple[Float32, float]:
+    weights = row.rules.weights(logits[j], row.place + j, [*row.history, *row.drafts[:j]])
+    return weights, float(weights.sum())
 
 
 def history_of(x: VerifyInput, i: int) -> list[int]:

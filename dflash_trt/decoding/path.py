@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflash_trt.decoding.sampling import Float32, Int64, Sampling, propose
+from dflash_trt.decoding.sampling import Float32, Float64, Int64, Sampling, propose
 
 
 def best_path(ids: Int64, scores: Float32) -> Int64:
@@ -32,26 +32,27 @@ def best_chain(ids: Int64, scores: Float32) -> tuple[list[int], list[float]]:
     return tokens, highest
 
 
-def draw_path(
-    ids: Sequence[Sequence[int]],
-    scores: Float32,
-    sampling: Sampling,
-    uniforms: Sequence[float],
-) -> list[tuple[int, list[float]]]:
-    """One sequence's drafts, each with the k probabilities that it was drawn with.
+def draw_paths(
+    ids: Int64, scores: Float32, samplings: Sequence[Sampling], uniforms: Float64
+) -> tuple[Int64, Float32]:
+    """Drafts `[n, D]`, and the probabilities `[n, D, k]` that each of them was drawn with.
 
-    ids `[D, k]` and scores `[D, k, k]` as in `best_path`; a uniform of [0, 1) for each place. The
-    request's cuts apply too (z-lab's selector knows the temperature only): nearer to what the
-    target draws from, and as exact, since a draft's own distribution is what it is checked with.
+    ids and scores as in `best_path`; uniforms of [0, 1) `[n, D]`. The requests' cuts apply too
+    (z-lab's selector knows the temperature only): nearer to what the target draws from, and as
+    exact, since a draft's own distribution is what it is checked with.
     """
-    drawn = []
-    taken = 0
-    for place, (candidates, uniform) in enumerate(zip(ids, uniforms, strict=False)):
-        line = scores[place, taken].tolist()
-        order = sorted(range(len(line)), key=line.__getitem__, reverse=True)
-        ranked = [candidates[i] for i in order], [line[i] for i in order]
-        draft, probs = propose(*ranked, sampling, uniform)
-        by_candidate = dict(zip(order, probs, strict=True))
-        drawn.append((draft, [by_candidate[i] for i in range(len(line))]))
-        taken = candidates.index(draft)
-    return drawn
+    order = (-scores).argsort(-1, kind="stable")
+    # behind each candidate that may be taken before
+    drawn, ranked = propose(np.take_along_axis(scores, order, -1), samplings, uniforms[..., None])
+    chosen = np.take_along_axis(order, drawn[..., None], -1)[..., 0].tolist()
+    paths = []
+    for row in chosen:
+        path = [0]
+        for line in row:
+            path.append(line[path[-1]])
+        paths.append(path)
+    before, taken = np.array(paths)[:, :-1, None], np.array(paths)[:, 1:, None]
+    by_candidate = np.empty_like(ranked)
+    np.put_along_axis(by_candidate, order, ranked, -1)
+    probs = np.take_along_axis(by_candidate, before[..., None], 2)[:, :, 0]
+    return np.take_along_axis(ids, taken, -1)[..., 0], probs

@@ -25,7 +25,7 @@ from dflash_trt.decoding.messages import (
     VerifyOutput,
     no_candidates,
 )
-from dflash_trt.decoding.path import best_path, draw_path
+from dflash_trt.decoding.path import best_path, draw_paths
 from dflash_trt.decoding.rules import decode
 from dflash_trt.decoding.sampling import propose
 from dflash_trt.decoding.tree import ancestors, depths
@@ -158,20 +158,14 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     if not any(sampling.temperature for sampling in samplings):
         best = ids[:, :, 0] if pairs is None else best_path(ids, pairs)
         return DraftOutput(best, *no_candidates(n), time.perf_counter() - start)
-    logits = outputs["top_logits"].reshape(n, depth, -1).tolist()
     # the last `longest` numbers are for drafting, whatever was used of the others
     longest = x.uniforms.shape[1] // 2
-    uniforms = x.uniforms[:, longest + 1 :].tolist()
-    drafts, probs = np.empty((n, depth), np.int64), np.empty(ids.shape, np.float32)
-    for i, line in enumerate(ids.tolist()):
-        if pairs is None:
-            drawn = [
-                propose(best, scores, samplings[i], uniform)
-                for best, scores, uniform in zip(line, logits[i], uniforms[i], strict=False)
-            ]
-        else:
-            drawn = draw_path(line, pairs[i], samplings[i], uniforms[i])
-        drafts[i], probs[i] = zip(*drawn, strict=True)
+    uniforms = x.uniforms[:, longest + 1 : longest + 1 + depth]
+    if pairs is None:
+        drawn, probs = propose(outputs["top_logits"].reshape(ids.shape), samplings, uniforms)
+        drafts = np.take_along_axis(ids, drawn[..., None], -1)[..., 0]
+    else:
+        drafts, probs = draw_paths(ids, pairs, samplings, uniforms)
     return DraftOutput(drafts, ids.copy(), probs, time.perf_counter() - start)
 
 
