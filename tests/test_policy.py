@@ -12,11 +12,11 @@ from conftest import BuildPair
 from exact import rounds_of, run_all
 
 from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.evidence import TIMED
 from dflash_trt.decoding.policy import (
     CLEARLY,
     LONGEST_REST,
     REFRESH,
-    TIMED,
     Adaptive,
     Choice,
     Fixed,

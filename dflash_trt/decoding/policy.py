@@ -4,29 +4,20 @@ Pure: the same offers and outcomes lead to the same choices, so that a record ca
 costs are in plain steps, the time of a step that verifies nothing but one token of each sequence.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import mul
-from statistics import median
 from typing import Literal, NamedTuple, Protocol
 
+from dflash_trt.decoding.evidence import MEMORY, RECENT, Depths, Slower, Worth
 from dflash_trt.decoding.lookup import Record
 from dflash_trt.decoding.tree import depths
 
-MEMORY = 0.99  # weight of the past at each outcome: about the last 100 count
-RECENT = 0.98  # the same of what drafting brings; a shorter one gives up in each bad text
-STAKE = 1.0  # plain steps that drafting may lose before it is given up
-SIGN = 0.5  # plain steps that it has to gain before it starts anew
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
-AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
-TIMED = 4  # steps of a kind before their time is trusted
 OLD = 64  # rounds after which a plain step is timed again
 FORGOTTEN = 512  # rounds after which other steps' times are
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
-PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were seen
 NEAR = 256  # tokens of context that steps cost about the same for
 REFRESH = 16  # rounds after which costs are corrected anew
 CHOICE_SECONDS, CHOICE_SHARE = 2e-5, 0.01  # what a row's takes in Python; of a plain step
@@ -138,13 +129,13 @@ class Adaptive:
         self.draft_tokens = draft_tokens
         self._most = most
         self._corrected: dict[tuple[int, int, bool], tuple[list[float], float]] = {}
-        self._slower: dict[tuple[int, str], _Slower] = {}
+        self._slower: dict[tuple[int, str], Slower] = {}
         self._timings = 0
         self._last = (0, 0, 0)  # rows, width and context of the last round
-        self._depths = {drawn: _Depths(most) for drawn in (False, True)}
+        self._depths = {drawn: Depths(most) for drawn in (False, True)}
         self._records = {drawn: Record(most, drawn) for drawn in (False, True)}
         self._promised = {drawn: _hopes(most) for drawn in (False, True)}
-        self._worth: dict[Situation, _Worth] = {}
+        self._worth: dict[Situation, Worth] = {}
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
         self._streak = 0  # rounds before this one, behind all of which it ran
         self._used: dict[int, float] = {}  # how deep its drafts were verified of late
@@ -193,7 +184,7 @@ class Adaptive:
         if proposal.source == "lookup":
             self._records[proposal.drawn].observe(proposal.match, len(proposal.tokens), accepted)
         else:
-            self._depths[proposal.drawn].observe(proposal, accepted)
+            self._depths[proposal.drawn].observe(proposal.values, proposal.parents, accepted)
 
     def timed(self, verify: float, draft: float) -> None:
         """See `Policy`."""
@@ -235,17 +226,17 @@ class Adaptive:
             self._used[at] = max(deepest, RECENT * self._used.get(at, 0.0))
         return min(1 + round(self._used.get(at, self.draft_tokens)), self.draft_tokens)
 
-    def _slower_at(self, n: int, kind: str) -> "_Slower":
-        return self._slower.setdefault((n.bit_length(), kind), _Slower())
+    def _slower_at(self, n: int, kind: str) -> Slower:
+        return self._slower.setdefault((n.bit_length(), kind), Slower())
 
-    def _worth_in(self, situation: "Situation", n: int, context: int) -> "_Worth":
+    def _worth_in(self, situation: "Situation", n: int, context: int) -> Worth:
         """What drafting brings in a situation; at first what it should, by what drafts promised."""
         if situation not in self._worth:
             steps, draft = self._costs_of(n, context, drafting=True)
             _, looked, drawn = situation
             lines = zip(steps, self._promised[drawn > 0], strict=True)
             should = max((1 + tokens) / (step + draft) for step, tokens in lines)
-            self._worth[situation] = _Worth(should > 1 and looked < ALL)
+            self._worth[situation] = Worth(should > 1 and looked < ALL)
         return self._worth[situation]
 
     def _rest_after(self, width: int, n: int, context: int) -> int:
@@ -299,7 +290,7 @@ class Adaptive:
         """How many of its first 0, 1, .. drafts are accepted."""
         if proposal.source == "lookup":
             return self._records[proposal.drawn].expected(proposal.match, len(proposal.tokens))
-        return self._depths[proposal.drawn].expected(proposal)
+        return self._depths[proposal.drawn].expected(proposal.values, proposal.parents)
 
 
 Expected = tuple[Proposal, list[float]]
@@ -360,83 +351,3 @@ def _situation(rows: Sequence[Row], taken: Sequence[Proposal | None]) -> Situati
 def _near(context: int) -> int:
     """The middle of the contexts that steps cost about the same for."""
     return context // NEAR * NEAR + NEAR // 2
-
-
-class _Slower:
-    """How much longer steps of a kind take than the table has it."""
-
-    def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=8 * TIMED)
-        self._last = 0  # round in which there was one
-
-    def add(self, ratio: float, now: int) -> None:
-        """Of one step, in round `now`."""
-        self._ratios.append(ratio)
-        self._last = now
-
-    @property
-    def known(self) -> bool:
-        return len(self._ratios) >= TIMED
-
-    def age(self, now: int) -> int:
-        return now - self._last
-
-    def forget(self) -> None:
-        self._ratios.clear()
-
-    def middle(self) -> float:
-        """The median: what held up a single step says nothing."""
-        return median(self._ratios)
-
-
-class _Worth:
-    """What drafting gains in a situation."""
-
-    def __init__(self, pays: bool) -> None:
-        self._gained = 0.0  # plain steps, of late
-        self.pays = pays
-
-    def add(self, gained: float, cost: float) -> None:
-        """Plain steps that a round with drafts gained, and that it took."""
-        if self.pays:
-            self._gained = self._gained * RECENT + gained
-            found_wrong = self._gained < -STAKE
-        else:
-            self._gained = max(self._gained + gained - AGAIN * cost, 0.0)
-            found_wrong = self._gained > SIGN
-        if found_wrong:
-            self.pays, self._gained = not self.pays, 0.0
-
-
-class _Depths:
-    """How the drafter's probabilities and what is accepted compare, by depth.
-
-    What is not known of a depth is taken to be as before it: else bad luck far down a chain would
-    end there whatever could teach better.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._said = [0.0] * (most + 1)
-        self._kept = [0.0] * (most + 1)
-        self._ratios = [1.0] * (most + 1)
-
-    def expected(self, proposal: Proposal) -> list[float]:
-        """How many of its first 0, 1, .. drafts are accepted."""
-        ratios = map(self._ratios.__getitem__, depths(tuple(proposal.parents))[1:])
-        chances = (min(chance, 1.0) for chance in map(mul, proposal.values, ratios))
-        return [*accumulate(chances, initial=0.0)]
-
-    def observe(self, proposal: Proposal, accepted: int) -> None:
-        """Learn from what was kept of it."""
-        said = [0.0] * len(self._said)
-        at = depths(tuple(proposal.parents))[1:]
-        for depth, value in zip(at, proposal.values, strict=True):
-            said[depth] += value
-        ratio, step = 1.0, 1.0
-        for depth in range(1, len(said)):
-            self._said[depth] = self._said[depth] * MEMORY + said[depth]
-            self._kept[depth] = self._kept[depth] * MEMORY + (depth <= accepted)
-            ratio = (self._kept[depth] + PRIOR * ratio * step) / (self._said[depth] + PRIOR)
-            self._ratios[depth] = ratio
-            if depth == 1:
-                step = ratio
