@@ -1,6 +1,8 @@
 # Both commands set themselves up: they need Python 3.10 to 3.13, pip, make and git.
 PYTHON ?= python3
 BIN := .venv/bin
+# two at a time, the tests of a file one after another: they share what they built
+TWO := -n 2 --dist loadfile
 
 .PHONY: demo test test-models test-plans soak lint bench clean
 
@@ -8,10 +10,10 @@ demo: .venv/.server  ## build the demo pair, serve it with Triton, stream code f
 	$(BIN)/python examples/demo.py
 
 test: .venv/.dev  ## run the tests, against a real Triton server
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TWO)
 
 test-models: .venv/.dev  ## every model family and drafter format, and broken files
-	$(BIN)/python -m pytest -m models
+	$(BIN)/python -m pytest $(TWO) -m models
 
 test-plans: .venv/.rtx  ## TensorRT plans, built without a GPU; installs NVIDIA's library
 	$(BIN)/python -m pytest -m plans
