@@ -210,8 +210,9 @@ class AtRandom:
 
     coupled = True
 
-    def __init__(self, draft_tokens: int, seed: int) -> None:
-        self.draft_tokens = draft_tokens
+    def __init__(self, draft_tokens: int, seed: int, dropping: float = 0.0) -> None:
+        """dropping: how often features are, of all sequences."""
+        self.draft_tokens, self._dropping = draft_tokens, dropping
         self._dice = np.random.default_rng(seed)
         self._resting = 0
         self.fed = 0  # rounds in which the drafter had to run
@@ -236,6 +237,9 @@ class AtRandom:
     def prefill(self, n: int, drawn: bool) -> bool:
         return bool(self._dice.random() < 0.5)
 
+    def holds(self, budget: int) -> bool:
+        return bool(self._dice.random() >= self._dropping)
+
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """Learns nothing."""
 
@@ -252,6 +256,9 @@ class EveryToken(AtRandom):
     def prefill(self, n: int, drawn: bool) -> bool:
         return True
 
+    def holds(self, budget: int) -> bool:
+        return True
+
 
 class Guesses(Proposer):
     """Proposes random trees, too, that are right in places, and notes what the drafter says."""
@@ -262,11 +269,14 @@ class Guesses(Proposer):
         self._texts = {id(r): text for r, text in zip(case.requests, case.texts, strict=True)}
         self._dice = np.random.default_rng(seed)
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
+        self.lost = 0  # sequences of rounds, of which features were dropped
 
     def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
         rows = []
         for sequence, row in zip(sequences, super().rows(sequences, context), strict=True):
             assert sequence.held <= HELD
+            assert not (sequence.lost and sequence.candidates)
+            self.lost += sequence.lost
             if sequence.candidates is not None:
                 ids, probs = sequence.candidates
                 self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()
@@ -342,8 +352,9 @@ def test_any_choice(name: str, filling: CaseOf) -> None:
     always = Guesses(case, 0)
     decode(scheduler_of(case.rounds, EveryToken(draft_tokens, 0), always, slots=1), case)
     fed, compared = 0, 0
-    for seed, (slots, chunk) in enumerate([(1, 16), (4, MAX_SEQ_LEN), (3, 5)]):
-        policy, guesses = AtRandom(draft_tokens, seed), Guesses(case, seed)
+    for seed, (slots, chunk) in enumerate([(1, 16), (4, MAX_SEQ_LEN), (3, 5), (4, 16)]):
+        policy = AtRandom(draft_tokens, seed, 0.03 if seed == 3 else 0.0)
+        guesses = Guesses(case, seed)
         scheduler = scheduler_of(case.rounds, policy, guesses, slots=slots, prefill_chunk=chunk)
         choices = decode(scheduler, case, cancelled=(4, 9, 12) if seed else ())
         assert min(choices[kind] for kind in ("plain", "chain", "tree", "lookup")) > 20
@@ -354,5 +365,6 @@ def test_any_choice(name: str, filling: CaseOf) -> None:
             np.testing.assert_allclose(probs, expected, atol=1e-4, rtol=0)
             assert np.mean(np.array(ids) == expected_ids) > 0.9  # but for ties
         compared += len(guesses.said)
+        assert (guesses.lost > 20) == (seed == 3)
     assert fed > 0
     assert compared > 100

@@ -16,6 +16,7 @@ from dflash_trt.decoding.evidence import TIMED
 from dflash_trt.decoding.policy import (
     CLEARLY,
     LONGEST_REST,
+    PROBING,
     REFRESH,
     Adaptive,
     Choice,
@@ -335,6 +336,29 @@ def test_a_drafter_that_has_to_run_does() -> None:
     assert policy.choose([row], 0, feed=True).draft
 
 
+def test_features_are_held_while_the_drafter_may_want_them() -> None:
+    """Where it pays, and where it may be tried again before the sequence ends."""
+    assert Adaptive(Costs(linear(0.3), 0.5), MOST, MOST).holds(1)
+    good, bad = (world(Costs(linear(0.1), drafter), 0.7) for drafter in (0.1, 5.0))
+    good.run(300)
+    assert good.policy.holds(1)
+    bad.run(300)
+    while not bad.drafting[-1]:
+        bad.run(1)
+    pause = round((5.0 + 0.1) / PROBING)
+    assert [bad.policy.holds(budget) for budget in (1, pause - 10, pause + 10)] == [0, 0, 1]
+    bad.run(pause - 20)
+    assert [bad.policy.holds(budget) for budget in (10, 30)] == [False, True]
+
+
+def test_a_sequence_of_which_features_are_lost_is_not_drafted_for() -> None:
+    policy = Adaptive(Costs(linear(0.1), 0.1), MOST, MOST)
+    good = Row([chain([0.9**k for k in range(1, 8)])], False)
+    assert all(policy.choose([good], 0).draft for _ in range(50))
+    assert not any(policy.choose([good, good._replace(lost=True)], 0).draft for _ in range(500))
+    assert policy.choose([good], 0).draft
+
+
 # --- a record -------------------------------------------------------------------------------------
 
 
@@ -355,6 +379,11 @@ class Recorded:
         drafts = self._policy.prefill(n, drawn)
         self.calls.append(("prefill", (n, drawn), drafts))
         return drafts
+
+    def holds(self, budget: int) -> bool:
+        holds = self._policy.holds(budget)
+        self.calls.append(("holds", (budget,), holds))
+        return holds
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         self.calls.append(("observe", (proposal, accepted), None))

@@ -102,7 +102,7 @@ def test_trees_are_no_deeper_than_the_smallest_window(
     ids = np.arange(7 * 8).reshape(7, 8)
     probs = np.tile(np.array([[0.9] + [0.1 / 7] * 7], np.float32), (7, 1))
     sequence = Sequence(Request([1, 2], NEW_TOKENS), [3], candidates=(ids, probs))
-    ((offers, _),) = proposer.rows([sequence], 2)
+    ((offers, *_),) = proposer.rows([sequence], 2)
     ((_, tokens, parents, *_),) = offers
     assert (max(depths(tuple(parents))), len(tokens)) == (deepest, drafts)
     assert tokens[:3] == [0, 8, 16]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflash_trt.decoding.messages import Float32, VerifyInput
+from dflash_trt.decoding.messages import DROPPED, Float32, VerifyInput
 from dflash_trt.engines.info import HELD
 
 STEP = 16  # features are handed over in multiples of it, so that few steps are bound
@@ -36,7 +36,7 @@ class Held:
         """What the drafter gets in this round `[n, C, F]`, and how many of each row are older.
 
         features `[n, S, F]` of the tokens of `x`, the kept ones first. If no drafts are wanted they
-        are held back with those before.
+        are held back with those before, or dropped with them.
         """
         first_row, wanted, _, *moves = x.batch.tolist()
         places = x.rows[:, 2].tolist()
@@ -51,6 +51,11 @@ class Held:
         for source, destination in zip(moves[::2], moves[1::2], strict=True):
             self._parts[destination] = self._parts.pop(source, [])
             self._ends[destination] = self._ends.pop(source, 0)
+        if wanted == DROPPED:
+            for row in range(first_row, first_row + len(places)):
+                self._parts.pop(row, None)
+                self._ends.pop(row, None)
+            return features[:, :1], [0] * len(places)
         older: list[list[Part]] = []
         kept = []
         for i, (_, forced, place, _) in enumerate(x.rows.tolist()):

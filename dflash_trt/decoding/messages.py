@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 NO_HISTORY = NO_DRAFT = -1
+DROPPED = -1  # of drafts wanted: none, nor are these tokens' features to be kept for later ones
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -26,7 +27,8 @@ class VerifyInput(NamedTuple):
     up to `length`, are drafts: a chain, or a tree by `parents`. Prefilling is verifying a prompt.
     """
 
-    batch: Int64  # [3 + 2m]: first cache row, drafts wanted, candidates of each, row moves
+    # [3 + 2m]: first cache row, drafts wanted (or DROPPED), candidates of each, row moves
+    batch: Int64
     rows: Int64  # [n, 4]: length 1..S, forced 1..length, position of the first token, budget
     tokens: Int64  # [n, S]
     parents: Int64  # [n, S]: each token's parent among the row's, anchor 0; [n, 1]: all are chains

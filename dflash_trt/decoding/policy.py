@@ -62,6 +62,7 @@ class Row(NamedTuple):
 
     offers: Sequence[Proposal]
     drawn: bool  # whether its request has a temperature
+    lost: bool = False  # whether the drafter has not all of its features
 
 
 class StepCosts(Protocol):
@@ -82,6 +83,9 @@ class Policy(Protocol):
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """Whether the drafter should run behind a prompt's chunk; n: sequences there will be."""
+
+    def holds(self, budget: int) -> bool:
+        """Whether the drafter may have use for a sequence that has so many tokens to come."""
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """How many drafts of a verified proposal were kept."""
@@ -106,6 +110,10 @@ class Fixed:
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
         return self.draft_tokens > 0
+
+    def holds(self, budget: int) -> bool:
+        """See `Policy`."""
+        return True
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
@@ -166,18 +174,28 @@ class Adaptive:
                 taken = [_taken(offers, width) for offers in expected]
         asked = self._asked(n, taken)
         situation = _situation(rows, taken)
-        pays = self._worth_in(situation, n, context).pays
-        self._probing = not pays and self._idle * PROBING >= draft + steps[1] - 1
-        if feed or pays or self._probing:
-            self._drafted_in, self._idle = situation, -1
+        lost = any(row.lost for row in rows)
+        pays = self._worth_in(situation, n, context).pays and not lost
+        self._probing = not (pays or lost) and self._idle >= _pause(steps, draft)
+        runs = feed or pays or self._probing
+        if runs:
+            self._drafted_in, self._idle = None if lost else situation, -1
         self._last = n, width, context
-        self._rest = self._rest_after(width, n, context)
+        self._rest = self._rest_after(width, runs, n, context)
         self._idle += 1 + self._rest
-        return Choice(taken, asked if self._drafted_in else 0, self._rest)
+        return Choice(taken, asked if runs else 0, self._rest)
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
         return self._worth_in((n.bit_length(), 0, 2 * drawn), n, 0).pays
+
+    def holds(self, budget: int) -> bool:
+        """See `Policy`. Not where drafting pays in no situation, and the sequence will have ended
+        before it is tried again."""
+        if not self._worth or any(worth.pays for worth in self._worth.values()):
+            return True
+        n, _, context = self._last
+        return self._idle + budget >= _pause(*self._costs_of(max(n, 1), context, drafting=False))
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
@@ -239,12 +257,12 @@ class Adaptive:
             self._worth[situation] = Worth(should > 1 and looked < ALL)
         return self._worth[situation]
 
-    def _rest_after(self, width: int, n: int, context: int) -> int:
+    def _rest_after(self, width: int, runs: bool, n: int, context: int) -> int:
         """How many rounds need no choice after one of this width, where choosing is not cheap.
 
         What begins to repeat itself is seen that much later.
         """
-        if width or self._drafted_in:
+        if width or runs:
             return 0
         if n * CHOICE_SECONDS < CHOICE_SHARE * self._costs.verify(n, 1, context):
             return 0
@@ -296,6 +314,11 @@ class Adaptive:
 Expected = tuple[Proposal, list[float]]
 Situation = tuple[int, int, int]
 ALL = 2  # of a situation's rows; 1: some of them
+
+
+def _pause(steps: Sequence[float], draft: float) -> float:
+    """Rounds between two in which the drafter is tried where it does not pay."""
+    return (draft + steps[1] - 1) / PROBING
 
 
 def _best(

@@ -47,7 +47,8 @@ class Proposer:
                 offers.append(self._drafted(sequence, refine, most))
             if self._sources.lookup and most:
                 offers += _looked_up(sequence, most)
-            rows.append(Row(offers, bool(sequence.request.sampling.temperature)))
+            drawn = bool(sequence.request.sampling.temperature)
+            rows.append(Row(offers, drawn, sequence.lost))
         return rows
 
     def observe(self, sequence: Sequence, accepted: int) -> None:

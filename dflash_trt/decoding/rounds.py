@@ -108,7 +108,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     first_row, wanted, candidates, *moves = x.batch.tolist()
     _move_rows(engine, moves)
     n, width = x.features.shape[:2]
-    if not wanted:  # the features are held back
+    if wanted <= 0:  # the features are held back, or dropped
         return no_drafts(n)
     rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
     older: list[int] = x.results[:, 2].tolist()

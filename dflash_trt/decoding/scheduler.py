@@ -8,6 +8,7 @@ import numpy as np
 
 from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.messages import (
+    DROPPED,
     NO_DRAFT,
     NO_HISTORY,
     RoundOutput,
@@ -71,6 +72,7 @@ class Scheduler:
         self._moves: list[int] = []  # from, to, from, to ..
         self._prefilled_last = False
         self._wanted = 0  # drafts, in the last step
+        self._unwanted = 0  # what is wanted where the drafter does not run: 0 or DROPPED
         self._rest = 0  # rounds for which there is nothing to be chosen
         self.report: StepReport | None = None  # of the last call of `step`; None: nothing to do
 
@@ -132,16 +134,17 @@ class Scheduler:
         prompt = sequence.request.prompt
         chunk = prompt[sequence.position : sequence.position + self._prefill_chunk]
         last = sequence.position + len(chunk) == len(prompt)
-        budget = sequence.budget if last else 0
+        budget = _budget(sequence) if last else 0
         rows = [[len(chunk), len(chunk), sequence.position, budget]]
         drawn = bool(sequence.request.sampling.temperature)
-        drafts = sequence.held + len(chunk) > HELD or self._policy.prefill(self.active, drawn)
-        wanted = self._policy.draft_tokens if drafts else 0
+        drafts, wanted = self._policy.prefill(self.active, drawn), DROPPED
+        if drafts or self._policy.holds(sequence.budget):
+            drafts = drafts or sequence.held + len(chunk) > HELD
+            wanted = self._policy.draft_tokens if drafts else 0
         lines = [list(chunk)]
         output, report = self._run([sequence], len(self._decoding), rows, lines, chains(1), wanted)
         report.prompt_tokens = len(chunk)
-        sequence.position += len(chunk)
-        sequence.held = 0 if drafts else sequence.held + len(chunk)
+        sequence.verified(len(chunk), wanted)
         if not last:
             return []
         self._prefilling, self._rest = None, 0
@@ -170,7 +173,10 @@ class Scheduler:
             offers = self._proposer.rows(sequences, context)
         else:
             offers = [_as_drafted(sequence) for sequence in sequences]
-        choice = self._policy.choose(offers, context, feed=room < 0)
+        self._unwanted = DROPPED
+        if self._policy.holds(max(sequence.budget for sequence in sequences)):
+            self._unwanted = 0
+        choice = self._policy.choose(offers, context, feed=room < 0 and not self._unwanted)
         self._rest = min(choice.rest, max(room, 0))
         return choice
 
@@ -180,10 +186,12 @@ class Scheduler:
             sequence.drafts = [*proposal.tokens] if proposal else []
             tokens.append([sequence.tokens[-1], *sequence.drafts])
         rows = [
-            [len(line), 1, sequence.position, sequence.budget]
+            [len(line), 1, sequence.position, _budget(sequence)]
             for sequence, line in zip(sequences, tokens, strict=True)
         ]
-        output, report = self._run(sequences, 0, rows, tokens, _parents(choice), choice.draft)
+        output, report = self._run(
+            sequences, 0, rows, tokens, _parents(choice), choice.draft or self._unwanted
+        )
         self._take(sequences, choice.taken, output, report)
         return report
 
@@ -257,8 +265,7 @@ class Scheduler:
                 sequence.logprobs += output.logprobs[i, :committed, :asked].tolist()
                 sequence.logprob_ids += output.logprob_ids[i, :committed, :asked].tolist()
             if not first:
-                sequence.position += accepted + 1
-                sequence.held = 0 if self._wanted else sequence.held + accepted + 1
+                sequence.verified(accepted + 1, self._wanted)
                 sequence.drafted += len(sequence.drafts)
                 sequence.accepted += min(accepted, committed)
                 sequence.committed_per_round.append(committed)
@@ -272,7 +279,7 @@ class Scheduler:
             if self._proposer is not None and self._proposer.learns:
                 self._proposer.observe(sequence, accepted)
             # the target adds a token of its own
-            count = min(sequence.budget - 1, self._wanted)
+            count = max(0, min(_budget(sequence) - 1, self._wanted))
             sequence.drafts = drafts[i][:count]
             if NO_DRAFT in sequence.drafts:
                 count = sequence.drafts.index(NO_DRAFT)
@@ -307,6 +314,11 @@ def check_request(request: Request, max_seq_len: int) -> None:
             f"asked for: {total} exceed the engine's {max_seq_len}",
             "Shorten the prompt, lower max_tokens, or build with a larger serving.max_seq_len.",
         )
+
+
+def _budget(sequence: Sequence) -> int:
+    """Tokens still wanted, as rounds are told: behind the last one there are no drafts."""
+    return min(sequence.budget, 1) if sequence.lost else sequence.budget
 
 
 def _history(sequences: Seq[Sequence]) -> Int64:

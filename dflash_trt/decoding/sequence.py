@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from dflash_trt.decoding.lookup import Suffixes
+from dflash_trt.decoding.messages import DROPPED
 from dflash_trt.decoding.rules import Rules, encode
 from dflash_trt.decoding.sampling import Float32, Int64, Sampling
 
@@ -46,6 +47,7 @@ class Sequence:
     candidates: tuple[Int64, Float32] | None = None
     suffixes: Suffixes | None = None  # of all tokens, once something was looked up
     held: int = 0  # tokens in the target's KV cache that the drafter has not seen
+    lost: bool = False  # whether there are some that it never will: it drafts nothing for this one
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
     dropped: bool = False  # nobody waits for it any more
@@ -69,6 +71,12 @@ class Sequence:
     def budget(self) -> int:
         """Tokens still wanted."""
         return self.request.max_tokens - len(self.tokens)
+
+    def verified(self, tokens: int, wanted: int) -> None:
+        """So many more are in the target's KV cache; wanted: drafts behind them, or DROPPED."""
+        self.position += tokens
+        self.held = self.held + tokens if wanted == 0 else 0
+        self.lost = self.lost or wanted == DROPPED
 
     def commit(self, tokens: Seq[int]) -> int:
         """Append what fits the budget, up to a stop token; returns how many were taken."""
