@@ -7,7 +7,9 @@ itself and prompts whose text does not, all ways of decoding in turns. What it s
 first: the least of adaptive / plain and of adaptive / best fixed setting.
 
 The first pass does not count: in it the policy finds out what pays, as a server does once. What is
-compared are `full_rates`. A table is written anew behind each number of streams.
+compared are `full_rates`. Texts are staggered: attention takes as long as a batch's longest
+sequence asks for, which is least where all texts begin and end together, as only plain decoding's
+would. A table is written anew behind each number of streams.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 
@@ -33,9 +36,8 @@ from dflash_trt.progress import reporting
 
 PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
-# new tokens, passes with the first, and prompts of each kind at least; prompts come in one by one,
-# so that in texts that are a few rounds long there would never be a round of 16 streams
-SHAPES = {"demo": (160, 5, 12), "60m": (128, 4, 4), "0.6b": (64, 3, 3)}
+# new tokens, passes with the first, and prompts of each kind at least
+SHAPES = {"demo": (160, 5, 12), "60m": (128, 4, 4), "0.6b": (48, 3, 3)}
 OF_ADAPTIVE = ("adaptive", "/ best fixed", "rounds of the adaptive policy", "same text")
 HEAD = ("text", "T", "streams", "plain", "7 drafts", "3 drafts", "1 draft", *OF_ADAPTIVE)
 
@@ -62,11 +64,16 @@ def measure(shape: str, folder: Path, tokens: int, passes: int, least: int) -> I
         texts = check(engines, asked, tokens, FIXED, lambda _: None).outputs
         order = sorted(range(len(asked)), key=lambda i: distinct(texts[i]))
         for streams in STREAMS:
-            prompts = max(least, streams)
-            tasks = {"repeats": order[:prompts], "does not": order[-prompts:]}
+            prompts = max(least, 2 * streams)
+            most = min(prompts, len(order) // 2)  # of each kind; the others are the same again
+            tasks = {"repeats": order[:most], "does not": order[-most:]}
             plan = Plan(
-                tasks={name: [asked[i] for i in chosen] for name, chosen in tasks.items()},
+                tasks={
+                    name: [asked[i] for i in islice(cycle(chosen), prompts)]
+                    for name, chosen in tasks.items()
+                },
                 max_tokens=tokens,
+                staggered=True,
                 methods=("plain", "dflash", "adaptive"),
                 draft_tokens=DRAFTS,
                 batches=(streams,),

@@ -13,7 +13,7 @@ import pytest
 
 from dflash_trt.bench import engine as bench_engine
 from dflash_trt.bench.compare import compare
-from dflash_trt.bench.engine import Plan, measure_engine
+from dflash_trt.bench.engine import Plan, measure_engine, tokens_of
 from dflash_trt.bench.engine_report import engine_page
 from dflash_trt.bench.page import to_html, to_markdown
 from dflash_trt.bench.results import Cell, Run, Sample, ServerRun, read_run, write_run
@@ -136,6 +136,23 @@ def measure(built: Path) -> Run:
     cells: list[Cell] = []
     measure_engine(built / "engines", 2, plan, lambda done, total: None, cells.append)
     return a_run(cells)
+
+
+def test_texts_end_one_after_another(built: Path) -> None:
+    """The first ones of a batch, so that its sequences are of different lengths from then on."""
+    prompts = [json.loads(line)["ids"] for line in pycode_lines()[:6]]
+    plan = Plan(
+        tasks={"pycode": prompts},
+        max_tokens=16,
+        staggered=True,
+        methods=("plain",),
+        batches=(4,),
+        repeats=1,
+    )
+    assert [tokens_of(plan, 4, i) for i in range(6)] == [4, 8, 12, 16, 16, 16]
+    cells: list[Cell] = []
+    measure_engine(built / "engines", 2, plan, lambda done, total: None, cells.append)
+    assert cells[0].samples[0].tokens == 4 + 8 + 12 + 3 * 16
 
 
 def test_a_planted_slowdown_is_found(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

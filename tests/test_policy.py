@@ -143,11 +143,11 @@ def test_fixed_takes_all() -> None:
 
 
 def test_choices_are_rare_where_they_are_dear_and_nothing_pays() -> None:
-    """Of 8 rows they take more than a hundredth of a plain step, of one they do not."""
+    """Of 8 rows they take more than a hundredth of a plain step, of 64 more than twelve."""
     many, one = [Row([chain([0.1])], False)] * 8, [Row([chain([0.1])], False)]
-    policy = Adaptive(Costs(linear(1.0), drafter=5.0), MOST, MOST)
-    rests = [policy.choose(many, 0).rest for _ in range(5)]
-    assert rests == [1, LONGEST_REST, LONGEST_REST, LONGEST_REST, LONGEST_REST]
+    for times, rests in ((1, [1] * 5), (8, [1, 3, 7, 12, 12]), (64, [1, 3, 7, LONGEST_REST])):
+        policy = Adaptive(Costs(linear(1.0), drafter=5.0), MOST, MOST)
+        assert [policy.choose(many * times, 0).rest for _ in rests] == rests
     repeating = [Row([looked_up(16)], False)] * 8
     assert policy.choose(repeating, 0).width == 0  # 1.95 / 2
     cheap = Adaptive(Costs(linear(0.1), drafter=5.0), MOST, MOST)
@@ -349,6 +349,25 @@ def test_features_are_held_while_the_drafter_may_want_them() -> None:
     assert [bad.policy.holds(budget) for budget in (1, pause - 10, pause + 10)] == [0, 0, 1]
     bad.run(pause - 20)
     assert [bad.policy.holds(budget) for budget in (10, 30)] == [False, True]
+
+
+def test_a_drafter_that_is_dear_to_wake_is_tried_less_often() -> None:
+    """When it has rested there are features of many rounds to take in."""
+    costs = Costs(linear(0.3), 0.5)
+
+    def tried(waking: float) -> int:
+        policy, times, drafted = Adaptive(costs, MOST, MOST), 0, False
+        for _ in range(5000):
+            choice = policy.choose([Row([chain([0.1] * MOST)] if drafted else [], False)], 0)
+            if choice.taken[0]:
+                policy.observe(choice.taken[0], 0)
+            draft = choice.draft and (0.5 if drafted else waking)
+            policy.timed(costs.verify(1, 1 + choice.width, 0), draft * SECOND)
+            drafted = choice.draft > 0
+            times += drafted
+        return times
+
+    assert 3 < tried(10.0) < 0.3 * tried(0.5)
 
 
 def test_a_sequence_of_which_features_are_lost_is_not_drafted_for() -> None:

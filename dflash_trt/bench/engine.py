@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Plan:
 
     tasks: dict[str, list[list[int]]]  # prompts by task
     max_tokens: int
+    staggered: bool = False  # the first texts of a batch end one after another, as users' do
     methods: tuple[str, ...] = ("plain", "dflash", "adaptive")
     draft_tokens: tuple[int | None, ...] = (None,)  # of dflash, lookup and draft-model
     batches: tuple[int, ...] = (1,)
@@ -101,7 +103,7 @@ def measure_engine(
     passes = 0
     for (task, prompts), batch, context, temperature in groups:
         requests = [
-            Request(prompt, plan.max_tokens, Sampling(temperature, seed=plan.seed + i))
+            Request(prompt, tokens_of(plan, batch, i), Sampling(temperature, seed=plan.seed + i))
             for i, prompt in enumerate(of_length(prompts, context))
         ]
         ways = [
@@ -122,6 +124,13 @@ def measure_engine(
         plain = next((way for way in ways if way.cell.method == "plain"), None)
         for way in ways:
             take(_finished(way, plain))
+
+
+def tokens_of(plan: Plan, batch: int, i: int) -> int:
+    """New tokens of the i-th text."""
+    if not plan.staggered or i >= batch:
+        return plan.max_tokens
+    return ceil(plan.max_tokens * (i + 1) / batch)
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine, model: Engine | None) -> None:

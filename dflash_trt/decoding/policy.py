@@ -21,7 +21,7 @@ HOPE = 0.75  # that a draft is accepted if all before it were, before any were s
 NEAR = 256  # tokens of context that steps cost about the same for
 REFRESH = 16  # rounds after which costs are corrected anew
 CHOICE_SECONDS, CHOICE_SHARE = 2e-5, 0.01  # what a row's takes in Python; of a plain step
-LONGEST_REST = 3  # rounds without a choice while it is plain decoding
+LONGEST_REST = 15  # rounds without a choice while it is plain decoding
 
 
 class Proposal(NamedTuple):
@@ -147,6 +147,7 @@ class Adaptive:
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
         self._streak = 0  # rounds before this one, behind all of which it ran
         self._used: dict[int, float] = {}  # how deep its drafts were verified of late
+        self._woken: dict[int, float] = {}  # what such rounds took that woke it, in plain steps
         self._idle = 0  # rounds since it did
         self._probing = False  # whether it did for nothing but to see whether it pays again
         self._rest = 0  # rounds that the last choice was for, beside the first
@@ -176,7 +177,7 @@ class Adaptive:
         situation = _situation(rows, taken)
         lost = any(row.lost for row in rows)
         pays = self._worth_in(situation, n, context).pays and not lost
-        self._probing = not (pays or lost) and self._idle >= _pause(steps, draft)
+        self._probing = not (pays or lost) and self._idle >= self._pause(n, context)
         runs = feed or pays or self._probing
         if runs:
             self._drafted_in, self._idle = None if lost else situation, -1
@@ -195,7 +196,7 @@ class Adaptive:
         if not self._worth or any(worth.pays for worth in self._worth.values()):
             return True
         n, _, context = self._last
-        return self._idle + budget >= _pause(*self._costs_of(max(n, 1), context, drafting=False))
+        return self._idle + budget >= self._pause(max(n, 1), context)
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
@@ -217,6 +218,16 @@ class Adaptive:
             self._slower_at(n, kind).add(ratio, self._timings)
         if draft and self._streak:  # else it had features of more than a round to take in
             self._slower_at(n, "draft").add(draft / self._costs.draft(n, near), self._timings)
+        elif draft:
+            plain = self._slower_at(n, "plain")
+            unit = self._costs.verify(n, 1, near) * (plain.middle() if plain.known else 1.0)
+            at, took = n.bit_length(), (verify + draft) / unit - 1
+            self._woken[at] = max(took, RECENT * self._woken.get(at, 0.0))
+
+    def _pause(self, n: int, context: int) -> float:
+        """Rounds between two in which the drafter is tried where it does not pay."""
+        steps, draft = self._costs_of(n, context, drafting=False)
+        return max(draft + steps[1] - 1, self._woken.get(n.bit_length(), 0.0)) / PROBING
 
     def _judge(
         self,
@@ -258,15 +269,15 @@ class Adaptive:
         return self._worth[situation]
 
     def _rest_after(self, width: int, runs: bool, n: int, context: int) -> int:
-        """How many rounds need no choice after one of this width, where choosing is not cheap.
+        """How many rounds need no choice after one of this width: in the end so many that choosing
+        has its share of the time.
 
         What begins to repeat itself is seen that much later.
         """
         if width or runs:
             return 0
-        if n * CHOICE_SECONDS < CHOICE_SHARE * self._costs.verify(n, 1, context):
-            return 0
-        return min(2 * self._rest + 1, LONGEST_REST)
+        share = n * CHOICE_SECONDS / self._costs.verify(n, 1, context)
+        return min(2 * self._rest + 1, int(share / CHOICE_SHARE), LONGEST_REST)
 
     def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
         """What drafts promise by and large, by their number."""
@@ -314,11 +325,6 @@ class Adaptive:
 Expected = tuple[Proposal, list[float]]
 Situation = tuple[int, int, int]
 ALL = 2  # of a situation's rows; 1: some of them
-
-
-def _pause(steps: Sequence[float], draft: float) -> float:
-    """Rounds between two in which the drafter is tried where it does not pay."""
-    return (draft + steps[1] - 1) / PROBING
 
 
 def _best(
