@@ -145,7 +145,7 @@ def test_fixed_takes_all() -> None:
 def test_choices_are_rare_where_they_are_dear_and_nothing_pays() -> None:
     """Of 8 rows they take more than a hundredth of a plain step, of 64 more than twelve."""
     many, one = [Row([chain([0.1])], False)] * 8, [Row([chain([0.1])], False)]
-    for times, rests in ((1, [1] * 5), (8, [1, 3, 7, 12, 12]), (64, [1, 3, 7, LONGEST_REST])):
+    for times, rests in ((1, [1] * 5), (8, [1, 3, 7, 12, 12]), (512, [1, 3, 7, 15, 31, 63, 63])):
         policy = Adaptive(Costs(linear(1.0), drafter=5.0), MOST, MOST)
         assert [policy.choose(many * times, 0).rest for _ in rests] == rests
     repeating = [Row([looked_up(16)], False)] * 8
@@ -155,6 +155,16 @@ def test_choices_are_rare_where_they_are_dear_and_nothing_pays() -> None:
     assert (taken.width, taken.rest) == (MOST, 0)
     assert cheap.choose(many, 0).rest == 1  # it begins anew
     assert Adaptive(Costs(linear(1.0), drafter=5.0), MOST, MOST).choose(one, 0).rest == 0
+
+
+def test_choices_that_never_pay_get_rarer_still() -> None:
+    policy = Adaptive(Costs(linear(0.1), drafter=5.0), MOST, MOST)
+    rows = [Row([], False)] * 64
+    rests = [policy.choose(rows, 0).rest for _ in range(16)]
+    assert (rests[:4], rests[-1]) == ([1, 3, 7, 12], LONGEST_REST)
+    # and are as frequent as before when they have found something
+    assert policy.choose([Row([looked_up(16)], False)] * 64, 0).width == MOST
+    assert max(policy.choose(rows, 0).rest for _ in range(6)) == 12
 
 
 def test_plain_steps_are_timed_when_others_were() -> None:

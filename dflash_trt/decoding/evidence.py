@@ -48,14 +48,14 @@ class Slower:
 
 
 class Worth:
-    """What drafting gains in a situation."""
+    """What drafting, or choosing, gains in a situation."""
 
     def __init__(self, pays: bool) -> None:
         self._gained = 0.0  # plain steps, of late
         self.pays = pays
 
     def add(self, gained: float, cost: float) -> None:
-        """Plain steps that a round with drafts gained, and that it took."""
+        """Plain steps that one round of it gained, and that it took."""
         if self.pays:
             self._gained = self._gained * RECENT + gained
             found_wrong = self._gained < -STAKE

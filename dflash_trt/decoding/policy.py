@@ -20,8 +20,9 @@ PROBING = 0.005  # share of the time that the drafter may take where it does not
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
 NEAR = 256  # tokens of context that steps cost about the same for
 REFRESH = 16  # rounds after which costs are corrected anew
-CHOICE_SECONDS, CHOICE_SHARE = 2e-5, 0.01  # what a row's takes in Python; of a plain step
-LONGEST_REST = 15  # rounds without a choice while it is plain decoding
+CHOICE_SECONDS = 2e-5  # what a row's takes in Python
+CHOICE_SHARE, LITTLE = 0.01, 0.002  # of the time, where it finds nothing; and where it never pays
+LONGEST_REST = 63  # rounds without a choice while it is plain decoding
 
 
 class Proposal(NamedTuple):
@@ -151,6 +152,7 @@ class Adaptive:
         self._idle = 0  # rounds since it did
         self._probing = False  # whether it did for nothing but to see whether it pays again
         self._rest = 0  # rounds that the last choice was for, beside the first
+        self._choosing: dict[int, Worth] = {}  # what choices bring, by about how many rows
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """See `Policy`."""
@@ -159,7 +161,7 @@ class Adaptive:
         self._streak = self._streak + 1 if before else 0
         steps, draft = self._costs_of(n, context, drafting=before is not None)
         taken: list[Proposal | None] = [None] * n
-        width = 0
+        width, gained = 0, 0.0
         if any(row.offers for row in rows):
             expected = [[(x, self._expected(x)) for x in row.offers] for row in rows]
             width, tokens = _best(expected, steps, draft if before else 0.0)
@@ -173,6 +175,7 @@ class Adaptive:
                 width = 0  # all costs are in plain steps: some have to be seen
             if width:
                 taken = [_taken(offers, width) for offers in expected]
+                gained = tokens / n - steps[width] - (draft if before else 0.0)
         asked = self._asked(n, taken)
         situation = _situation(rows, taken)
         lost = any(row.lost for row in rows)
@@ -182,7 +185,7 @@ class Adaptive:
         if runs:
             self._drafted_in, self._idle = None if lost else situation, -1
         self._last = n, width, context
-        self._rest = self._rest_after(width, runs, n, context)
+        self._rest = self._rest_after(width, runs, gained, n, context)
         self._idle += 1 + self._rest
         return Choice(taken, asked if runs else 0, self._rest)
 
@@ -268,16 +271,19 @@ class Adaptive:
             self._worth[situation] = Worth(should > 1 and looked < ALL)
         return self._worth[situation]
 
-    def _rest_after(self, width: int, runs: bool, n: int, context: int) -> int:
+    def _rest_after(self, width: int, runs: bool, gained: float, n: int, context: int) -> int:
         """How many rounds need no choice after one of this width: in the end so many that choosing
         has its share of the time.
 
-        What begins to repeat itself is seen that much later.
+        gained: plain steps, by this choice. What begins to repeat itself is seen that much later.
         """
+        cost = n * CHOICE_SECONDS / self._costs.verify(n, 1, context)
+        choosing = self._choosing.setdefault(n.bit_length(), Worth(True))
+        choosing.add(gained - cost, cost)
         if width or runs:
             return 0
-        share = n * CHOICE_SECONDS / self._costs.verify(n, 1, context)
-        return min(2 * self._rest + 1, int(share / CHOICE_SHARE), LONGEST_REST)
+        longest = int(cost / (CHOICE_SHARE if choosing.pays else LITTLE))
+        return min(2 * self._rest + 1, longest, LONGEST_REST) if cost > CHOICE_SHARE else 0
 
     def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
         """What drafts promise by and large, by their number."""
