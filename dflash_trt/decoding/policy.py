@@ -17,6 +17,7 @@ CLEARLY = 1.02  # how much more drafts must promise than plain decoding
 OLD = 64  # rounds after which a plain step is timed again
 FORGOTTEN = 512  # rounds after which other steps' times are
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
+WAKING = 8.0  # times what drafting usually takes: more than that was something else
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
 NEAR = 256  # tokens of context that steps cost about the same for
 REFRESH = 16  # rounds after which costs are corrected anew
@@ -230,7 +231,8 @@ class Adaptive:
     def _pause(self, n: int, context: int) -> float:
         """Rounds between two in which the drafter is tried where it does not pay."""
         steps, draft = self._costs_of(n, context, drafting=False)
-        return max(draft + steps[1] - 1, self._woken.get(n.bit_length(), 0.0)) / PROBING
+        usual = draft + steps[1] - 1
+        return min(max(usual, self._woken.get(n.bit_length(), 0.0)), WAKING * usual) / PROBING
 
     def _judge(
         self,
