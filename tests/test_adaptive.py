@@ -256,9 +256,6 @@ class EveryToken(AtRandom):
     def prefill(self, n: int, drawn: bool) -> bool:
         return True
 
-    def holds(self, budget: int) -> bool:
-        return True
-
 
 class Guesses(Proposer):
     """Proposes random trees, too, that are right in places, and notes what the drafter says."""

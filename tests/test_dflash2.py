@@ -174,11 +174,8 @@ def test_draws_follow_their_probabilities() -> None:
     """Whole paths of two places, under a request's cuts."""
     scores = np.random.default_rng(1).normal(0, 1.0, (2, 4, 4)).astype(np.float32)
     scores[0] = scores[0, 0]
-    ids, sampling, rows = (
-        np.array([[7, 3, 9, 5], [2, 7, 4, 3]]),
-        Sampling(0.8, top_k=3, top_p=0.95),
-        5000,
-    )
+    ids = np.array([[7, 3, 9, 5], [2, 7, 4, 3]])
+    sampling, rows = Sampling(0.8, top_k=3, top_p=0.95), 5000
     many = [np.tile(x, (rows, *[1] * x.ndim)) for x in (ids, scores)]
     numbers = np.random.default_rng(2).random((rows, 2))
     counts, probs = np.zeros((4, 4)), np.zeros((4, 4))

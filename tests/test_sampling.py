@@ -119,9 +119,10 @@ def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch, dr
     rng = np.random.default_rng(1)
 
     def wrong(drafts: Any, weights: Any, *others: Any) -> tuple[int, int]:
+        before = [weights(j)[0].astype(np.float64) for j in range(len(drafts))]
         accepted, token = accept_sampled(drafts, weights, *others)
         if accepted < len(drafts):
-            p = weights(accepted)[0].astype(np.float64)
+            p = before[accepted]  # as it was: a rejected draft's weights are written to
             token = int(rng.choice(VOCAB, p=p / p.sum()))
         return accepted, token
 

@@ -72,7 +72,7 @@ class Scheduler:
         self._moves: list[int] = []  # from, to, from, to ..
         self._prefilled_last = False
         self._wanted = 0  # drafts, in the last step
-        self._unwanted = 0  # what is wanted where the drafter does not run: 0 or DROPPED
+        self._unwanted = 0  # see `_undrafted`; as of the last choice
         self._rest = 0  # rounds for which there is nothing to be chosen
         self.report: StepReport | None = None  # of the last call of `step`; None: nothing to do
 
@@ -137,10 +137,10 @@ class Scheduler:
         budget = _budget(sequence) if last else 0
         rows = [[len(chunk), len(chunk), sequence.position, budget]]
         drawn = bool(sequence.request.sampling.temperature)
-        drafts, wanted = self._policy.prefill(self.active, drawn), DROPPED
-        if drafts or self._policy.holds(sequence.budget):
-            drafts = drafts or sequence.held + len(chunk) > HELD
-            wanted = self._policy.draft_tokens if drafts else 0
+        drafts = self._policy.prefill(self.active, drawn)
+        wanted = self._policy.draft_tokens if drafts else self._undrafted(sequence.budget)
+        if not wanted and sequence.held + len(chunk) > HELD:
+            wanted = self._policy.draft_tokens
         lines = [list(chunk)]
         output, report = self._run([sequence], len(self._decoding), rows, lines, chains(1), wanted)
         report.prompt_tokens = len(chunk)
@@ -173,12 +173,14 @@ class Scheduler:
             offers = self._proposer.rows(sequences, context)
         else:
             offers = [_as_drafted(sequence) for sequence in sequences]
-        self._unwanted = DROPPED
-        if self._policy.holds(max(sequence.budget for sequence in sequences)):
-            self._unwanted = 0
+        self._unwanted = self._undrafted(max(sequence.budget for sequence in sequences))
         choice = self._policy.choose(offers, context, feed=room < 0 and not self._unwanted)
         self._rest = min(choice.rest, max(room, 0))
         return choice
+
+    def _undrafted(self, budget: int) -> int:
+        """What is wanted of a step behind which the drafter does not run: 0 or DROPPED."""
+        return 0 if self._policy.holds(budget) else DROPPED
 
     def _verify(self, sequences: Seq[Sequence], choice: Choice) -> StepReport:
         tokens = []
