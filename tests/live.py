@@ -53,17 +53,30 @@ def metrics(server: Ports) -> str:
         return page.read().decode()
 
 
-def rounds(server: Ports, sequences: int = 1) -> int:
+def rounds(server: Ports) -> int:
     """Rounds that the server has run, by its own metrics.
 
-    TensorRT-LLM tells those of each sequence, when it has ended; so many shared them.
+    TensorRT-LLM tells those of each sequence, when it has ended.
     """
     text = metrics(server)
     if found := re.search(r'nv_inference_exec_count{model="draft_verify",version="1"} (\d+)', text):
         return int(found[1])
     found = re.search(r"^dflash_acceptance_length_count (\d+)$", text, re.M)
     assert found is not None
-    return int(found[1]) // sequences
+    return int(found[1])
+
+
+def cancelled(server: Ports) -> int:
+    """Requests that have ended so, by the front's metrics, which are sent once a second."""
+    found = re.search(r'^dflash_requests_total{.*"cancelled".*} (\d+)$', metrics(server), re.M)
+    return int(found[1]) if found else 0
+
+
+def assert_cancelled(server: Ports, count: int) -> None:
+    deadline = time.monotonic() + 4
+    while cancelled(server) < count and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert cancelled(server) == count
 
 
 def assert_goes_idle(server: Ports) -> None:

@@ -15,7 +15,7 @@ import grpc
 import pytest
 import stand_in
 import trustme
-from live import assert_goes_idle
+from live import assert_cancelled, assert_goes_idle, cancelled
 from llm_build import standins, write_llm_build
 from stand_in import Call, failure, part, parts
 from tritonclient.grpc.model_config_pb2 import DataType
@@ -119,6 +119,7 @@ def test_the_asyncio_client_gives_the_same_answers(client: Client, server: Ports
 
 
 def test_a_stream_that_is_closed_or_cancelled_stops_the_work(client: Client, server: Ports) -> None:
+    before = cancelled(server)
     chunks = client.stream(PROMPT, max_tokens=900, ignore_eos=True)
     next(chunks)
     chunks.close()
@@ -141,6 +142,7 @@ def test_a_stream_that_is_closed_or_cancelled_stops_the_work(client: Client, ser
 
     for way in ("close", "cancel"):
         asyncio.run(asyncio.wait_for(abandon(way), WAIT))
+    assert_cancelled(server, before + 4)
 
 
 def test_refusals_are_explained(client: Client) -> None:
