@@ -3,8 +3,8 @@
     python scripts/adaptive_table.py [--shapes demo,60m,0.6b]
 
 Three sizes, 1 to 16 streams, greedy and at temperature 0.8, prompts whose greedy text repeats
-itself and prompts whose text does not, all ways of decoding in turns. What it says of itself comes
-first: the least of adaptive / plain and of adaptive / best fixed setting.
+itself and prompts whose text does not, all ways of decoding in turns of a few rounds. What it says
+of itself comes first: the least of adaptive / plain and of adaptive / best fixed setting.
 
 The first pass does not count: in it the policy finds out what pays, as a server does once. What is
 compared are `full_rates`. Texts are staggered: attention takes as long as a batch's longest
@@ -31,6 +31,10 @@ from dflash_trt.bench.results import Cell, versions
 from dflash_trt.bench.stats import full_rates, verified
 from dflash_trt.build import build
 from dflash_trt.decoding.check import check
+from dflash_trt.decoding.costs import measure as measure_costs
+from dflash_trt.decoding.kept_costs import keep_costs, this_machine
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.progress import reporting
 
@@ -56,11 +60,13 @@ def main() -> None:
 
 def measure(shape: str, folder: Path, tokens: int, passes: int, least: int) -> Iterator[list[Cell]]:
     """The cells of one number of streams after another: all of them may take hours."""
-    config = config_of(shape, pair_of(shape, folder), max(STREAMS))
+    # cache rows for all ways of decoding at once, so that they take turns of a few rounds
+    config = config_of(shape, pair_of(shape, folder), (2 + len(DRAFTS)) * max(STREAMS))
     asked = load_task("pycode", PYCODE / "target", vocab_size=512, longest=96, count=40)
     with reporting() as report:
         build(config, folder / "built", report)
         engines = folder / "built" / "engines"
+        keep_costs_of(engines, max(STREAMS))
         texts = check(engines, asked, tokens, FIXED, lambda _: None).outputs
         order = sorted(range(len(asked)), key=lambda i: distinct(texts[i]))
         for streams in STREAMS:
@@ -84,6 +90,14 @@ def measure(shape: str, folder: Path, tokens: int, passes: int, least: int) -> I
             cells: list[Cell] = []
             measure_engine(engines, THREADS, plan, step, cells.append)
             yield cells
+
+
+def keep_costs_of(engines: Path, slots: int) -> None:
+    """As of a server of so many slots."""
+    target, drafter = (load_engine(engines / role) for role in ("target", "drafter"))
+    rounds, info = in_process(target, drafter), target.info
+    costs = measure_costs(rounds, drafter.info.block_size, slots, info.max_seq_len)
+    keep_costs(engines, this_machine(engines, "in_process", THREADS), costs)
 
 
 def distinct(text: Sequence[int], length: int = 8) -> float:

@@ -56,7 +56,7 @@ class EveryToken(Fixed):
 class ByTable(Adaptive):
     """Of engines that only repeat what was recorded, nothing is learned of time."""
 
-    def timed(self, verify: float, draft: float) -> None:
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
         pass
 
 

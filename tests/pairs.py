@@ -71,6 +71,7 @@ def make_pair(
     block_size: int = 8,
     taps: tuple[int, ...] = (0, 2),
     draft_layers: int = 1,
+    longest: int = 512,
     seed: int = 0,
     dtype: str = "float32",
 ) -> Pair:
@@ -87,7 +88,7 @@ def make_pair(
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "intermediate_size": intermediate,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": longest,
         "tie_word_embeddings": tied,
     }
     config = Qwen3Config(**shape) if family == "qwen3" else LlamaConfig(**shape, rms_norm_eps=1e-5)

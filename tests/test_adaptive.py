@@ -243,7 +243,7 @@ class AtRandom:
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """Learns nothing."""
 
-    def timed(self, verify: float, draft: float) -> None:
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
         """Learns nothing."""
 
 

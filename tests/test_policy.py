@@ -175,7 +175,7 @@ def test_plain_steps_are_timed_when_others_were() -> None:
     for _ in range(2 * REFRESH):
         width = policy.choose(rows, 0).width
         widths.append(width)
-        policy.timed(costs.verify(1, 1 + width, 0) * (3 if width else 1), 0.0)
+        policy.timed(costs.verify(1, 1 + width, 0) * (3 if width else 1), 0.0, 0.0)
     first = [2] * (2 + TIMED) + [0] * TIMED  # the drafter's first two rounds are not counted
     assert widths[: len(first)] == first
     assert widths[-1] == 0  # 2.7 / 3.6
@@ -372,7 +372,7 @@ def test_a_drafter_that_is_dear_to_wake_is_tried_less_often() -> None:
             if choice.taken[0]:
                 policy.observe(choice.taken[0], 0)
             draft = choice.draft and (0.5 if drafted else waking)
-            policy.timed(costs.verify(1, 1 + choice.width, 0), draft * SECOND)
+            policy.timed(costs.verify(1, 1 + choice.width, 0), draft * SECOND, 0.0)
             drafted = choice.draft > 0
             times += drafted
         return times
@@ -418,9 +418,9 @@ class Recorded:
         self.calls.append(("observe", (proposal, accepted), None))
         self._policy.observe(proposal, accepted)
 
-    def timed(self, verify: float, draft: float) -> None:
-        self.calls.append(("timed", (verify, draft), None))
-        self._policy.timed(verify, draft)
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
+        self.calls.append(("timed", (verify, draft, choosing), None))
+        self._policy.timed(verify, draft, choosing)
 
 
 def test_a_record_replayed_leads_to_the_same_choices(built_pair: BuildPair) -> None:

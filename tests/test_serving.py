@@ -40,7 +40,8 @@ from dflash_trt.serving.server import free_ports, running_server, serve
 
 PROMPTS = ["def f(x):", "a", "import os\n\nprint(os.environ)  # a prompt of two chunks", "é🙂"]
 NEW_TOKENS, LONG = 48, 500
-SLOTS, MAX_QUEUE, MAX_SEQ_LEN = 4, 4, 512
+SLOTS, MAX_QUEUE, MAX_SEQ_LEN = 4, 4, 4096
+ENDLESS = 4000  # tokens; TensorRT-LLM's front looks every 100 ms whether a client has gone
 WAIT = 60.0
 
 
@@ -57,7 +58,7 @@ class Expected:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("serving")
-    pair = make_pair(directory / "pair")
+    pair = make_pair(directory / "pair", longest=MAX_SEQ_LEN)
     teach(pair)
     make_endless(pair)
     config = BuildConfig(
@@ -285,7 +286,7 @@ def test_the_client_explains_a_refusal(server: Ports) -> None:
     with pytest.raises(RequestError, match="empty"):
         _stream(server, "", 8)
     with pytest.raises(RequestError, match="exceed"):
-        _stream(server, "a" * 1000, 8)
+        _stream(server, "a" * MAX_SEQ_LEN, 8)
 
 
 @pytest.mark.parametrize("road", ["stream", "infer"])
@@ -321,7 +322,7 @@ def test_a_grpc_client_that_goes_away_frees_its_slot(
     assert_goes_idle(server)
     before = cancelled(server)
     streams = [
-        stream(f"127.0.0.1:{server.grpc}", "a", max_tokens=LONG, temperature=0)
+        stream(f"127.0.0.1:{server.grpc}", "a", max_tokens=ENDLESS, temperature=0)
         for _ in range(SLOTS)
     ]
     firsts = [next(each) for each in streams]
@@ -336,7 +337,7 @@ def test_a_grpc_client_that_goes_away_frees_its_slot(
 def test_an_http_client_that_goes_away_frees_its_slot(
     server: Ports, expected: list[Expected]
 ) -> None:
-    body = json.dumps({"text_input": "a", "max_tokens": LONG, "stream": True}).encode()
+    body = json.dumps({"text_input": "a", "max_tokens": ENDLESS, "stream": True}).encode()
     head = (
         f"POST /v2/models/dflash/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
     )

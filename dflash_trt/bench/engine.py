@@ -1,30 +1,24 @@
 """`dflash-trt bench engine`: ways of decoding, measured in turns over the same prompts."""
 
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.bench.results import Cell, Sample
+from dflash_trt.bench.passes import Pass, TimedEngine, Way, run_in_turns
+from dflash_trt.bench.results import Cell
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.lookup import PromptLookup
-from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.policy import Fixed, Policy
-from dflash_trt.decoding.proposals import Proposer, strategy
+from dflash_trt.decoding.policy import Fixed
+from dflash_trt.decoding.proposals import strategy
 from dflash_trt.decoding.rounds import in_process, rounds_with
 from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.sequence import Sequence as Decoded
-from dflash_trt.engines.load import load_engine
-from dflash_trt.engines.step import Engine, Step
+from dflash_trt.engines.step import Engine
 from dflash_trt.errors import RequestError
 
 METHODS = ("plain", "dflash", "adaptive", "lookup", "draft-model")
@@ -49,52 +43,14 @@ class Plan:
     draft_model: Path | None = None  # a build whose target drafts
 
 
-class TimedEngine:
-    """An engine of any kind that adds up the seconds of its calls."""
-
-    def __init__(self, directory: Path) -> None:
-        self._engine = load_engine(directory)
-        self.info, self.visible_step = self._engine.info, self._engine.visible_step
-        self.seconds = 0.0
-
-    def step(
-        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
-    ) -> Step:
-        step = self._engine.step(row, n, width, visible, scored, context)
-        return replace(step, run=partial(self._run, step.run))
-
-    def move_row(self, source: int, destination: int) -> None:
-        self._engine.move_row(source, destination)
-
-    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
-        self._engine.keep_tokens(row, start, kept)
-
-    def _run(self, run: Callable[[], object]) -> None:
-        start = time.perf_counter()
-        run()
-        self.seconds += time.perf_counter() - start
-
-
-@dataclass
-class _Way:
-    """One method with its scheduler's parts and what it has decoded."""
-
-    cell: Cell
-    rounds: RunRound
-    policy: Policy
-    proposer: Proposer | None
-    engines: list[TimedEngine]  # the target first
-    passes: list[list[Decoded]] = field(default_factory=list)
-
-
 def measure_engine(
     engines: Path, threads: int, plan: Plan, progress: Progress, take: Callable[[Cell], object]
 ) -> None:
     """Hand a cell to `take` for each setting; a group's cells come together.
 
-    `engines` holds `target/` and `drafter/`. Between two passes of one way all others have their
-    turn, in an order that rotates, so that noise of the machine meets all. RequestError for
-    a plan that these engines cannot run.
+    `engines` holds `target/` and `drafter/`. Where their cache rows are enough for all ways at
+    once, these take turns of a few rounds (`passes.TURN`), else of whole passes: noise of the
+    machine meets all. RequestError for a plan that these engines cannot run.
     """
     target, drafter = TimedEngine(engines / "target"), TimedEngine(engines / "drafter")
     model = TimedEngine(plan.draft_model / "engines" / "target") if plan.draft_model else None
@@ -110,16 +66,17 @@ def measure_engine(
             _way(cell, engines, target, drafter, model)
             for cell in _cells(plan, task, batch, context, threads, temperature)
         ]
-        for way in ways:
+        together = len(ways) * batch <= target.info.slots
+        for i, way in enumerate(ways):
+            way.first_row = i * batch if together else 0
             warm_up = [replace(r, max_tokens=min(r.max_tokens, WARM_UP_TOKENS)) for r in requests]
-            _decode(way, target, warm_up[: 2 * batch], batch)
+            Pass(way, target, warm_up[: 2 * batch], batch).run()
         for repeat in range(plan.repeats):
             turn = repeat % len(ways)
-            for way in ways[turn:] + ways[:turn]:
-                sample, decoded = _decode(way, target, requests, batch)
-                way.cell.samples.append(sample)
-                way.passes.append(decoded)
-                passes += 1
+            order = ways[turn:] + ways[:turn]
+            for some in [order] if together else [[way] for way in order]:
+                run_in_turns([Pass(way, target, requests, batch) for way in some])
+                passes += len(some)
                 progress(passes, len(groups) * len(ways) * plan.repeats)
         plain = next((way for way in ways if way.cell.method == "plain"), None)
         for way in ways:
@@ -192,7 +149,7 @@ def _way(
     target: TimedEngine,
     drafter: TimedEngine,
     model: TimedEngine | None,
-) -> _Way:
+) -> Way:
     rounds, used = in_process(target, None), [target]
     if cell.method in ("dflash", "adaptive"):
         rounds, used = in_process(target, drafter), [target, drafter]
@@ -204,65 +161,12 @@ def _way(
     block_size = drafter.info.block_size
     if cell.method == "adaptive":
         costs = costs_of(engines, "in_process", rounds, cell.threads)
-        return _Way(cell, rounds, *strategy(Speculation(), target.info, costs), used)
+        return Way(cell, rounds, *strategy(Speculation(), target.info, costs), used)
     drafts = 0 if cell.method == "plain" else cell.draft_tokens or block_size - 1
-    return _Way(cell, rounds, Fixed(drafts), None, used)
+    return Way(cell, rounds, Fixed(drafts), None, used)
 
 
-def _decode(
-    way: _Way, target: Engine, requests: Sequence[Request], batch: int
-) -> tuple[Sample, list[Decoded]]:
-    """All requests, `batch` at a time; stop tokens are ignored, so that all ways do the same."""
-    scheduler = Scheduler(
-        way.rounds,
-        slots=batch,
-        max_seq_len=target.info.max_seq_len,
-        prefill_chunk=target.info.max_seq_len,
-        policy=way.policy,
-        proposer=way.proposer,
-    )
-    sequences = [scheduler.submit(request) for request in requests]
-    verify = draft = sampling = rest = prefill = 0.0
-    steps, choices = 0, Counter[str]()
-    full_seconds, full_tokens = 0.0, 0
-    start = time.perf_counter()
-    while scheduler.busy:
-        before = [engine.seconds for engine in way.engines]
-        began = time.perf_counter()
-        stepped = scheduler.step()
-        took = time.perf_counter() - began
-        report = scheduler.report
-        if report is None or report.prompt_tokens:
-            prefill += took
-            continue
-        in_engines = [engine.seconds - was for engine, was in zip(way.engines, before, strict=True)]
-        steps += 1
-        verify += in_engines[0]
-        draft += sum(in_engines[1:])
-        sampling += report.round_trip - sum(in_engines)
-        rest += took - report.round_trip
-        choices.update(report.choices)
-        if len(stepped) == min(batch, len(requests)):
-            full_seconds += took
-            full_tokens += sum(sequence.committed_per_round[-1] for sequence in stepped)
-    sample = Sample(
-        seconds=time.perf_counter() - start,
-        tokens=sum(len(sequence.tokens) for sequence in sequences),
-        full_seconds=full_seconds,
-        full_tokens=full_tokens,
-        rounds=sum(sequence.rounds for sequence in sequences),
-        steps=steps,
-        verify=verify,
-        draft=draft,
-        sampling=sampling,
-        scheduler=rest,
-        prefill=prefill,
-        choices=dict(choices),
-    )
-    return sample, sequences
-
-
-def _finished(way: _Way, plain: _Way | None) -> Cell:
+def _finished(way: Way, plain: Way | None) -> Cell:
     """The cell with what its texts say: how far rounds got, and how many are plain decoding's."""
     committed = [n for each in way.passes for text in each for n in text.committed_per_round]
     kept = [

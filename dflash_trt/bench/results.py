@@ -13,19 +13,19 @@ from dflash_trt.machine import machine, versions
 PERCENTILES = (50, 90, 99)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Sample:
     """One pass over the prompts."""
 
-    seconds: float
-    tokens: int  # generated
-    rounds: int  # of all sequences; the first token of each comes from its prompt
-    steps: int  # calls of the engines that made these rounds, batches counting once
-    verify: float  # seconds in the target, and so on: parts of `seconds`
-    draft: float
-    sampling: float  # accepting and proposing
-    scheduler: float
-    prefill: float
+    seconds: float = 0.0
+    tokens: int = 0  # generated
+    rounds: int = 0  # of all sequences; the first token of each comes from its prompt
+    steps: int = 0  # calls of the engines that made these rounds, batches counting once
+    verify: float = 0.0  # seconds in the target, and so on: parts of `seconds`
+    draft: float = 0.0
+    sampling: float = 0.0  # accepting and proposing
+    scheduler: float = 0.0
+    prefill: float = 0.0
     full_seconds: float = 0.0  # of rounds in which all streams took part, and what they committed
     full_tokens: int = 0
     # rounds of single sequences by what was verified, as metrics count it

@@ -23,11 +23,12 @@ class Slower:
     def __init__(self) -> None:
         self._ratios: deque[float] = deque(maxlen=8 * TIMED)
         self._last = 0  # round in which there was one
+        self._middle: float | None = None  # if it is known already
 
     def add(self, ratio: float, now: int) -> None:
         """Of one step, in round `now`."""
         self._ratios.append(ratio)
-        self._last = now
+        self._last, self._middle = now, None
 
     @property
     def known(self) -> bool:
@@ -41,10 +42,13 @@ class Slower:
     def forget(self) -> None:
         """As if none had been timed."""
         self._ratios.clear()
+        self._middle = None
 
     def middle(self) -> float:
         """The median: what held up a single step says nothing."""
-        return median(self._ratios)
+        if self._middle is None:
+            self._middle = median(self._ratios)
+        return self._middle
 
 
 class Worth:

@@ -39,6 +39,8 @@ class Held:
         are held back with those before, or dropped with them.
         """
         first_row, wanted, _, *moves = x.batch.tolist()
+        if wanted == DROPPED and not (self._runs or any(self._parts.values())):
+            return features[:, :1], [0] * len(features)
         places = x.rows[:, 2].tolist()
         run = self._runs.get(first_row)
         plain = not wanted and not moves and features.shape[1] == 1

@@ -29,8 +29,9 @@ class Suffixes:
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._text: list[int] = []
-        self._after: dict[int | tuple[int, ...], int] = {}
-        self._end = (-1, -1, -1)  # the last three tokens
+        # by run, which is one number: so many tuples would be work for the garbage collector
+        self._after: tuple[dict[int, int], dict[int, int], dict[int, int]] = ({}, {}, {})
+        self._end = (-1, -1, -1)  # the runs of the last one, two and three tokens
         self.extend(tokens)
 
     def __len__(self) -> int:
@@ -38,13 +39,13 @@ class Suffixes:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens; about 0.5 us each."""
-        text, after = self._text, self._after
-        a, b, c = self._end
+        text, (after_one, after_two, after_three) = self._text, self._after
+        one, two, three = self._end
         for place, token in enumerate(tokens, len(text)):
-            after[c] = after[b, c] = after[a, b, c] = place
-            a, b, c = b, c, token
+            after_one[one] = after_two[two] = after_three[three] = place
+            one, two, three = token, one << 32 | token, two << 32 | token
             text.append(token)
-        self._end = a, b, c
+        self._end = one, two, three
 
     def find(self, most: int) -> tuple[int, list[int]]:
         """The length of a match and the `most` tokens that followed it.
@@ -54,13 +55,13 @@ class Suffixes:
         `MEASURED`. What runs into the end of the text goes on with its own copy, as a loop does.
         (0, []) if even the last token is new.
         """
-        text, after = self._text, self._after
-        a, b, c = self._end
-        length, start = 3, after.get((a, b, c))
+        text, (after_one, after_two, after_three) = self._text, self._after
+        one, two, three = self._end
+        length, start = 3, after_three.get(three)
         if start is None:
-            length, start = 2, after.get((b, c))
+            length, start = 2, after_two.get(two)
         if start is None:
-            length, start = 1, after.get(c)
+            length, start = 1, after_one.get(one)
         if start is None:
             return 0, []
         limit = min(start, MEASURED)

@@ -21,7 +21,7 @@ WAKING = 8.0  # times what drafting usually takes: more than that was something 
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
 NEAR = 256  # tokens of context that steps cost about the same for
 REFRESH = 16  # rounds after which costs are corrected anew
-CHOICE_SECONDS = 2e-5  # what a row's takes in Python
+CHOICE_SECONDS = 2e-5  # what a row's takes in Python, before any were timed
 CHOICE_SHARE, LITTLE = 0.01, 0.002  # of the time, where it finds nothing; and where it never pays
 LONGEST_REST = 63  # rounds without a choice while it is plain decoding
 
@@ -92,9 +92,10 @@ class Policy(Protocol):
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """How many drafts of a verified proposal were kept."""
 
-    def timed(self, verify: float, draft: float) -> None:
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
         """Seconds of a round as it was chosen last: of the drafter (0: it did not run), and of all
-        the rest. Of plain rounds that follow a choice it is told the last."""
+        the rest; and of the choice itself. Of plain rounds that follow a choice it is told the
+        last."""
 
 
 class Fixed:
@@ -120,7 +121,7 @@ class Fixed:
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
 
-    def timed(self, verify: float, draft: float) -> None:
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
         """See `Policy`."""
 
 
@@ -152,7 +153,7 @@ class Adaptive:
         self._woken: dict[int, float] = {}  # what such rounds took that woke it, in plain steps
         self._idle = 0  # rounds since it did
         self._probing = False  # whether it did for nothing but to see whether it pays again
-        self._rest = 0  # rounds that the last choice was for, beside the first
+        self._calm = 0  # rounds without a choice behind the last one for plain decoding, or fewer
         self._choosing: dict[int, Worth] = {}  # what choices bring, by about how many rows
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
@@ -186,9 +187,9 @@ class Adaptive:
         if runs:
             self._drafted_in, self._idle = None if lost else situation, -1
         self._last = n, width, context
-        self._rest = self._rest_after(width, runs, gained, n, context)
-        self._idle += 1 + self._rest
-        return Choice(taken, asked if runs else 0, self._rest)
+        rest = self._rest_after(width, runs, gained, n, context)
+        self._idle += 1 + rest
+        return Choice(taken, asked if runs else 0, rest)
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
@@ -209,13 +210,14 @@ class Adaptive:
         else:
             self._depths[proposal.drawn].observe(proposal.values, proposal.parents, accepted)
 
-    def timed(self, verify: float, draft: float) -> None:
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
         """See `Policy`."""
         n, width, context = self._last
         near = _near(context)
         self._timings += 1
         if not self._timings % REFRESH:
             self._corrected.clear()
+        self._slower_at(n, "choice").add(choosing / (n * CHOICE_SECONDS), self._timings)
         kind = ("drafted" if self._streak else "wide") if width else "plain"
         if kind != "drafted" or self._streak > 1:  # not the first behind a drafter that rested
             ratio = verify / self._costs.verify(n, 1 + width, near)
@@ -223,9 +225,7 @@ class Adaptive:
         if draft and self._streak:  # else it had features of more than a round to take in
             self._slower_at(n, "draft").add(draft / self._costs.draft(n, near), self._timings)
         elif draft:
-            plain = self._slower_at(n, "plain")
-            unit = self._costs.verify(n, 1, near) * (plain.middle() if plain.known else 1.0)
-            at, took = n.bit_length(), (verify + draft) / unit - 1
+            at, took = n.bit_length(), (verify + draft) / self._unit(n, near) - 1
             self._woken[at] = max(took, RECENT * self._woken.get(at, 0.0))
 
     def _pause(self, n: int, context: int) -> float:
@@ -260,6 +260,11 @@ class Adaptive:
             self._used[at] = max(deepest, RECENT * self._used.get(at, 0.0))
         return min(1 + round(self._used.get(at, self.draft_tokens)), self.draft_tokens)
 
+    def _unit(self, n: int, context: int) -> float:
+        """Seconds of a plain step."""
+        plain = self._slower_at(n, "plain")
+        return self._costs.verify(n, 1, context) * (plain.middle() if plain.known else 1.0)
+
     def _slower_at(self, n: int, kind: str) -> Slower:
         return self._slower.setdefault((n.bit_length(), kind), Slower())
 
@@ -279,13 +284,18 @@ class Adaptive:
 
         gained: plain steps, by this choice. What begins to repeat itself is seen that much later.
         """
-        cost = n * CHOICE_SECONDS / self._costs.verify(n, 1, context)
+        choice = self._slower_at(n, "choice")
+        seconds = n * CHOICE_SECONDS * (choice.middle() if choice.known else 1.0)
+        cost = seconds / self._unit(n, context)
         choosing = self._choosing.setdefault(n.bit_length(), Worth(True))
         choosing.add(gained - cost, cost)
         if width or runs:
+            self._calm //= 2  # once is not yet a loop
             return 0
         longest = int(cost / (CHOICE_SHARE if choosing.pays else LITTLE))
-        return min(2 * self._rest + 1, longest, LONGEST_REST) if cost > CHOICE_SHARE else 0
+        longest = min(longest, LONGEST_REST) if cost > CHOICE_SHARE else 0
+        self._calm = min(2 * self._calm + 1, longest)
+        return self._calm
 
     def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
         """What drafts promise by and large, by their number."""

@@ -74,6 +74,7 @@ class Scheduler:
         self._wanted = 0  # drafts, in the last step
         self._unwanted = 0  # see `_undrafted`; as of the last choice
         self._rest = 0  # rounds for which there is nothing to be chosen
+        self._choosing = 0.0  # seconds that the last choice took
         self.report: StepReport | None = None  # of the last call of `step`; None: nothing to do
 
     @property
@@ -160,9 +161,11 @@ class Scheduler:
             choice = Choice([None] * len(sequences), 0)
         else:
             choice = self._choose(sequences)
+            self._choosing = time.perf_counter() - start
         report = self._verify(sequences, choice)
         if not self._rest:  # of plain rounds in a row the last one, which took no time to choose
-            self._policy.timed(time.perf_counter() - start - report.draft, report.draft)
+            took = time.perf_counter() - start - report.draft
+            self._policy.timed(took, report.draft, self._choosing)
         return sequences
 
     def _choose(self, sequences: Seq[Sequence]) -> Choice:
