@@ -157,13 +157,37 @@ def test_choices_are_rare_where_they_are_dear_and_nothing_pays() -> None:
     assert Adaptive(Costs(linear(1.0), drafter=5.0), MOST, MOST).choose(one, 0).rest == 0
 
 
+def test_a_single_wide_round_does_not_begin_rests_anew() -> None:
+    policy = Adaptive(Costs(linear(0.1), drafter=5.0), MOST, MOST)
+    rows, repeating = [Row([], False)] * 64, [Row([looked_up(16)], False)] * 64
+    assert [policy.choose(rows, 0).rest for _ in range(4)] == [1, 3, 7, 12]
+    choices = [policy.choose(each, 0) for each in (repeating, rows, repeating, repeating, rows)]
+    assert [choice.rest for choice in choices] == [0, 12, 0, 0, 7]
+
+
+def test_what_choices_are_found_to_take_sets_how_often_there_is_one() -> None:
+    """Of one row a tenth of a plain step: ten rounds each, where they bring something."""
+    costs = Costs(linear(1.0), drafter=5.0)
+    rests = {}
+    for share in (0.001, 0.1):
+        policy, row = Adaptive(costs, MOST, MOST), Row([chain([0.1])], False)
+        for _ in range(2 * TIMED):
+            rests[share] = policy.choose([row], 0).rest
+            policy.timed(SECOND, 0.0, share * SECOND)
+    assert rests == {0.001: 0, 0.1: 10}
+
+
 def test_choices_that_never_pay_get_rarer_still() -> None:
     policy = Adaptive(Costs(linear(0.1), drafter=5.0), MOST, MOST)
     rows = [Row([], False)] * 64
     rests = [policy.choose(rows, 0).rest for _ in range(16)]
     assert (rests[:4], rests[-1]) == ([1, 3, 7, 12], LONGEST_REST)
     # and are as frequent as before when they have found something
-    assert policy.choose([Row([looked_up(16)], False)] * 64, 0).width == MOST
+    choice = policy.choose([Row([looked_up(16)], False)] * 64, 0)
+    assert choice.width == MOST
+    for proposal in choice.taken:
+        assert proposal is not None
+        policy.observe(proposal, MOST)
     assert max(policy.choose(rows, 0).rest for _ in range(6)) == 12
 
 

@@ -155,15 +155,17 @@ class Adaptive:
         self._probing = False  # whether it did for nothing but to see whether it pays again
         self._calm = 0  # rounds without a choice behind the last one for plain decoding, or fewer
         self._choosing: dict[int, Worth] = {}  # what choices bring, by about how many rows
+        self._extra, self._kept = 0.0, 0  # of the last choice: plain steps more, and drafts kept
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """See `Policy`."""
         n = len(rows)
+        self._settle()
         before, self._drafted_in = self._drafted_in, None
         self._streak = self._streak + 1 if before else 0
         steps, draft = self._costs_of(n, context, drafting=before is not None)
         taken: list[Proposal | None] = [None] * n
-        width, gained = 0, 0.0
+        width, self._extra = 0, 0.0
         if any(row.offers for row in rows):
             expected = [[(x, self._expected(x)) for x in row.offers] for row in rows]
             width, tokens = _best(expected, steps, draft if before else 0.0)
@@ -177,7 +179,7 @@ class Adaptive:
                 width = 0  # all costs are in plain steps: some have to be seen
             if width:
                 taken = [_taken(offers, width) for offers in expected]
-                gained = tokens / n - steps[width] - (draft if before else 0.0)
+                self._extra = steps[width] - 1 + (draft if before else 0.0)
         asked = self._asked(n, taken)
         situation = _situation(rows, taken)
         lost = any(row.lost for row in rows)
@@ -187,7 +189,7 @@ class Adaptive:
         if runs:
             self._drafted_in, self._idle = None if lost else situation, -1
         self._last = n, width, context
-        rest = self._rest_after(width, runs, gained, n, context)
+        rest = self._rest_after(width, runs, n, context)
         self._idle += 1 + rest
         return Choice(taken, asked if runs else 0, rest)
 
@@ -205,6 +207,7 @@ class Adaptive:
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
+        self._kept += accepted
         if proposal.source == "lookup":
             self._records[proposal.drawn].observe(proposal.match, len(proposal.tokens), accepted)
         else:
@@ -278,21 +281,32 @@ class Adaptive:
             self._worth[situation] = Worth(should > 1 and looked < ALL)
         return self._worth[situation]
 
-    def _rest_after(self, width: int, runs: bool, gained: float, n: int, context: int) -> int:
-        """How many rounds need no choice after one of this width: in the end so many that choosing
-        has its share of the time.
+    def _settle(self) -> None:
+        """What the last choice has brought: drafts that were kept, each a share of a plain step."""
+        n, _, context = self._last
+        if n:
+            cost = self._choice(n, context)
+            self._choosing_at(n).add(self._kept / n - self._extra - cost, cost)
+        self._kept = 0
 
-        gained: plain steps, by this choice. What begins to repeat itself is seen that much later.
+    def _choice(self, n: int, context: int) -> float:
+        """What one takes, in plain steps."""
+        slower = self._slower_at(n, "choice")
+        seconds = n * CHOICE_SECONDS * (slower.middle() if slower.known else 1.0)
+        return seconds / self._unit(n, context)
+
+    def _choosing_at(self, n: int) -> Worth:
+        return self._choosing.setdefault(n.bit_length(), Worth(True))
+
+    def _rest_after(self, width: int, runs: bool, n: int, context: int) -> int:
+        """How many rounds need no choice after one of this width: in the end so many that choosing
+        has its share of the time. What begins to repeat itself is seen that much later.
         """
-        choice = self._slower_at(n, "choice")
-        seconds = n * CHOICE_SECONDS * (choice.middle() if choice.known else 1.0)
-        cost = seconds / self._unit(n, context)
-        choosing = self._choosing.setdefault(n.bit_length(), Worth(True))
-        choosing.add(gained - cost, cost)
+        cost = self._choice(n, context)
         if width or runs:
             self._calm //= 2  # once is not yet a loop
             return 0
-        longest = int(cost / (CHOICE_SHARE if choosing.pays else LITTLE))
+        longest = int(cost / (CHOICE_SHARE if self._choosing_at(n).pays else LITTLE))
         longest = min(longest, LONGEST_REST) if cost > CHOICE_SHARE else 0
         self._calm = min(2 * self._calm + 1, longest)
         return self._calm
