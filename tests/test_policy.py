@@ -50,6 +50,12 @@ class Costs:
         return SECOND * self.drafter * (1 + self.more * (n - 1))
 
 
+def all_kept(policy: Policy, choice: Choice) -> None:
+    for proposal in choice.taken:
+        if proposal is not None:
+            policy.observe(proposal, len(proposal.tokens))
+
+
 def linear(token: float) -> list[float]:
     return [1 + token * drafts for drafts in range(MOST + 1)]
 
@@ -161,8 +167,12 @@ def test_a_single_wide_round_does_not_begin_rests_anew() -> None:
     policy = Adaptive(Costs(linear(0.1), drafter=5.0), MOST, MOST)
     rows, repeating = [Row([], False)] * 64, [Row([looked_up(16)], False)] * 64
     assert [policy.choose(rows, 0).rest for _ in range(4)] == [1, 3, 7, 12]
-    choices = [policy.choose(each, 0) for each in (repeating, rows, repeating, repeating, rows)]
-    assert [choice.rest for choice in choices] == [0, 12, 0, 0, 7]
+    rests = []
+    for offered in (repeating, rows, repeating, repeating, rows):
+        choice = policy.choose(offered, 0)
+        rests.append(choice.rest)
+        all_kept(policy, choice)
+    assert rests == [0, 12, 0, 0, 7]
 
 
 def test_what_choices_are_found_to_take_sets_how_often_there_is_one() -> None:
@@ -185,9 +195,7 @@ def test_choices_that_never_pay_get_rarer_still() -> None:
     # and are as frequent as before when they have found something
     choice = policy.choose([Row([looked_up(16)], False)] * 64, 0)
     assert choice.width == MOST
-    for proposal in choice.taken:
-        assert proposal is not None
-        policy.observe(proposal, MOST)
+    all_kept(policy, choice)
     assert max(policy.choose(rows, 0).rest for _ in range(6)) == 12
 
 
