@@ -12,12 +12,10 @@ from conftest import BuildPair
 from exact import rounds_of, run_all
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.evidence import TIMED
+from dflash_trt.decoding.evidence import LONGEST_REST
 from dflash_trt.decoding.policy import (
     CLEARLY,
-    LONGEST_REST,
     PROBING,
-    REFRESH,
     Adaptive,
     Choice,
     Fixed,
@@ -29,6 +27,7 @@ from dflash_trt.decoding.proposals import strategy
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.timings import REFRESH, TIMED
 from dflash_trt.engines.onnxruntime import Engine
 
 MOST = 7

@@ -1,10 +1,8 @@
-"""What rounds have shown of times, of the drafter's worth and of its drafts."""
+"""What rounds have shown of drafts, and of what drafting and choosing bring."""
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
-from statistics import median
 
 from dflash_trt.decoding.tree import depths
 
@@ -13,42 +11,9 @@ RECENT = 0.98  # the same of what drafting brings; a shorter one gives up in eac
 STAKE = 1.0  # plain steps that drafting may lose before it is given up
 SIGN = 0.5  # plain steps that it has to gain before it starts anew
 AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
-TIMED = 4  # steps of a kind before their time is trusted
+CHOICE_SHARE, LITTLE = 0.01, 0.002  # of the time, for choices; and where they do not pay
+LONGEST_REST = 63  # rounds without a choice
 PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were seen
-
-
-class Slower:
-    """How much longer steps of a kind take than the table has it."""
-
-    def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=8 * TIMED)
-        self._last = 0  # round in which there was one
-        self._middle: float | None = None  # if it is known already
-
-    def add(self, ratio: float, now: int) -> None:
-        """Of one step, in round `now`."""
-        self._ratios.append(ratio)
-        self._last, self._middle = now, None
-
-    @property
-    def known(self) -> bool:
-        """Whether enough of them were timed."""
-        return len(self._ratios) >= TIMED
-
-    def age(self, now: int) -> int:
-        """Rounds since the last one."""
-        return now - self._last
-
-    def forget(self) -> None:
-        """As if none had been timed."""
-        self._ratios.clear()
-        self._middle = None
-
-    def middle(self) -> float:
-        """The median: what held up a single step says nothing."""
-        if self._middle is None:
-            self._middle = median(self._ratios)
-        return self._middle
 
 
 class Worth:
@@ -68,6 +33,40 @@ class Worth:
             found_wrong = self._gained > SIGN
         if found_wrong:
             self.pays, self._gained = not self.pays, 0.0
+
+
+class Rests:
+    """How many rounds of plain decoding need no choice: in the end so many that choosing has its
+    share of the time. What begins to repeat itself is seen that much later.
+    """
+
+    def __init__(self) -> None:
+        self.kept = 0  # drafts, since the last choice
+        self._worth: dict[int, Worth] = {}  # of choices, by about how many rows there are
+        self._last = (0, 0.0, 0.0)  # rows, the round's cost and the choice's, in plain steps
+        self._rest = 0  # the last one, half of it for each round since that was not plain
+
+    def after(self, n: int, cost: float, choice: float, plain: bool) -> int:
+        """Behind a choice for n rows; in plain steps, what its round costs, and what it did."""
+        self._settle()
+        self._last = n, cost, choice
+        if not plain:
+            self._rest //= 2  # one such round is not yet a loop
+            return 0
+        share = CHOICE_SHARE if self._worth_at(n).pays else LITTLE
+        longest = min(int(choice / share), LONGEST_REST) if choice > CHOICE_SHARE else 0
+        self._rest = min(2 * self._rest + 1, longest)
+        return self._rest
+
+    def _settle(self) -> None:
+        """What the choice before has brought."""
+        n, cost, choice = self._last
+        if n:
+            self._worth_at(n).add(1 + self.kept / n - cost - choice, choice)
+        self.kept = 0
+
+    def _worth_at(self, n: int) -> Worth:
+        return self._worth.setdefault(n.bit_length(), Worth(True))
 
 
 class Depths:

@@ -8,22 +8,15 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple, Protocol
 
-from dflash_trt.decoding.evidence import MEMORY, RECENT, Depths, Slower, Worth
+from dflash_trt.decoding.evidence import MEMORY, RECENT, Depths, Rests, Worth
 from dflash_trt.decoding.lookup import Record
+from dflash_trt.decoding.timings import StepCosts, Timings
 from dflash_trt.decoding.tree import depths
 
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
-OLD = 64  # rounds after which a plain step is timed again
-FORGOTTEN = 512  # rounds after which other steps' times are
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
-WAKING = 8.0  # times what drafting usually takes: more than that was something else
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
-NEAR = 256  # tokens of context that steps cost about the same for
-REFRESH = 16  # rounds after which costs are corrected anew
-CHOICE_SECONDS = 2e-5  # what a row's takes in Python, before any were timed
-CHOICE_SHARE, LITTLE = 0.01, 0.002  # of the time, where it finds nothing; and where it never pays
-LONGEST_REST = 63  # rounds without a choice while it is plain decoding
 
 
 class Proposal(NamedTuple):
@@ -65,13 +58,6 @@ class Row(NamedTuple):
     offers: Sequence[Proposal]
     drawn: bool  # whether its request has a temperature
     lost: bool = False  # whether the drafter has not all of its features
-
-
-class StepCosts(Protocol):
-    """Seconds of steps: `costs.Costs`."""
-
-    def verify(self, n: int, width: int, context: int) -> float: ...
-    def draft(self, n: int, context: int) -> float: ...
 
 
 class Policy(Protocol):
@@ -136,12 +122,8 @@ class Adaptive:
 
     def __init__(self, costs: StepCosts, draft_tokens: int, most: int) -> None:
         """most: drafts of a row that a round may verify."""
-        self._costs = costs
+        self._timings = Timings(costs, most)
         self.draft_tokens = draft_tokens
-        self._most = most
-        self._corrected: dict[tuple[int, int, bool], tuple[list[float], float]] = {}
-        self._slower: dict[tuple[int, str], Slower] = {}
-        self._timings = 0
         self._last = (0, 0, 0)  # rows, width and context of the last round
         self._depths = {drawn: Depths(most) for drawn in (False, True)}
         self._records = {drawn: Record(most, drawn) for drawn in (False, True)}
@@ -150,22 +132,19 @@ class Adaptive:
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
         self._streak = 0  # rounds before this one, behind all of which it ran
         self._used: dict[int, float] = {}  # how deep its drafts were verified of late
-        self._woken: dict[int, float] = {}  # what such rounds took that woke it, in plain steps
         self._idle = 0  # rounds since it did
         self._probing = False  # whether it did for nothing but to see whether it pays again
-        self._calm = 0  # rounds without a choice behind the last one for plain decoding, or fewer
-        self._choosing: dict[int, Worth] = {}  # what choices bring, by about how many rows
-        self._extra, self._kept = 0.0, 0  # of the last choice: plain steps more, and drafts kept
+        self._rests = Rests()
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """See `Policy`."""
         n = len(rows)
-        self._settle()
+        choice = self._timings.choice(n, context)
         before, self._drafted_in = self._drafted_in, None
         self._streak = self._streak + 1 if before else 0
-        steps, draft = self._costs_of(n, context, drafting=before is not None)
+        steps, draft = self._timings.costs(n, context, drafting=before is not None)
         taken: list[Proposal | None] = [None] * n
-        width, self._extra = 0, 0.0
+        width, cost = 0, 1.0
         if any(row.offers for row in rows):
             expected = [[(x, self._expected(x)) for x in row.offers] for row in rows]
             width, tokens = _best(expected, steps, draft if before else 0.0)
@@ -173,13 +152,11 @@ class Adaptive:
                 self._judge(before, expected, tokens, steps[width] + draft, context)
             if not width and self._probing:
                 width = 1  # else what is believed of drafts could never be found wrong
-            plain, *drafts = (self._slower_at(n, kind) for kind in ("plain", "wide", "drafted"))
-            unsure = not plain.known or plain.age(self._timings) > OLD
-            if unsure and any(each.known for each in drafts):
+            if self._timings.lack_plain(n):
                 width = 0  # all costs are in plain steps: some have to be seen
             if width:
                 taken = [_taken(offers, width) for offers in expected]
-                self._extra = steps[width] - 1 + (draft if before else 0.0)
+                cost = steps[width] + (draft if before else 0.0)
         asked = self._asked(n, taken)
         situation = _situation(rows, taken)
         lost = any(row.lost for row in rows)
@@ -189,7 +166,7 @@ class Adaptive:
         if runs:
             self._drafted_in, self._idle = None if lost else situation, -1
         self._last = n, width, context
-        rest = self._rest_after(width, runs, n, context)
+        rest = self._rests.after(n, cost, choice, plain=not (width or runs))
         self._idle += 1 + rest
         return Choice(taken, asked if runs else 0, rest)
 
@@ -207,7 +184,7 @@ class Adaptive:
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
-        self._kept += accepted
+        self._rests.kept += accepted
         if proposal.source == "lookup":
             self._records[proposal.drawn].observe(proposal.match, len(proposal.tokens), accepted)
         else:
@@ -215,27 +192,11 @@ class Adaptive:
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         """See `Policy`."""
-        n, width, context = self._last
-        near = _near(context)
-        self._timings += 1
-        if not self._timings % REFRESH:
-            self._corrected.clear()
-        self._slower_at(n, "choice").add(choosing / (n * CHOICE_SECONDS), self._timings)
-        kind = ("drafted" if self._streak else "wide") if width else "plain"
-        if kind != "drafted" or self._streak > 1:  # not the first behind a drafter that rested
-            ratio = verify / self._costs.verify(n, 1 + width, near)
-            self._slower_at(n, kind).add(ratio, self._timings)
-        if draft and self._streak:  # else it had features of more than a round to take in
-            self._slower_at(n, "draft").add(draft / self._costs.draft(n, near), self._timings)
-        elif draft:
-            at, took = n.bit_length(), (verify + draft) / self._unit(n, near) - 1
-            self._woken[at] = max(took, RECENT * self._woken.get(at, 0.0))
+        self._timings.add(self._last, self._streak, verify, draft, choosing)
 
     def _pause(self, n: int, context: int) -> float:
         """Rounds between two in which the drafter is tried where it does not pay."""
-        steps, draft = self._costs_of(n, context, drafting=False)
-        usual = draft + steps[1] - 1
-        return min(max(usual, self._woken.get(n.bit_length(), 0.0)), WAKING * usual) / PROBING
+        return self._timings.waking(n, context) / PROBING
 
     def _judge(
         self,
@@ -246,7 +207,7 @@ class Adaptive:
         context: int,
     ) -> None:
         """What the drafter behind a round is worth: these tokens at this cost, or none of its."""
-        steps, _ = self._costs_of(len(rows), context, drafting=False)
+        steps, _ = self._timings.costs(len(rows), context, drafting=False)
         others = [[x for x in offers if x[0].source != "drafter"] for offers in rows]
         width, without = _best(others, steps, 0.0)
         self._worth_in(situation, len(rows), context).add(
@@ -263,53 +224,15 @@ class Adaptive:
             self._used[at] = max(deepest, RECENT * self._used.get(at, 0.0))
         return min(1 + round(self._used.get(at, self.draft_tokens)), self.draft_tokens)
 
-    def _unit(self, n: int, context: int) -> float:
-        """Seconds of a plain step."""
-        plain = self._slower_at(n, "plain")
-        return self._costs.verify(n, 1, context) * (plain.middle() if plain.known else 1.0)
-
-    def _slower_at(self, n: int, kind: str) -> Slower:
-        return self._slower.setdefault((n.bit_length(), kind), Slower())
-
     def _worth_in(self, situation: "Situation", n: int, context: int) -> Worth:
         """What drafting brings in a situation; at first what it should, by what drafts promised."""
         if situation not in self._worth:
-            steps, draft = self._costs_of(n, context, drafting=True)
+            steps, draft = self._timings.costs(n, context, drafting=True)
             _, looked, drawn = situation
             lines = zip(steps, self._promised[drawn > 0], strict=True)
             should = max((1 + tokens) / (step + draft) for step, tokens in lines)
             self._worth[situation] = Worth(should > 1 and looked < ALL)
         return self._worth[situation]
-
-    def _settle(self) -> None:
-        """What the last choice has brought: drafts that were kept, each a share of a plain step."""
-        n, _, context = self._last
-        if n:
-            cost = self._choice(n, context)
-            self._choosing_at(n).add(self._kept / n - self._extra - cost, cost)
-        self._kept = 0
-
-    def _choice(self, n: int, context: int) -> float:
-        """What one takes, in plain steps."""
-        slower = self._slower_at(n, "choice")
-        seconds = n * CHOICE_SECONDS * (slower.middle() if slower.known else 1.0)
-        return seconds / self._unit(n, context)
-
-    def _choosing_at(self, n: int) -> Worth:
-        return self._choosing.setdefault(n.bit_length(), Worth(True))
-
-    def _rest_after(self, width: int, runs: bool, n: int, context: int) -> int:
-        """How many rounds need no choice after one of this width: in the end so many that choosing
-        has its share of the time. What begins to repeat itself is seen that much later.
-        """
-        cost = self._choice(n, context)
-        if width or runs:
-            self._calm //= 2  # once is not yet a loop
-            return 0
-        longest = int(cost / (CHOICE_SHARE if self._choosing_at(n).pays else LITTLE))
-        longest = min(longest, LONGEST_REST) if cost > CHOICE_SHARE else 0
-        self._calm = min(2 * self._calm + 1, longest)
-        return self._calm
 
     def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
         """What drafts promise by and large, by their number."""
@@ -321,31 +244,6 @@ class Adaptive:
                     means[:] = [
                         m + (x - m) * (1 - MEMORY) for m, x in zip(means, longer, strict=True)
                     ]
-
-    def _costs_of(self, n: int, context: int, drafting: bool) -> tuple[list[float], float]:
-        """Of a step with 0, 1, .. drafts a row, and of the drafter's.
-
-        As measured while nothing else ran, times what rounds were found to take: caches that other
-        steps have emptied, and other work on the machine, are not in the table. drafting: whether
-        the drafter runs all the time; what is seldom done takes longer.
-        """
-        near = _near(context)
-        if (n, near, drafting) not in self._corrected:
-            unit = self._costs.verify(n, 1, near)
-            steps = [self._costs.verify(n, 1 + k, near) / unit for k in range(self._most + 1)]
-            draft = self._costs.draft(n, near) / unit
-            kinds = ("plain", "drafted" if drafting else "wide", "draft")
-            plain, wide, drafter = (self._slower_at(n, kind) for kind in kinds)
-            for each in (wide, drafter):
-                if each.age(self._timings) > FORGOTTEN:
-                    each.forget()  # what seemed to be dear once is tried again
-            if plain.known and wide.known:
-                ratio = wide.middle() / plain.middle()
-                steps = [1.0, *(max(step * ratio, 1.0) for step in steps[1:])]
-            if plain.known and drafter.known:
-                draft *= drafter.middle() / plain.middle()
-            self._corrected[n, near, drafting] = steps, draft
-        return self._corrected[n, near, drafting]
 
     def _expected(self, proposal: Proposal) -> list[float]:
         """How many of its first 0, 1, .. drafts are accepted."""
@@ -407,8 +305,3 @@ def _situation(rows: Sequence[Row], taken: Sequence[Proposal | None]) -> Situati
     looked = [each is not None and each.source == "lookup" for each in taken]
     drawn = [row.drawn for row in rows]
     return (len(rows).bit_length(), any(looked) + all(looked), any(drawn) + all(drawn))
-
-
-def _near(context: int) -> int:
-    """The middle of the contexts that steps cost about the same for."""
-    return context // NEAR * NEAR + NEAR // 2
