@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
+import numpy as np
+
 from dflash_trt.decoding.coupling import NO_TOKEN, choose
 from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput
 from dflash_trt.decoding.rules import Rules, decode
@@ -100,8 +102,8 @@ def accept_by_rules(
         rows.append(row)
         if not encoded:
             known.update(((i, node), token) for node, token in enumerate(own[i]))
-    for row, weights in zip(drawn, _weights_of(drawn, logits), strict=True):
-        kept[row.i] = _accept_chain(x, row, weights)
+    for row in drawn:
+        kept[row.i] = _accept_chain(x, row, own[row.i], logits[row.i])
     few = logits.size <= AT_ONCE
     drawing = [row for row in rows if (row.i, 0) not in known]
     places = [(row, path) for row in drawing for path in (row.paths() if few else ([],))]
@@ -165,11 +167,12 @@ def _draw(places: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[int
     return choose(weights, [sampling.seed for sampling in samplings], positions)
 
 
-def _accept_chain(x: VerifyInput, row: _Row, weights: Weights) -> Kept | None:
+def _accept_chain(x: VerifyInput, row: _Row, own: Sequence[int], logits: Float32) -> Kept | None:
     """By `accept_sampled`."""
-    i, drafts, longest = row.i, row.drafts, x.uniforms.shape[1] // 2
-    uniforms = [*x.uniforms[i, : len(drafts)].tolist(), float(x.uniforms[i, longest])]
-    ids, probs = x.candidate_ids[i].tolist(), x.candidate_probs[i].tolist()
+    drafts, uniforms = row.drafts, x.uniforms[row.i].tolist()
+    uniforms = [*uniforms[: len(drafts)], uniforms[len(uniforms) // 2]]
+    ids, probs = x.candidate_ids[row.i].tolist(), x.candidate_probs[row.i].tolist()
+    weights = partial(_weights_after, row, own, logits)
     try:
         kept, token = accept_sampled(drafts, weights, ids, probs, uniforms)
     except FloatingPointError:
@@ -177,19 +180,18 @@ def _accept_chain(x: VerifyInput, row: _Row, weights: Weights) -> Kept | None:
     return range(1, kept + 1), token
 
 
-def _weights_of(rows: Sequence[_Row], logits: Float32) -> Sequence[Weights]:
-    """Of rows with chains, after each draft: in one go where that is cheap."""
-    if logits.size > AT_ONCE or not all(row.rules.only_temperature for row in rows):
-        return [partial(_weights_after, row, logits[row.i]) for row in rows]
-    temperatures = [row.rules.sampling.temperature for row in rows]
-    weights = tempered(logits[[row.i for row in rows]], temperatures)
-    totals = weights.sum(-1).tolist()
-    return [[*zip(*each, strict=True)].__getitem__ for each in zip(weights, totals, strict=True)]
-
-
-def _weights_after(row: _Row, logits: Float32, j: int) -> tuple[Float32, float]:
-    weights = row.rules.weights(logits[j], row.place + j, [*row.history, *row.drafts[:j]])
-    return weights, float(weights.sum())
+def _weights_after(
+    row: _Row, own: Sequence[int], logits: Float32, j: int
+) -> tuple[Float32, float]:
+    """Most chains end early, so that these are worked out one after the other."""
+    line, rules = logits[j], row.rules
+    if rules.only_temperature:
+        weights: Float32 = line - line[own[j]]
+        weights /= np.float32(rules.sampling.temperature)
+        np.exp(weights, weights)
+    else:
+        weights = rules.weights(line, row.place + j, [*row.history, *row.drafts[:j]])
+    return weights, float(np.add.reduce(weights))
 
 
 def history_of(x: VerifyInput, i: int) -> list[int]:

@@ -163,7 +163,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     uniforms = x.uniforms[:, longest + 1 : longest + 1 + depth]
     if pairs is None:
         drawn, probs = propose(outputs["top_logits"].reshape(ids.shape), samplings, uniforms)
-        drafts = np.take_along_axis(ids, drawn[..., None], -1)[..., 0]
+        drafts = ids.reshape(n * depth, -1)[np.arange(n * depth), drawn.ravel()].reshape(n, depth)
     else:
         drafts, probs = draw_paths(ids, pairs, samplings, uniforms)
     return DraftOutput(drafts, ids.copy(), probs, time.perf_counter() - start)

@@ -73,7 +73,7 @@ def weights(logits: Float32, sampling: Sampling) -> Float32:
 
 def tempered(logits: Float32, temperatures: Sequence[float]) -> Float32:
     """`weights` of rows `[m, .., vocab]` that have a temperature and no cut: the best one has 1."""
-    kept: Float32 = logits - logits.max(-1, keepdims=True)
+    kept: Float32 = logits - np.maximum.reduce(logits, -1, keepdims=True)
     kept /= np.array(temperatures, np.float32).reshape(-1, *[1] * (logits.ndim - 1))
     np.exp(kept, out=kept)
     return kept
@@ -121,10 +121,10 @@ def propose(
     kept = tempered(logits, [sampling.temperature or 1.0 for sampling in samplings])
     for line, sampling in zip(kept, samplings, strict=True):
         _cut_ranked(line, sampling)
-    cumulative = kept.cumsum(-1)
+    cumulative = np.add.accumulate(kept, -1)
     total = cumulative[..., -1:]
     kept /= total
-    drawn: Int64 = (cumulative <= uniforms[..., None] * total).sum(-1)
+    drawn: Int64 = np.add.reduce(cumulative <= uniforms[..., None] * total, -1)
     return drawn, kept
 
 

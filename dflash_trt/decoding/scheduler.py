@@ -214,7 +214,8 @@ class Scheduler:
         rules, uniforms, history = no_rules(n)
         if any(sequence.rules for sequence in sequences):
             rules = np.array([sequence.rules for sequence in sequences], object)
-            history = _history(sequences)
+            if any(sequence.request.rules.need_history for sequence in sequences):
+                history = _history(sequences)
         ids, probs = no_candidates(n)
         drawing = [i for i, s in enumerate(sequences) if s.request.sampling.temperature]
         if drawing and not self._policy.coupled:
