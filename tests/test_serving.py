@@ -262,7 +262,7 @@ def test_a_bad_request_over_grpc(
     "body",
     [
         {"text_input": ""},
-        {"text_input": "a" * 1000},
+        {"text_input": "a" * MAX_SEQ_LEN},
         {"text_input": "a", "max_tokens": -1},
         {"text_input": "a", "top_k": -1},
         {"max_tokens": 3},

@@ -180,9 +180,7 @@ def _accept_chain(x: VerifyInput, row: _Row, own: Sequence[int], logits: Float32
     return range(1, kept + 1), token
 
 
-def _weights_after(
-    row: _Row, own: Sequence[int], logits: Float32, j: int
-) -> tuple[Float32, float]:
+def _weights_after(row: _Row, own: Sequence[int], logits: Float32, j: int) -> tuple[Float32, float]:
     """Most chains end early, so that these are worked out one after the other."""
     line, rules = logits[j], row.rules
     if rules.only_temperature:
