@@ -139,7 +139,7 @@ class Adaptive:
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """See `Policy`."""
         n = len(rows)
-        choice = self._timings.choice(n, context)
+        choosing = self._timings.choice(n, context)
         before, self._drafted_in = self._drafted_in, None
         self._streak = self._streak + 1 if before else 0
         steps, draft = self._timings.costs(n, context, drafting=before is not None)
@@ -166,7 +166,7 @@ class Adaptive:
         if runs:
             self._drafted_in, self._idle = None if lost else situation, -1
         self._last = n, width, context
-        rest = self._rests.after(n, cost, choice, plain=not (width or runs))
+        rest = self._rests.after(n, cost, choosing, plain=not (width or runs))
         self._idle += 1 + rest
         return Choice(taken, asked if runs else 0, rest)
 
