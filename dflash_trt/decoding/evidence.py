@@ -9,6 +9,8 @@ from dflash_trt.decoding.tree import depths
 MEMORY = 0.99  # weight of the past at each outcome: about the last 100 count
 RECENT = 0.98  # the same of what drafting brings; a shorter one gives up in each bad text
 STAKE = 1.0  # plain steps that drafting may lose before it is given up
+# the same for the first time, when what it is measured by has yet to be learned
+FIRST_STAKE = 4.0
 SIGN = 0.5  # plain steps that it has to gain before it starts anew
 AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
 CHOICE_SHARE, LITTLE = 0.01, 0.002  # of the time, for choices; and where they do not pay
@@ -19,20 +21,23 @@ PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were 
 class Worth:
     """What drafting, or choosing, gains in a situation."""
 
-    def __init__(self, pays: bool) -> None:
+    def __init__(self, pays: bool, stake: float = STAKE) -> None:
+        """stake: plain steps that it may lose before it is given up for the first time."""
         self._gained = 0.0  # plain steps, of late
+        self._stake = stake
         self.pays = pays
 
     def add(self, gained: float, cost: float) -> None:
         """Plain steps that one round of it gained, and that it took."""
         if self.pays:
-            self._gained = self._gained * RECENT + gained
-            found_wrong = self._gained < -STAKE
+            # a small loss must add up to be found, an old gain must not hide one
+            self._gained = gained + self._gained * (RECENT if self._gained > 0 else 1.0)
+            found_wrong = self._gained < -self._stake
         else:
             self._gained = max(self._gained + gained - AGAIN * cost, 0.0)
             found_wrong = self._gained > SIGN
         if found_wrong:
-            self.pays, self._gained = not self.pays, 0.0
+            self.pays, self._gained, self._stake = not self.pays, 0.0, STAKE
 
 
 class Rests:
