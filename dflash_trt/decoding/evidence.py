@@ -9,8 +9,9 @@ from dflash_trt.decoding.tree import depths
 MEMORY = 0.99  # weight of the past at each outcome: about the last 100 count
 RECENT = 0.98  # the same of what drafting brings; a shorter one gives up in each bad text
 STAKE = 1.0  # plain steps that drafting may lose before it is given up
-# the same for the first time, when what it is measured by has yet to be learned
-FIRST_STAKE = 4.0
+# the same for the first time, when what it is measured by has yet to be learned: so many times what
+# a step of drafting should gain, at most
+FIRST_STAKE, MOST_STAKE = 6.0, 3.0
 SIGN = 0.5  # plain steps that it has to gain before it starts anew
 AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
 CHOICE_SHARE, LITTLE = 0.01, 0.002  # of the time, for choices; and where they do not pay

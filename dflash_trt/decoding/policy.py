@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple, Protocol
 
-from dflash_trt.decoding.evidence import FIRST_STAKE, MEMORY, RECENT, Depths, Rests, Worth
+from dflash_trt.decoding.evidence import (
+    FIRST_STAKE,
+    MEMORY,
+    MOST_STAKE,
+    RECENT,
+    STAKE,
+    Depths,
+    Rests,
+    Worth,
+)
 from dflash_trt.decoding.lookup import Record
 from dflash_trt.decoding.timings import StepCosts, Timings
 from dflash_trt.decoding.tree import depths
@@ -231,7 +240,8 @@ class Adaptive:
             _, looked, drawn = situation
             lines = zip(steps, self._promised[drawn > 0], strict=True)
             should = max((1 + tokens) / (step + draft) for step, tokens in lines)
-            self._worth[situation] = Worth(should > 1 and looked < ALL, FIRST_STAKE)
+            stake = min(max(FIRST_STAKE * (should - 1), STAKE), MOST_STAKE)
+            self._worth[situation] = Worth(should > 1 and looked < ALL, stake)
         return self._worth[situation]
 
     def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
