@@ -231,10 +231,10 @@ def test_a_deadline(model: str, server: Ports) -> None:
         tensor("max_tokens", 250, "INT32", np.int32),
     ]
     reasons: list[str] = []
-    # 2 ms are less than 250 tokens take, in either mode
+    # 0.2 ms are less than 250 tokens take, in either mode
     with InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         if model == "dflash_infer":
-            result = client.infer(model, inputs, timeout=2000, client_timeout=WAIT)
+            result = client.infer(model, inputs, timeout=200, client_timeout=WAIT)
             reasons.append(result.as_numpy("finish_reason")[0].decode())
         else:
             client.start_stream(
@@ -242,7 +242,7 @@ def test_a_deadline(model: str, server: Ports) -> None:
                     error or result.as_numpy("finish_reason")[0].decode()
                 )
             )
-            client.async_stream_infer(model, inputs, timeout=2000)
+            client.async_stream_infer(model, inputs, timeout=200)
             deadline = time.monotonic() + WAIT
             while not reasons and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -254,7 +254,7 @@ def test_a_deadline(model: str, server: Ports) -> None:
 @pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
 def test_a_deadline_over_http(model: str, server: Ports) -> None:
     """Its generate endpoint makes a parameter of a field that is no tensor."""
-    answer = ask(server, model, max_tokens=240, timeout=2000)
+    answer = ask(server, model, max_tokens=240, timeout=200)
     assert answer["finish_reason"] == "cancelled"
     assert answer["completion_tokens"] < 240
 
