@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from load import metric
+
 from dflash_trt.serving.launch import Ports
 
 WAIT = 60.0
@@ -68,8 +70,8 @@ def rounds(server: Ports) -> int:
 
 def cancelled(server: Ports) -> int:
     """Requests that have ended so, by the front's metrics, which are sent once a second."""
-    found = re.search(r'^dflash_requests_total{.*"cancelled".*} (\d+)$', metrics(server), re.M)
-    return int(found[1]) if found else 0
+    ended = metric(server.metrics, "dflash_requests_total")
+    return int(sum(count for labels, count in ended.items() if '"cancelled"' in labels))
 
 
 def assert_cancelled(server: Ports, count: int) -> None:

@@ -67,9 +67,9 @@ def measure_engine(
             for cell in _cells(plan, task, batch, context, threads, temperature)
         ]
         together = len(ways) * batch <= target.info.slots
+        warm_up = [replace(r, max_tokens=min(r.max_tokens, WARM_UP_TOKENS)) for r in requests]
         for i, way in enumerate(ways):
             way.first_row = i * batch if together else 0
-            warm_up = [replace(r, max_tokens=min(r.max_tokens, WARM_UP_TOKENS)) for r in requests]
             Pass(way, target, warm_up[: 2 * batch], batch).run()
         for repeat in range(plan.repeats):
             turn = repeat % len(ways)

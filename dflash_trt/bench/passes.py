@@ -124,6 +124,6 @@ def run_in_turns(passes: Sequence[Pass]) -> None:
     """All of them to their ends."""
     while going := [each for each in passes if not each.ended]:
         for each in going:
-            each.run(TURN if len(going) > 1 else inf)
+            each.run(TURN)
     for each in passes:
         each.keep()
