@@ -237,6 +237,9 @@ class AtRandom:
     def prefill(self, n: int, drawn: bool) -> bool:
         return bool(self._dice.random() < 0.5)
 
+    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
+        """Learns nothing."""
+
     def holds(self, budget: int) -> bool:
         return bool(self._dice.random() >= self._dropping)
 
@@ -255,6 +258,22 @@ class EveryToken(AtRandom):
 
     def prefill(self, n: int, drawn: bool) -> bool:
         return True
+
+
+class Resting(Fixed):
+    """Plain decoding, for which twenty rounds need no choice."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.chosen_for: list[int] = []
+        self.timings = 0
+
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+        self.chosen_for.append(len(rows))
+        return Choice([None] * len(rows), 0, rest=20)
+
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
+        self.timings += 1
 
 
 class Guesses(Proposer):
@@ -365,3 +384,26 @@ def test_any_choice(name: str, filling: CaseOf) -> None:
         assert (guesses.lost > 20) == (seed == 3)
     assert fed > 0
     assert compared > 100
+
+
+def test_texts_that_come_and_go_ask_for_no_choice(case_of: CaseOf) -> None:
+    """Else many short ones would have one every few rounds. A batch that begins has one."""
+    case, policy = case_of("qwen3"), Resting()
+    scheduler = scheduler_of(case.rounds, policy, slots=4)
+    requests = [Request(case.requests[0].prompt, 2 + i) for i in range(16)]
+    texts = [sequence.tokens for sequence in run_all(scheduler, requests)]
+    assert texts == [case.texts[0][: 2 + i] for i in range(16)]
+    rounds = sum(range(1, 17)) / 4
+    assert rounds / 21 <= len(policy.chosen_for) < rounds / 8
+    run_all(scheduler, requests[:1])
+    assert policy.chosen_for[-1] == 1
+
+
+def test_what_two_sequences_take_says_nothing_of_one(case_of: CaseOf) -> None:
+    case = case_of("qwen3")
+    for requests, chosen_for, timings in ((1, [1, 1], 1), (2, [1, 2], 0)):
+        policy = Resting()
+        run_all(
+            scheduler_of(case.rounds, policy), [Request(case.requests[0].prompt, 30)] * requests
+        )
+        assert (policy.chosen_for, policy.timings) == (chosen_for, timings)

@@ -35,6 +35,10 @@ class Recorded:
         self.calls.append(("prefill", (n, drawn), drafts))
         return drafts
 
+    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
+        self.calls.append(("prefilled", (n, drawn, draft), None))
+        self._policy.prefilled(n, drawn, draft)
+
     def holds(self, budget: int) -> bool:
         holds = self._policy.holds(budget)
         self.calls.append(("holds", (budget,), holds))

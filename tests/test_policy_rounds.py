@@ -197,3 +197,16 @@ def test_prefill_drafts_where_rounds_would() -> None:
         of = world(Costs(linear(0.1), drafter), right)
         of.run(300)
         assert of.policy.prefill(1, False) == drafts
+
+
+@pytest.mark.parametrize(("rounds", "low", "high"), [(5, 0.0, 0.3), (100, 0.95, 1.0)])
+def test_what_the_drafter_takes_behind_prompts_counts(rounds: int, low: float, high: float) -> None:
+    """Ten plain steps each, where a round gains about one: too much for texts of five rounds."""
+    of, drafted = world(Costs(linear(0.1), 0.1), 0.7), []
+    of.run(100)
+    for _ in range(200):
+        drafted.append(of.policy.prefill(1, False))
+        if drafted[-1]:
+            of.policy.prefilled(1, False, 10 * SECOND)
+        of.run(rounds)
+    assert low <= np.mean(drafted[100:]) <= high

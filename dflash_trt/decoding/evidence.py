@@ -24,12 +24,19 @@ class Worth:
 
     def __init__(self, pays: bool, stake: float = STAKE) -> None:
         """stake: plain steps that it may lose before it is given up for the first time."""
-        self._gained = 0.0  # plain steps, of late
+        self._gained = self._owed = 0.0  # plain steps, of late
         self._stake = stake
         self.pays = pays
 
+    def owe(self, cost: float) -> None:
+        """Plain steps that it took ahead of rounds, which share them."""
+        self._owed += cost
+
     def add(self, gained: float, cost: float) -> None:
         """Plain steps that one round of it gained, and that it took."""
+        share = (1 - RECENT) * self._owed
+        self._owed -= share
+        gained -= share
         if self.pays:
             # a small loss must add up to be found, an old gain must not hide one
             self._gained = gained + self._gained * (RECENT if self._gained > 0 else 1.0)

@@ -12,6 +12,7 @@ from dflash_trt.decoding.evidence import (
     FIRST_STAKE,
     MEMORY,
     MOST_STAKE,
+    PRIOR,
     RECENT,
     STAKE,
     Depths,
@@ -81,6 +82,9 @@ class Policy(Protocol):
     def prefill(self, n: int, drawn: bool) -> bool:
         """Whether the drafter should run behind a prompt's chunk; n: sequences there will be."""
 
+    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
+        """Seconds that the drafter took where it did."""
+
     def holds(self, budget: int) -> bool:
         """Whether the drafter may have use for a sequence that has so many tokens to come."""
 
@@ -108,6 +112,9 @@ class Fixed:
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
         return self.draft_tokens > 0
+
+    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
+        """See `Policy`."""
 
     def holds(self, budget: int) -> bool:
         """See `Policy`."""
@@ -137,6 +144,7 @@ class Adaptive:
         self._depths = {drawn: Depths(most) for drawn in (False, True)}
         self._records = {drawn: Record(most, drawn) for drawn in (False, True)}
         self._promised = {drawn: _hopes(most) for drawn in (False, True)}
+        self._seen = dict.fromkeys((False, True), PRIOR)  # how many that is the mean of
         self._worth: dict[Situation, Worth] = {}
         self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
         self._streak = 0  # rounds before this one, behind all of which it ran
@@ -181,7 +189,11 @@ class Adaptive:
 
     def prefill(self, n: int, drawn: bool) -> bool:
         """See `Policy`."""
-        return self._worth_in((n.bit_length(), 0, 2 * drawn), n, 0).pays
+        return self._worth_in(_behind_prompt(n, drawn), n, 0).pays
+
+    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
+        """See `Policy`."""
+        self._worth_in(_behind_prompt(n, drawn), n, 0).owe(draft / self._timings.plain(n, 0))
 
     def holds(self, budget: int) -> bool:
         """See `Policy`. Not where drafting pays in no situation, and the sequence will have ended
@@ -241,7 +253,7 @@ class Adaptive:
             lines = zip(steps, self._promised[drawn > 0], strict=True)
             should = max((1 + tokens) / (step + draft) for step, tokens in lines)
             stake = min(max(FIRST_STAKE * (should - 1), STAKE), MOST_STAKE)
-            self._worth[situation] = Worth(should > 1 and looked < ALL, stake)
+            self._worth[situation] = Worth(should > 1 and not looked, stake)
         return self._worth[situation]
 
     def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
@@ -250,10 +262,10 @@ class Adaptive:
             for proposal, line in offers:
                 if proposal.source == "drafter":
                     means = self._promised[proposal.drawn]
+                    self._seen[proposal.drawn] += 1
+                    share = max(1 - MEMORY, 1 / self._seen[proposal.drawn])
                     longer = _to(line, len(means))
-                    means[:] = [
-                        m + (x - m) * (1 - MEMORY) for m, x in zip(means, longer, strict=True)
-                    ]
+                    means[:] = [m + (x - m) * share for m, x in zip(means, longer, strict=True)]
 
     def _expected(self, proposal: Proposal) -> list[float]:
         """How many of its first 0, 1, .. drafts are accepted."""
@@ -263,8 +275,7 @@ class Adaptive:
 
 
 Expected = tuple[Proposal, list[float]]
-Situation = tuple[int, int, int]
-ALL = 2  # of a situation's rows; 1: some of them
+Situation = tuple[int, bool, int]
 
 
 def _best(
@@ -310,8 +321,12 @@ def _taken(offers: Sequence[Expected], width: int) -> Proposal | None:
 
 
 def _situation(rows: Sequence[Row], taken: Sequence[Proposal | None]) -> Situation:
-    """In which drafting is worth much the same: about how many rows there are; whether none, some
-    or all of them are looked up; and whether none, some or all are drawn."""
-    looked = [each is not None and each.source == "lookup" for each in taken]
+    """In which drafting is worth much the same: about how many rows there are; whether all of them
+    are looked up; and whether none, some or all are drawn."""
+    looked = all(each is not None and each.source == "lookup" for each in taken)
     drawn = [row.drawn for row in rows]
-    return (len(rows).bit_length(), any(looked) + all(looked), any(drawn) + all(drawn))
+    return len(rows).bit_length(), looked, any(drawn) + all(drawn)
+
+
+def _behind_prompt(n: int, drawn: bool) -> Situation:
+    return n.bit_length(), False, 2 * drawn

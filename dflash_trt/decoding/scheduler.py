@@ -74,6 +74,7 @@ class Scheduler:
         self._wanted = 0  # drafts, in the last step
         self._unwanted = 0  # see `_undrafted`; as of the last choice
         self._rest = 0  # rounds for which there is nothing to be chosen
+        self._chosen_for = 0  # sequences
         self._choosing = 0.0  # seconds that the last choice took
         self.report: StepReport | None = None  # of the last call of `step`; None: nothing to do
 
@@ -138,18 +139,25 @@ class Scheduler:
         budget = _budget(sequence) if last else 0
         rows = [[len(chunk), len(chunk), sequence.position, budget]]
         drawn = bool(sequence.request.sampling.temperature)
-        drafts = self._policy.prefill(self.active, drawn)
+        n = self.active
+        drafts = self._policy.prefill(n, drawn)
         wanted = self._policy.draft_tokens if drafts else self._undrafted(sequence.budget)
         if not wanted and sequence.held + len(chunk) > HELD:
             wanted = self._policy.draft_tokens
         lines = [list(chunk)]
         output, report = self._run([sequence], len(self._decoding), rows, lines, chains(1), wanted)
         report.prompt_tokens = len(chunk)
+        if drafts:
+            self._policy.prefilled(n, drawn, report.draft)
         sequence.verified(len(chunk), wanted)
         if not last:
             return []
-        self._prefilling, self._rest = None, 0
+        # others go on as was chosen for them: many short texts would have a choice every few rounds
+        goes_on = self._decoding and not drafts
+        self._rest = min(self._rest, max(self._room([sequence]), 0)) if goes_on else 0
+        self._prefilling = None
         self._decoding.append(sequence)
+        self._unwanted = self._undrafted(max(each.budget for each in self._decoding))
         self._take([sequence], [None], output, report)
         return [sequence]
 
@@ -161,17 +169,17 @@ class Scheduler:
             choice = Choice([None] * len(sequences), 0)
         else:
             choice = self._choose(sequences)
-            self._choosing = time.perf_counter() - start
+            self._chosen_for, self._choosing = len(sequences), time.perf_counter() - start
         report = self._verify(sequences, choice)
-        if not self._rest:  # of plain rounds in a row the last one, which took no time to choose
+        # of plain rounds in a row the last one, which took no time to choose
+        if not self._rest and len(sequences) == self._chosen_for:
             took = time.perf_counter() - start - report.draft
             self._policy.timed(took, report.draft, self._choosing)
         return sequences
 
     def _choose(self, sequences: Seq[Sequence]) -> Choice:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
-        room = HELD - most_verified(self._policy.draft_tokens + 1)
-        room -= max(sequence.held for sequence in sequences)
+        room = self._room(sequences)
         if self._proposer is not None:
             offers = self._proposer.rows(sequences, context)
         else:
@@ -180,6 +188,11 @@ class Scheduler:
         choice = self._policy.choose(offers, context, feed=room < 0 and not self._unwanted)
         self._rest = min(choice.rest, max(room, 0))
         return choice
+
+    def _room(self, sequences: Seq[Sequence]) -> int:
+        """Plain rounds before which the drafter need not run, however the last one goes."""
+        room = HELD - most_verified(self._policy.draft_tokens + 1)
+        return room - max(sequence.held for sequence in sequences)
 
     def _undrafted(self, budget: int) -> int:
         """What is wanted of a step behind which the drafter does not run: 0 or DROPPED."""
@@ -297,7 +310,6 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Free a row: the last decoding sequence moves into it, the prefilling one moves up."""
-        self._rest = 0
         index, last = self._decoding.index(sequence), len(self._decoding) - 1
         moved = self._decoding.pop()
         if index != last:

@@ -55,7 +55,7 @@ class Timings:
         if draft and streak:  # else it had features of more than a round to take in
             self._of(n, "draft").add(draft / self._table.draft(n, near), self._now)
         elif draft:
-            at, took = n.bit_length(), (verify + draft) / self._plain(n, near) - 1
+            at, took = n.bit_length(), (verify + draft) / self.plain(n, near) - 1
             self._woken[at] = max(took, RECENT * self._woken.get(at, 0.0))
 
     def costs(self, n: int, context: int, drafting: bool) -> tuple[list[float], float]:
@@ -83,11 +83,16 @@ class Timings:
             self._corrected[n, near, drafting] = steps, draft
         return self._corrected[n, near, drafting]
 
+    def plain(self, n: int, context: int) -> float:
+        """Seconds of a plain step."""
+        plain = self._of(n, "plain")
+        return self._table.verify(n, 1, context) * (plain.middle() if plain.known else 1.0)
+
     def choice(self, n: int, context: int) -> float:
         """Of choosing for n rows."""
         slower = self._of(n, "choice")
         seconds = n * CHOICE_SECONDS * (slower.middle() if slower.known else 1.0)
-        return seconds / self._plain(n, context)
+        return seconds / self.plain(n, context)
 
     def waking(self, n: int, context: int) -> float:
         """Of a round behind a drafter that rested, beyond a plain one."""
@@ -100,11 +105,6 @@ class Timings:
         plain, *drafts = (self._of(n, kind) for kind in ("plain", "wide", "drafted"))
         unsure = not plain.known or plain.age(self._now) > OLD
         return unsure and any(each.known for each in drafts)
-
-    def _plain(self, n: int, context: int) -> float:
-        """Seconds of a plain step."""
-        plain = self._of(n, "plain")
-        return self._table.verify(n, 1, context) * (plain.middle() if plain.known else 1.0)
 
     def _of(self, n: int, kind: str) -> "_Slower":
         return self._slower.setdefault((n.bit_length(), kind), _Slower())
