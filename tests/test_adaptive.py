@@ -246,6 +246,9 @@ class AtRandom:
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """Learns nothing."""
 
+    def missed(self, proposal: Proposal, token: int) -> None:
+        """Learns nothing."""
+
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         """Learns nothing."""
 

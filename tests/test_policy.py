@@ -9,8 +9,8 @@ import pytest
 from offers import MOST, SECOND, Costs, all_kept, chain, linear, looked_up, tree, widths
 
 from dflash_trt.decoding.evidence import LONGEST_REST
-from dflash_trt.decoding.policy import CLEARLY, Adaptive, Choice, Fixed, Row
-from dflash_trt.decoding.timings import REFRESH, TIMED
+from dflash_trt.decoding.policy import CLEARLY, Adaptive, Choice, Fixed, Proposal, Row
+from dflash_trt.decoding.timings import OLD, REFRESH, TIMED
 
 
 @pytest.mark.parametrize(
@@ -162,3 +162,49 @@ def test_a_sequence_of_which_features_are_lost_is_not_drafted_for() -> None:
     assert all(policy.choose([good], 0).draft for _ in range(50))
     assert not any(policy.choose([good, good._replace(lost=True)], 0).draft for _ in range(500))
     assert policy.choose([good], 0).draft
+
+
+def test_copies_that_are_not_taken_are_found_to_be_wrong() -> None:
+    """Each kind for itself: those that the drafter contradicts promise less to begin with."""
+    policy, copy = Adaptive(Costs(linear(0.1)), MOST, MOST), looked_up(3)
+    doubted = copy._replace(doubted=True)
+
+    def width(proposal: Proposal) -> int:
+        return policy.choose([Row([proposal], False)], 0).width
+
+    assert width(copy) > width(doubted) > 0
+    for _ in range(20):
+        policy.missed(copy, copy.tokens[0] + 1)
+    assert width(copy) == 0 < width(doubted)
+    for _ in range(40):
+        policy.missed(copy, copy.tokens[0])
+    assert width(copy) > width(doubted)
+    policy.missed(chain([0.9]), 0)  # says nothing of copies
+    assert width(copy) > width(doubted)
+
+
+def test_the_drafter_rests_behind_texts_that_repeat_themselves() -> None:
+    """Not behind any copy: then there would be no drafts when it turns out to be wrong."""
+    for match, drafts in ((16, False), (2, True)):
+        policy = Adaptive(Costs(linear(0.01), 0.01), MOST, MOST)
+        choice = policy.choose([Row([looked_up(match)], False)], 0)
+        assert choice.width == MOST
+        assert (choice.draft > 0) == drafts
+
+
+def test_plain_steps_behind_the_drafter_do_not_count() -> None:
+    """They take longer: two rounds in a row verify nothing, and the first does not draft."""
+    costs = Costs(linear(0.01), 0.01)
+    policy, rows = Adaptive(costs, MOST, MOST), [Row([chain([0.9] * MOST)], False)]
+    choices = []
+    for _ in range(2 * OLD):
+        choices.append(policy.choose(rows, 0))
+        behind = len(choices) > 1 and choices[-2].draft > 0
+        slow = 1.0 if choices[-1].width or not behind else 9.0
+        policy.timed(slow * costs.verify(1, 1 + choices[-1].width, 0), 0.01 * SECOND, 0.0)
+    later = [(choice.width, choice.draft > 0) for choice in choices[OLD // 2 :]]
+    assert later.count((0, False)) == later.count((0, True)) == 1
+    assert later[later.index((0, False)) + 1] == (0, True)
+    # nine times as long, wide steps would be free
+    steps, _ = policy._timings.costs(1, 0, drafting=True)
+    assert steps == pytest.approx(linear(0.01), rel=0.1)

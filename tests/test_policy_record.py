@@ -48,6 +48,10 @@ class Recorded:
         self.calls.append(("observe", (proposal, accepted), None))
         self._policy.observe(proposal, accepted)
 
+    def missed(self, proposal: Proposal, token: int) -> None:
+        self.calls.append(("missed", (proposal, token), None))
+        self._policy.missed(proposal, token)
+
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         self.calls.append(("timed", (verify, draft, choosing), None))
         self._policy.timed(verify, draft, choosing)

@@ -106,3 +106,19 @@ def test_trees_are_no_deeper_than_the_smallest_window(
     ((_, tokens, parents, *_),) = offers
     assert (max(depths(tuple(parents))), len(tokens)) == (deepest, drafts)
     assert tokens[:3] == [0, 8, 16]
+
+
+@pytest.mark.parametrize(("drafted", "doubted"), [(4, False), (6, True), (None, False)])
+def test_what_was_looked_up_is_doubted_where_the_drafter_says_otherwise(
+    built_pair: BuildPair, drafted: int | None, doubted: bool
+) -> None:
+    info = read_info(built_pair(**QWEN3).target_engine, "onnxruntime")
+    costs = Costs([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
+    proposer = Proposer(Speculation(tree=False, correction=False), costs, info)
+    ids, probs = np.array([[drafted or 0]]), np.ones((1, 1), np.float32)
+    candidates = None if drafted is None else (ids, probs)
+    sequence = Sequence(Request([3, 4, 5, 1, 2, 3], NEW_TOKENS), candidates=candidates)
+    ((offers, *_),) = proposer.rows([sequence], 6)
+    assert [offer.source for offer in offers] == ["drafter"] * (drafted is not None) + ["lookup"]
+    assert offers[-1].tokens[:3] == [4, 5, 1]
+    assert offers[-1].doubted == doubted

@@ -8,12 +8,13 @@ from dflash_trt.decoding.tree import depths
 
 MEMORY = 0.99  # weight of the past at each outcome: about the last 100 count
 RECENT = 0.98  # the same of what drafting brings; a shorter one gives up in each bad text
-STAKE = 1.0  # plain steps that drafting may lose before it is given up
-# the same for the first time, when what it is measured by has yet to be learned: so many times what
-# a step of drafting should gain, at most
-FIRST_STAKE, MOST_STAKE = 6.0, 3.0
+STAKE = 3.0  # plain steps that drafting may lose before it is given up
+# the same for the first time, when what it is measured by has yet to be learned, if that is more:
+# so many times what a step of drafting should gain
+FIRST_STAKE = 16.0
 SIGN = 0.5  # plain steps that it has to gain before it starts anew
 AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
+CHOICE_STAKE = 1.0  # plain steps that choices may lose before they become rare
 CHOICE_SHARE, LITTLE = 0.01, 0.002  # of the time, for choices; and where they do not pay
 LONGEST_REST = 63  # rounds without a choice
 PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were seen
@@ -22,10 +23,10 @@ PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were 
 class Worth:
     """What drafting, or choosing, gains in a situation."""
 
-    def __init__(self, pays: bool, stake: float = STAKE) -> None:
-        """stake: plain steps that it may lose before it is given up for the first time."""
+    def __init__(self, pays: bool, stake: float, first: float) -> None:
+        """stake: plain steps that it may lose before it is given up; first: the first time."""
         self._gained = self._owed = 0.0  # plain steps, of late
-        self._stake = stake
+        self._stake, self._next_stake = first, stake
         self.pays = pays
 
     def owe(self, cost: float) -> None:
@@ -45,7 +46,7 @@ class Worth:
             self._gained = max(self._gained + gained - AGAIN * cost, 0.0)
             found_wrong = self._gained > SIGN
         if found_wrong:
-            self.pays, self._gained, self._stake = not self.pays, 0.0, STAKE
+            self.pays, self._gained, self._stake = not self.pays, 0.0, self._next_stake
 
 
 class Rests:
@@ -79,7 +80,7 @@ class Rests:
         self.kept = 0
 
     def _worth_at(self, n: int) -> Worth:
-        return self._worth.setdefault(n.bit_length(), Worth(True))
+        return self._worth.setdefault(n.bit_length(), Worth(True, CHOICE_STAKE, CHOICE_STAKE))
 
 
 class Depths:

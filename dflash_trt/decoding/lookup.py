@@ -18,6 +18,7 @@ PRIOR = 2.0  # rounds that the chances below are worth
 BUCKETS = (1, 2, 3, 4, 5, 8, 16)  # the shortest match of each
 CHANCES = (0.48, 0.69, 0.74, 0.78, 0.87, 0.87, 0.95)  # that a copied token is right, at the start
 DRAWN_CHANCES = (0.33, 0.55, 0.63, 0.67, 0.74, 0.8, 0.9)  # the same at a temperature
+DOUBT = 0.5  # times that, where the drafter says otherwise
 
 
 class Suffixes:
@@ -76,12 +77,13 @@ class Suffixes:
 class Record:
     """How many copied tokens were right, by the length of the match and by place."""
 
-    def __init__(self, most: int, drawn: bool = False) -> None:
-        """most: tokens copied in a round; drawn: behind texts of requests with a temperature."""
+    def __init__(self, most: int, drawn: bool = False, doubted: bool = False) -> None:
+        """most: tokens copied in a round; drawn: behind texts of requests with a temperature;
+        doubted: those of which the drafter says otherwise."""
         # token j was reached / kept, given that all before it were
         self._reached = [[PRIOR] * most for _ in BUCKETS]
-        chances = DRAWN_CHANCES if drawn else CHANCES
-        self._kept = [[PRIOR * chance] * most for chance in chances]
+        chances, doubt = DRAWN_CHANCES if drawn else CHANCES, DOUBT if doubted else 1.0
+        self._kept = [[PRIOR * chance * doubt] * most for chance in chances]
         self._expected: dict[int, list[float]] = {}  # asked far more often than it changes
 
     def expected(self, length: int, count: int) -> list[float]:

@@ -5,13 +5,12 @@ costs are in plain steps, the time of a step that verifies nothing but one token
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Literal, NamedTuple, Protocol
 
 from dflash_trt.decoding.evidence import (
     FIRST_STAKE,
     MEMORY,
-    MOST_STAKE,
     PRIOR,
     RECENT,
     STAKE,
@@ -25,6 +24,7 @@ from dflash_trt.decoding.tree import depths
 
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
+SURE = 0.75  # share of its copied tokens that a text keeps which repeats itself
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
 
@@ -38,11 +38,12 @@ class Proposal(NamedTuple):
     values: Sequence[float] = ()  # that each is accepted, by the drafter's word
     drawn: bool = False  # for a request that has a temperature
     match: int = 0  # tokens alike before what was looked up
+    doubted: bool = False  # whether the drafter says otherwise than what was looked up
 
     def cut(self, most: int) -> "Proposal":
         """The first drafts of it."""
-        source, tokens, parents, values, drawn, match = self
-        return Proposal(source, tokens[:most], parents[:most], values[:most], drawn, match)
+        source, tokens, parents, values, drawn, match, doubted = self
+        return Proposal(source, tokens[:most], parents[:most], values[:most], drawn, match, doubted)
 
     @property
     def is_chain(self) -> bool:
@@ -91,6 +92,9 @@ class Policy(Protocol):
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """How many drafts of a verified proposal were kept."""
 
+    def missed(self, proposal: Proposal, token: int) -> None:
+        """The first token that was committed in place of an offer that was not taken."""
+
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         """Seconds of a round as it was chosen last: of the drafter (0: it did not run), and of all
         the rest; and of the choice itself. Of plain rounds that follow a choice it is told the
@@ -123,6 +127,9 @@ class Fixed:
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
 
+    def missed(self, proposal: Proposal, token: int) -> None:
+        """See `Policy`."""
+
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         """See `Policy`."""
 
@@ -142,7 +149,10 @@ class Adaptive:
         self.draft_tokens = draft_tokens
         self._last = (0, 0, 0)  # rows, width and context of the last round
         self._depths = {drawn: Depths(most) for drawn in (False, True)}
-        self._records = {drawn: Record(most, drawn) for drawn in (False, True)}
+        self._records = {
+            (drawn, doubted): Record(most, drawn, doubted)
+            for drawn, doubted in product((False, True), repeat=2)
+        }
         self._promised = {drawn: _hopes(most) for drawn in (False, True)}
         self._seen = dict.fromkeys((False, True), PRIOR)  # how many that is the mean of
         self._worth: dict[Situation, Worth] = {}
@@ -160,6 +170,7 @@ class Adaptive:
         before, self._drafted_in = self._drafted_in, None
         self._streak = self._streak + 1 if before else 0
         steps, draft = self._timings.costs(n, context, drafting=before is not None)
+        lacking = self._timings.lack_plain(n)
         taken: list[Proposal | None] = [None] * n
         width, cost = 0, 1.0
         if any(row.offers for row in rows):
@@ -169,17 +180,18 @@ class Adaptive:
                 self._judge(before, expected, tokens, steps[width] + draft, context)
             if not width and self._probing:
                 width = 1  # else what is believed of drafts could never be found wrong
-            if self._timings.lack_plain(n):
+            if lacking:
                 width = 0  # all costs are in plain steps: some have to be seen
             if width:
                 taken = [_taken(offers, width) for offers in expected]
                 cost = steps[width] + (draft if before else 0.0)
         asked = self._asked(n, taken)
-        situation = _situation(rows, taken)
+        situation = self._situation(rows, taken)
         lost = any(row.lost for row in rows)
         pays = self._worth_in(situation, n, context).pays and not lost
         self._probing = not (pays or lost) and self._idle >= self._pause(n, context)
-        runs = feed or pays or self._probing
+        # behind the drafter a plain step takes longer
+        runs = feed or ((pays or self._probing) and not (lacking and before))
         if runs:
             self._drafted_in, self._idle = None if lost else situation, -1
         self._last = n, width, context
@@ -207,9 +219,17 @@ class Adaptive:
         """See `Policy`."""
         self._rests.kept += accepted
         if proposal.source == "lookup":
-            self._records[proposal.drawn].observe(proposal.match, len(proposal.tokens), accepted)
+            self._record(proposal).observe(proposal.match, len(proposal.tokens), accepted)
         else:
             self._depths[proposal.drawn].observe(proposal.values, proposal.parents, accepted)
+
+    def missed(self, proposal: Proposal, token: int) -> None:
+        """See `Policy`. Else copies would never be found to be worse than they promise while there
+        are better drafts, which would then seem to bring too little. Later tokens are known where
+        text is easy: they would promise too much."""
+        if proposal.source == "lookup":
+            right = proposal.tokens[0] == token
+            self._record(proposal).observe(proposal.match, 1, int(right))
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         """See `Policy`."""
@@ -249,12 +269,22 @@ class Adaptive:
         """What drafting brings in a situation; at first what it should, by what drafts promised."""
         if situation not in self._worth:
             steps, draft = self._timings.costs(n, context, drafting=True)
-            _, looked, drawn = situation
+            _, repeats, drawn = situation
             lines = zip(steps, self._promised[drawn > 0], strict=True)
             should = max((1 + tokens) / (step + draft) for step, tokens in lines)
-            stake = min(max(FIRST_STAKE * (should - 1), STAKE), MOST_STAKE)
-            self._worth[situation] = Worth(should > 1 and not looked, stake)
+            first = max(FIRST_STAKE * (should - 1), STAKE)
+            self._worth[situation] = Worth(should > 1 and not repeats, STAKE, first)
         return self._worth[situation]
+
+    def _situation(self, rows: Sequence[Row], taken: Sequence[Proposal | None]) -> "Situation":
+        drawn = [row.drawn for row in rows]
+        return len(rows).bit_length(), all(map(self._repeats, taken)), any(drawn) + all(drawn)
+
+    def _repeats(self, proposal: Proposal | None) -> bool:
+        """Whether a row repeats itself: behind that there is more to be looked up."""
+        if proposal is None or proposal.source == "drafter":
+            return False
+        return self._expected(proposal)[-1] >= SURE * len(proposal.tokens)
 
     def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
         """What drafts promise by and large, by their number."""
@@ -267,14 +297,19 @@ class Adaptive:
                     longer = _to(line, len(means))
                     means[:] = [m + (x - m) * share for m, x in zip(means, longer, strict=True)]
 
+    def _record(self, proposal: Proposal) -> Record:
+        return self._records[proposal.drawn, proposal.doubted]
+
     def _expected(self, proposal: Proposal) -> list[float]:
         """How many of its first 0, 1, .. drafts are accepted."""
         if proposal.source == "lookup":
-            return self._records[proposal.drawn].expected(proposal.match, len(proposal.tokens))
+            return self._record(proposal).expected(proposal.match, len(proposal.tokens))
         return self._depths[proposal.drawn].expected(proposal.values, proposal.parents)
 
 
 Expected = tuple[Proposal, list[float]]
+# in which drafting is worth much the same: about how many rows there are; whether all of them
+# repeat themselves; and whether none, some or all are drawn
 Situation = tuple[int, bool, int]
 
 
@@ -318,14 +353,6 @@ def _at(line: Sequence[float], width: int) -> float:
 def _taken(offers: Sequence[Expected], width: int) -> Proposal | None:
     proposal, line = max(offers, key=lambda x: _at(x[1], width), default=(None, [0.0]))
     return proposal.cut(width) if proposal and _at(line, width) > 0 else None
-
-
-def _situation(rows: Sequence[Row], taken: Sequence[Proposal | None]) -> Situation:
-    """In which drafting is worth much the same: about how many rows there are; whether all of them
-    are looked up; and whether none, some or all are drawn."""
-    looked = all(each is not None and each.source == "lookup" for each in taken)
-    drawn = [row.drawn for row in rows]
-    return len(rows).bit_length(), looked, any(drawn) + all(drawn)
 
 
 def _behind_prompt(n: int, drawn: bool) -> Situation:

@@ -47,7 +47,10 @@ class Proposer:
             if sequence.candidates is not None and most:
                 offers.append(self._drafted(sequence, refine, most))
             if self._sources.lookup and most:
-                offers += _looked_up(sequence, most)
+                offers += [
+                    each._replace(doubted=any(x.tokens[0] != each.tokens[0] for x in offers))
+                    for each in _looked_up(sequence, most)
+                ]
             drawn = bool(sequence.request.sampling.temperature)
             rows.append(Row(offers, drawn, sequence.lost))
         return rows

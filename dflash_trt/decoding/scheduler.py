@@ -73,6 +73,7 @@ class Scheduler:
         self._prefilled_last = False
         self._wanted = 0  # drafts, in the last step
         self._unwanted = 0  # see `_undrafted`; as of the last choice
+        self._offered: Seq[Row] = ()  # what the last choice chose from
         self._rest = 0  # rounds for which there is nothing to be chosen
         self._chosen_for = 0  # sequences
         self._choosing = 0.0  # seconds that the last choice took
@@ -166,7 +167,7 @@ class Scheduler:
         sequences = list(self._decoding)
         if self._rest:
             self._rest -= 1
-            choice = Choice([None] * len(sequences), 0)
+            choice, self._offered = Choice([None] * len(sequences), 0), ()
         else:
             choice = self._choose(sequences)
             self._chosen_for, self._choosing = len(sequences), time.perf_counter() - start
@@ -181,11 +182,11 @@ class Scheduler:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         room = self._room(sequences)
         if self._proposer is not None:
-            offers = self._proposer.rows(sequences, context)
+            self._offered = self._proposer.rows(sequences, context)
         else:
-            offers = [_as_drafted(sequence) for sequence in sequences]
+            self._offered = [_as_drafted(sequence) for sequence in sequences]
         self._unwanted = self._undrafted(max(sequence.budget for sequence in sequences))
-        choice = self._policy.choose(offers, context, feed=room < 0 and not self._unwanted)
+        choice = self._policy.choose(self._offered, context, feed=room < 0 and not self._unwanted)
         self._rest = min(choice.rest, max(room, 0))
         return choice
 
@@ -292,6 +293,9 @@ class Scheduler:
                 report.choices.append(_choice(proposal))
                 if proposal is not None:
                     self._policy.observe(proposal, accepted)
+                for offer in self._offered[i].offers if self._offered else ():
+                    if proposal is None or offer.source != proposal.source:
+                        self._policy.missed(offer, [*kept, token][0])
             if sequence.finish_reason is not None:
                 self._release(sequence)
                 continue

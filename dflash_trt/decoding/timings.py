@@ -7,7 +7,7 @@ from typing import Protocol
 NEAR = 256  # tokens of context that steps cost about the same for
 REFRESH = 16  # rounds after which costs are corrected anew
 TIMED = 4  # steps of a kind before their time is trusted
-OLD = 64  # rounds after which a plain step is timed again
+OLD = 128  # rounds after which a plain step is timed again
 FORGOTTEN = 512  # rounds after which other steps' times are
 WAKING = 8.0  # times what drafting usually takes: more than that was something else
 RECENT = 0.98  # weight of the past at each time that the drafter is woken
@@ -48,10 +48,11 @@ class Timings:
         if not self._now % REFRESH:
             self._corrected.clear()
         self._of(n, "choice").add(choosing / (n * CHOICE_SECONDS), self._now)
-        kind = ("drafted" if streak else "wide") if width else "plain"
-        if kind != "drafted" or streak > 1:  # not the first behind a drafter that rested
-            ratio = verify / self._table.verify(n, 1 + width, near)
-            self._of(n, kind).add(ratio, self._now)
+        ratio = verify / self._table.verify(n, 1 + width, near)
+        if not streak:
+            self._of(n, "wide" if width else "plain").add(ratio, self._now)
+        elif width and streak > 1:  # not the first behind a drafter that rested
+            self._of(n, "drafted").add(ratio, self._now)
         if draft and streak:  # else it had features of more than a round to take in
             self._of(n, "draft").add(draft / self._table.draft(n, near), self._now)
         elif draft:
