@@ -21,8 +21,9 @@ from dflash_trt.decoding.acceptance import parents_of
 from dflash_trt.decoding.costs import Costs
 from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.messages import NO_DRAFT, RoundOutput, RunRound, VerifyInput, no_candidates
+from dflash_trt.decoding.offers import Choice, Proposal, Row
 from dflash_trt.decoding.path import best_chain
-from dflash_trt.decoding.policy import Adaptive, Choice, Fixed, Policy, Proposal, Row
+from dflash_trt.decoding.policy import Adaptive, Fixed, Policy
 from dflash_trt.decoding.proposals import CANDIDATES, Proposer
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Float32, Int64

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from dflash_trt.decoding.policy import Choice, Policy, Proposal
+from dflash_trt.decoding.offers import Choice, Proposal
+from dflash_trt.decoding.policy import Policy
 
 MOST = 7  # drafts of a row
 SECOND = 1e-2  # of a plain step

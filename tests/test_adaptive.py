@@ -28,7 +28,8 @@ from test_dflash2 import TARGET as TARGET2
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import correction
 from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.policy import Adaptive, Choice, Fixed, Proposal, Row
+from dflash_trt.decoding.offers import Choice, Proposal, Row
+from dflash_trt.decoding.policy import Adaptive, Fixed
 from dflash_trt.decoding.proposals import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling

@@ -9,7 +9,8 @@ import pytest
 from offers import MOST, SECOND, Costs, all_kept, chain, linear, looked_up, tree, widths
 
 from dflash_trt.decoding.evidence import LONGEST_REST
-from dflash_trt.decoding.policy import CLEARLY, Adaptive, Choice, Fixed, Proposal, Row
+from dflash_trt.decoding.offers import Choice, Proposal, Row
+from dflash_trt.decoding.policy import CLEARLY, Adaptive, Fixed
 from dflash_trt.decoding.timings import OLD, REFRESH, TIMED
 
 

@@ -9,7 +9,8 @@ from exact import rounds_of, run_all
 from offers import Costs, linear
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.policy import Adaptive, Choice, Policy, Proposal, Row
+from dflash_trt.decoding.offers import Choice, Proposal, Row
+from dflash_trt.decoding.policy import Adaptive, Policy
 from dflash_trt.decoding.proposals import strategy
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler

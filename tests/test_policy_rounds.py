@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from offers import MOST, SECOND, Costs, chain, linear, looked_up
 
-from dflash_trt.decoding.policy import PROBING, Adaptive, Policy, Row
+from dflash_trt.decoding.offers import Row
+from dflash_trt.decoding.policy import PROBING, Adaptive, Policy
 
 
 @dataclass
@@ -171,6 +172,26 @@ def test_features_are_held_while_the_drafter_may_want_them() -> None:
     assert [bad.policy.holds(budget) for budget in (1, pause - 10, pause + 10)] == [0, 0, 1]
     bad.run(pause - 20)
     assert [bad.policy.holds(budget) for budget in (10, 30)] == [False, True]
+
+
+def test_of_a_small_model_features_are_held_less() -> None:
+    """Holding them costs something there, as choices do: a tenth of a plain step."""
+    costs, rows = Costs(linear(0.1), 0.1), [Row([], False)]
+    for choosing, holds in ((1e-4, True), (0.1, False)):
+        policy = Adaptive(costs, MOST, MOST)
+        assert policy.prefill(1, False)  # drafting pays for one sequence, and so far for 16
+        for _ in range(2000):
+            choice = policy.choose([Row([chain([0.01] * MOST)], False)] * 16, 0)
+            for proposal in choice.taken:
+                if proposal:
+                    policy.observe(proposal, 0)
+            took = costs.verify(16, 1 + choice.width, 0)
+            policy.timed(took, (choice.draft > 0) * costs.draft(16, 0), choosing * SECOND)
+        assert not policy.prefill(16, False)
+        assert policy.prefill(1, False)
+        assert policy.holds(1) == holds
+        policy.choose(rows, 0)
+        assert policy.holds(1)
 
 
 def test_a_drafter_that_is_dear_to_wake_is_tried_less_often() -> None:

@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from dflash_trt.bench.results import Cell, Run
-from dflash_trt.decoding.policy import VERIFIED
+from dflash_trt.decoding.offers import VERIFIED
 
 RESAMPLES = 2000
 CONFIDENCE = 0.99
@@ -67,7 +67,7 @@ def phases(cell: Cell) -> dict[str, float]:
 
 
 def verified(cell: Cell) -> dict[str, float]:
-    """Shares of the rounds of single sequences, by what was verified (`policy.VERIFIED`)."""
+    """Shares of the rounds of single sequences, by what was verified (`offers.VERIFIED`)."""
     counts = [sum(sample.choices.get(name, 0) for sample in cell.samples) for name in VERIFIED]
     total = max(sum(counts), 1)
     return {name: count / total for name, count in zip(VERIFIED, counts, strict=True)}

@@ -1,13 +1,6 @@
-"""What rounds have shown of drafts, and of what drafting and choosing bring."""
+"""What rounds have shown that drafting brings, and choosing."""
 
-from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
-
-from dflash_trt.decoding.tree import depths
-
-MEMORY = 0.99  # weight of the past at each outcome: about the last 100 count
-RECENT = 0.98  # the same of what drafting brings; a shorter one gives up in each bad text
+RECENT = 0.98  # weight of the past at each round; a shorter memory gives up in each bad text
 STAKE = 3.0  # plain steps that drafting may lose before it is given up
 # the same for the first time, when what it is measured by has yet to be learned, if that is more:
 # so many times what a step of drafting should gain
@@ -17,7 +10,6 @@ AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
 CHOICE_STAKE = 1.0  # plain steps that choices may lose before they become rare
 CHOICE_SHARE, LITTLE = 0.01, 0.002  # of the time, for choices; and where they do not pay
 LONGEST_REST = 63  # rounds without a choice
-PRIOR = 3.0  # drafts that are taken to be as the drafter says, before any were seen
 
 
 class Worth:
@@ -81,37 +73,3 @@ class Rests:
 
     def _worth_at(self, n: int) -> Worth:
         return self._worth.setdefault(n.bit_length(), Worth(True, CHOICE_STAKE, CHOICE_STAKE))
-
-
-class Depths:
-    """How the drafter's probabilities and what is accepted compare, by depth.
-
-    What is not known of a depth is taken to be as before it: else bad luck far down a chain would
-    end there whatever could teach better.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._said = [0.0] * (most + 1)
-        self._kept = [0.0] * (most + 1)
-        self._ratios = [1.0] * (most + 1)
-
-    def expected(self, values: Sequence[float], parents: Sequence[int]) -> list[float]:
-        """How many of the first 0, 1, .. drafts are accepted, by the drafter's word for each."""
-        ratios = map(self._ratios.__getitem__, depths(tuple(parents))[1:])
-        chances = (min(chance, 1.0) for chance in map(mul, values, ratios))
-        return [*accumulate(chances, initial=0.0)]
-
-    def observe(self, values: Sequence[float], parents: Sequence[int], accepted: int) -> None:
-        """Learn from how many were kept."""
-        said = [0.0] * len(self._said)
-        at = depths(tuple(parents))[1:]
-        for depth, value in zip(at, values, strict=True):
-            said[depth] += value
-        ratio, step = 1.0, 1.0
-        for depth in range(1, len(said)):
-            self._said[depth] = self._said[depth] * MEMORY + said[depth]
-            self._kept[depth] = self._kept[depth] * MEMORY + (depth <= accepted)
-            ratio = (self._kept[depth] + PRIOR * ratio * step) / (self._said[depth] + PRIOR)
-            self._ratios[depth] = ratio
-            if depth == 1:
-                step = ratio

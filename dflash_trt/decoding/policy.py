@@ -5,70 +5,26 @@ costs are in plain steps, the time of a step that verifies nothing but one token
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, product
-from typing import Literal, NamedTuple, Protocol
+from itertools import accumulate
+from typing import Protocol
 
+from dflash_trt.decoding.chances import MEMORY, PRIOR, Chances
 from dflash_trt.decoding.evidence import (
+    CHOICE_SHARE,
     FIRST_STAKE,
-    MEMORY,
-    PRIOR,
     RECENT,
     STAKE,
-    Depths,
     Rests,
     Worth,
 )
-from dflash_trt.decoding.lookup import Record
+from dflash_trt.decoding.offers import Choice, Proposal, Row
 from dflash_trt.decoding.timings import StepCosts, Timings
 from dflash_trt.decoding.tree import depths
 
-VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
 SURE = 0.75  # share of its copied tokens that a text keeps which repeats itself
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
-
-
-class Proposal(NamedTuple):
-    """Drafts for one sequence; the first ones of them are a proposal, too."""
-
-    source: Literal["drafter", "lookup"]
-    tokens: Sequence[int]
-    parents: Sequence[int]  # as in `tree.Tree`
-    values: Sequence[float] = ()  # that each is accepted, by the drafter's word
-    drawn: bool = False  # for a request that has a temperature
-    match: int = 0  # tokens alike before what was looked up
-    doubted: bool = False  # whether the drafter says otherwise than what was looked up
-
-    def cut(self, most: int) -> "Proposal":
-        """The first drafts of it."""
-        source, tokens, parents, values, drawn, match, doubted = self
-        return Proposal(source, tokens[:most], parents[:most], values[:most], drawn, match, doubted)
-
-    @property
-    def is_chain(self) -> bool:
-        return isinstance(self.parents, range) or self.parents == [*range(len(self.parents))]
-
-
-class Choice(NamedTuple):
-    """What a round does."""
-
-    taken: Sequence[Proposal | None]  # what is verified of each row
-    draft: int  # how many drafts the drafter is asked for at its end; 0: it does not run
-    rest: int = 0  # rounds to follow that do nothing else than plain decoding: none to be chosen
-
-    @property
-    def width(self) -> int:
-        """Drafts of a row at most."""
-        return max((len(each.tokens) for each in self.taken if each), default=0)
-
-
-class Row(NamedTuple):
-    """What there is to choose from for one sequence."""
-
-    offers: Sequence[Proposal]
-    drawn: bool  # whether its request has a temperature
-    lost: bool = False  # whether the drafter has not all of its features
 
 
 class Policy(Protocol):
@@ -148,11 +104,7 @@ class Adaptive:
         self._timings = Timings(costs, most)
         self.draft_tokens = draft_tokens
         self._last = (0, 0, 0)  # rows, width and context of the last round
-        self._depths = {drawn: Depths(most) for drawn in (False, True)}
-        self._records = {
-            (drawn, doubted): Record(most, drawn, doubted)
-            for drawn, doubted in product((False, True), repeat=2)
-        }
+        self._chances = Chances(most)
         self._promised = {drawn: _hopes(most) for drawn in (False, True)}
         self._seen = dict.fromkeys((False, True), PRIOR)  # how many that is the mean of
         self._worth: dict[Situation, Worth] = {}
@@ -174,7 +126,7 @@ class Adaptive:
         taken: list[Proposal | None] = [None] * n
         width, cost = 0, 1.0
         if any(row.offers for row in rows):
-            expected = [[(x, self._expected(x)) for x in row.offers] for row in rows]
+            expected = [[(x, self._chances.expected(x)) for x in row.offers] for row in rows]
             width, tokens = _best(expected, steps, draft if before else 0.0)
             if before:
                 self._judge(before, expected, tokens, steps[width] + draft, context)
@@ -209,27 +161,27 @@ class Adaptive:
 
     def holds(self, budget: int) -> bool:
         """See `Policy`. Not where drafting pays in no situation, and the sequence will have ended
-        before it is tried again."""
-        if not self._worth or any(worth.pays for worth in self._worth.values()):
-            return True
+        before it is tried again. Of a model so small that this costs something, situations with
+        other numbers of sequences do not count, and none is held before it is to be tried."""
         n, _, context = self._last
-        return self._idle + budget >= self._pause(max(n, 1), context)
+        if not self._worth or not n:
+            return True
+        small = self._timings.choice(n, context) > CHOICE_SHARE
+        if any(
+            worth.pays and (at == n.bit_length() or not small)
+            for (at, *_), worth in self._worth.items()
+        ):
+            return True
+        return self._idle + (0 if small else budget) >= self._pause(n, context)
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
         self._rests.kept += accepted
-        if proposal.source == "lookup":
-            self._record(proposal).observe(proposal.match, len(proposal.tokens), accepted)
-        else:
-            self._depths[proposal.drawn].observe(proposal.values, proposal.parents, accepted)
+        self._chances.observe(proposal, accepted)
 
     def missed(self, proposal: Proposal, token: int) -> None:
-        """See `Policy`. Else copies would never be found to be worse than they promise while there
-        are better drafts, which would then seem to bring too little. Later tokens are known where
-        text is easy: they would promise too much."""
-        if proposal.source == "lookup":
-            right = proposal.tokens[0] == token
-            self._record(proposal).observe(proposal.match, 1, int(right))
+        """See `Policy`."""
+        self._chances.missed(proposal, token)
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         """See `Policy`."""
@@ -284,7 +236,7 @@ class Adaptive:
         """Whether a row repeats itself: behind that there is more to be looked up."""
         if proposal is None or proposal.source == "drafter":
             return False
-        return self._expected(proposal)[-1] >= SURE * len(proposal.tokens)
+        return self._chances.expected(proposal)[-1] >= SURE * len(proposal.tokens)
 
     def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
         """What drafts promise by and large, by their number."""
@@ -296,15 +248,6 @@ class Adaptive:
                     share = max(1 - MEMORY, 1 / self._seen[proposal.drawn])
                     longer = _to(line, len(means))
                     means[:] = [m + (x - m) * share for m, x in zip(means, longer, strict=True)]
-
-    def _record(self, proposal: Proposal) -> Record:
-        return self._records[proposal.drawn, proposal.doubted]
-
-    def _expected(self, proposal: Proposal) -> list[float]:
-        """How many of its first 0, 1, .. drafts are accepted."""
-        if proposal.source == "lookup":
-            return self._record(proposal).expected(proposal.match, len(proposal.tokens))
-        return self._depths[proposal.drawn].expected(proposal.values, proposal.parents)
 
 
 Expected = tuple[Proposal, list[float]]

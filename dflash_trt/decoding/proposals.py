@@ -11,8 +11,9 @@ from dflash_trt.decoding.correction import Pairs
 from dflash_trt.decoding.coupling import noise
 from dflash_trt.decoding.lookup import Suffixes
 from dflash_trt.decoding.messages import Float32, Int64
+from dflash_trt.decoding.offers import Proposal, Row
 from dflash_trt.decoding.path import best_chain
-from dflash_trt.decoding.policy import Adaptive, Fixed, Policy, Proposal, Row
+from dflash_trt.decoding.policy import Adaptive, Fixed, Policy
 from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.decoding.timings import StepCosts
 from dflash_trt.decoding.tree import best_first, best_first_given

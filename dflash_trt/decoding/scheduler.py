@@ -18,7 +18,8 @@ from dflash_trt.decoding.messages import (
     no_candidates,
     no_rules,
 )
-from dflash_trt.decoding.policy import Choice, Policy, Proposal, Row
+from dflash_trt.decoding.offers import Choice, Proposal, Row
+from dflash_trt.decoding.policy import Policy
 from dflash_trt.decoding.proposals import Proposer
 from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.sequence import Request, Sequence
@@ -375,7 +376,7 @@ def _deepest(proposal: Proposal | None) -> int:
 
 
 def _choice(proposal: Proposal | None) -> str:
-    """One of `policy.VERIFIED`."""
+    """One of `offers.VERIFIED`."""
     if proposal is None or proposal.source == "lookup":
         return "lookup" if proposal else "plain"
     return "chain" if proposal.is_chain else "tree"

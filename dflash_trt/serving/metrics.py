@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from dflash_trt.decoding.costs import Costs
-from dflash_trt.decoding.policy import VERIFIED
+from dflash_trt.decoding.offers import VERIFIED
 
 log = logging.getLogger(__name__)
 
