@@ -122,3 +122,15 @@ def test_what_was_looked_up_is_doubted_where_the_drafter_says_otherwise(
     assert [offer.source for offer in offers] == ["drafter"] * (drafted is not None) + ["lookup"]
     assert offers[-1].tokens[:3] == [4, 5, 1]
     assert offers[-1].doubted == doubted
+
+
+def test_a_drafter_that_says_no_numbers_says_nothing_otherwise(built_pair: BuildPair) -> None:
+    """Its tree is empty: it is judged as any other, and does not hurt what is looked up."""
+    info = read_info(built_pair(**QWEN3).target_engine, "onnxruntime")
+    costs = Costs([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
+    proposer = Proposer(Speculation(), costs, info)
+    candidates = np.arange(8).reshape(1, 8), np.full((1, 8), np.nan, np.float32)
+    sequence = Sequence(Request([3, 4, 5, 1, 2, 3], NEW_TOKENS), candidates=candidates)
+    (((drafted, copied), *_),) = proposer.rows([sequence], 6)
+    assert (drafted.source, [*drafted.tokens]) == ("drafter", [])
+    assert (copied.tokens[:2], copied.doubted) == ([4, 5], False)

@@ -48,8 +48,10 @@ class Proposer:
             if sequence.candidates is not None and most:
                 offers.append(self._drafted(sequence, refine, most))
             if self._sources.lookup and most:
+                # a broken drafter's tree is empty
+                said = [x.tokens[0] for x in offers if x.tokens]
                 offers += [
-                    each._replace(doubted=any(x.tokens[0] != each.tokens[0] for x in offers))
+                    each._replace(doubted=bool(said) and each.tokens[0] not in said)
                     for each in _looked_up(sequence, most)
                 ]
             drawn = bool(sequence.request.sampling.temperature)
