@@ -19,8 +19,9 @@ class Proposal(NamedTuple):
 
     def cut(self, most: int) -> "Proposal":
         """The first drafts of it."""
-        source, tokens, parents, values, drawn, match, doubted = self
-        return Proposal(source, tokens[:most], parents[:most], values[:most], drawn, match, doubted)
+        return self._replace(
+            tokens=self.tokens[:most], parents=self.parents[:most], values=self.values[:most]
+        )
 
     @property
     def is_chain(self) -> bool:

@@ -9,14 +9,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from dflash_trt.decoding.chances import MEMORY, PRIOR, Chances
-from dflash_trt.decoding.evidence import (
-    CHOICE_SHARE,
-    FIRST_STAKE,
-    RECENT,
-    STAKE,
-    Rests,
-    Worth,
-)
+from dflash_trt.decoding.evidence import CHOICE_SHARE, FIRST_STAKE, RECENT, STAKE, Rests, Worth
 from dflash_trt.decoding.offers import Choice, Proposal, Row
 from dflash_trt.decoding.timings import StepCosts, Timings
 from dflash_trt.decoding.tree import depths

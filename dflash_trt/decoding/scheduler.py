@@ -143,7 +143,7 @@ class Scheduler:
         drawn = bool(sequence.request.sampling.temperature)
         n = self.active
         drafts = self._policy.prefill(n, drawn)
-        wanted = self._policy.draft_tokens if drafts else self._undrafted(sequence.budget)
+        wanted = self._policy.draft_tokens if drafts else self._undrafted([sequence])
         if not wanted and sequence.held + len(chunk) > HELD:
             wanted = self._policy.draft_tokens
         lines = [list(chunk)]
@@ -159,7 +159,7 @@ class Scheduler:
         self._rest = min(self._rest, max(self._room([sequence]), 0)) if goes_on else 0
         self._prefilling = None
         self._decoding.append(sequence)
-        self._unwanted = self._undrafted(max(each.budget for each in self._decoding))
+        self._unwanted = self._undrafted(self._decoding)
         self._take([sequence], [None], output, report)
         return [sequence]
 
@@ -186,7 +186,7 @@ class Scheduler:
             self._offered = self._proposer.rows(sequences, context)
         else:
             self._offered = [_as_drafted(sequence) for sequence in sequences]
-        self._unwanted = self._undrafted(max(sequence.budget for sequence in sequences))
+        self._unwanted = self._undrafted(sequences)
         choice = self._policy.choose(self._offered, context, feed=room < 0 and not self._unwanted)
         self._rest = min(choice.rest, max(room, 0))
         return choice
@@ -196,8 +196,9 @@ class Scheduler:
         room = HELD - most_verified(self._policy.draft_tokens + 1)
         return room - max(sequence.held for sequence in sequences)
 
-    def _undrafted(self, budget: int) -> int:
+    def _undrafted(self, sequences: Seq[Sequence]) -> int:
         """What is wanted of a step behind which the drafter does not run: 0 or DROPPED."""
+        budget = max(sequence.budget for sequence in sequences)
         return 0 if self._policy.holds(budget) else DROPPED
 
     def _verify(self, sequences: Seq[Sequence], choice: Choice) -> StepReport:
