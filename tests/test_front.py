@@ -165,11 +165,20 @@ def _template(**values: Any) -> str:
 
 
 def _ask(
+    front: Front, text: str | None = "w1", timeout: float | None = None, **values: Any
+) -> FakeReply:
+    reply = FakeReply()
+    _submit(front, reply, text, timeout, **values)
+    return reply
+
+
+def _submit(
     front: Front,
+    reply: FakeReply,
     text: str | None = "w1",
     timeout: float | None = None,
     **values: Any,
-) -> FakeReply:
+) -> None:
     """Strings, and lists of them, are sent as bytes."""
     if text is not None:
         values["text_input"] = text
@@ -179,9 +188,7 @@ def _ask(
         words = isinstance(elements[0], str)
         encoded = [element.encode() for element in elements] if words else elements
         inputs[name] = np.array(encoded, dtype=object if words else None)
-    reply = FakeReply()
     front.submit(inputs, reply, timeout)
-    return reply
 
 
 def test_one_response_unless_a_stream_is_asked_for(front: Front) -> None:
@@ -263,6 +270,31 @@ def test_a_full_queue_refuses_at_once(front: Front, model: CountingModel) -> Non
     model.pause.set()
     assert [reply.next()[0].token_ids for reply in held] == [[2, 3, 4, 5]] * 3
     assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+class _AsksAgain(FakeReply):
+    """A client that sends its next request before the front goes on."""
+
+    def __init__(self, front: Front) -> None:
+        super().__init__()
+        self._front = front
+
+    def send(self, part: Part, *, last: bool) -> None:
+        super().send(part, last=last)
+        if last:
+            self.got.put((_ask(self._front, max_tokens=1),))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_place_is_free_as_soon_as_its_client_is_answered(
+    model: CountingModel, stream: bool
+) -> None:
+    with _front(model, slots=1, max_queue=0) as front:
+        reply = _AsksAgain(front)
+        _submit(front, reply, max_tokens=1, stream=stream)
+        assert reply.next()[0].token_ids == [2]
+        (again,) = reply.next()
+        assert again.next()[0].token_ids == [2]
 
 
 @pytest.mark.parametrize(

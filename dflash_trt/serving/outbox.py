@@ -136,13 +136,13 @@ class Outbox:
             return
         if part.finish_reason[0]:
             stream.ended[part.index[0]] = part
-        complete = len(stream.ended) == len(stream.choices)
-        if stream.streaming:
-            stream.reply.send(part, last=complete and stream.failure is None)
-        elif complete and stream.failure is None:
-            stream.reply.send(beside([stream.ended[i] for i in sorted(stream.ended)]), last=True)
-        if complete and stream.failure is None:
+        complete = len(stream.ended) == len(stream.choices) and stream.failure is None
+        if complete:  # its place is free before its client knows, who may ask again at once
             self._forget(stream)
+        if stream.streaming:
+            stream.reply.send(part, last=complete)
+        elif complete:
+            stream.reply.send(beside([stream.ended[i] for i in sorted(stream.ended)]), last=True)
 
     def _end(self, stream: Stream) -> None:
         if stream in self._live and stream.failure is not None:
