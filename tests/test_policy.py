@@ -11,7 +11,7 @@ from offers import MOST, SECOND, Costs, all_kept, chain, linear, looked_up, tree
 from dflash_trt.decoding.evidence import LONGEST_REST
 from dflash_trt.decoding.offers import Choice, Proposal, Row
 from dflash_trt.decoding.policy import CLEARLY, Adaptive, Fixed
-from dflash_trt.decoding.timings import OLD, REFRESH, TIMED
+from dflash_trt.decoding.timings import OLD, REFRESH, TIMED, Timings
 
 
 @pytest.mark.parametrize(
@@ -209,3 +209,16 @@ def test_plain_steps_behind_the_drafter_do_not_count() -> None:
     # nine times as long, wide steps would be free
     steps, _ = policy._timings.costs(1, 0, drafting=True)
     assert steps == pytest.approx(linear(0.01), rel=0.1)
+
+
+def test_a_plain_step_is_known_to_take_what_it_was_found_to() -> None:
+    """Whatever the table says: of contexts that are near each other it has one time."""
+
+    class Growing(Costs):
+        def verify(self, n: int, width: int, context: int) -> float:
+            return SECOND * (1 + context / 100)
+
+    timings = Timings(Growing(linear(0.1)), MOST)
+    for _ in range(TIMED):
+        timings.add((1, 0, 10), 0, SECOND, 0.0, 0.0)
+    assert timings.plain(1, 10) == pytest.approx(SECOND)

@@ -87,7 +87,7 @@ class Timings:
     def plain(self, n: int, context: int) -> float:
         """Seconds of a plain step."""
         plain = self._of(n, "plain")
-        return self._table.verify(n, 1, context) * (plain.middle() if plain.known else 1.0)
+        return self._table.verify(n, 1, _near(context)) * (plain.middle() if plain.known else 1.0)
 
     def choice(self, n: int, context: int) -> float:
         """Of choosing for n rows."""
