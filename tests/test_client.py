@@ -34,6 +34,8 @@ ROOT = Path(__file__).parents[1]
 PROMPT = "def main():"
 WAIT = 60.0
 FULL = "The request queue is full. Try again later."
+# takes long on any machine: it repeats nothing that could be looked up
+LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 2.0}
 
 
 @pytest.fixture(scope="module", params=["onnxruntime", "tensorrt_llm"])
@@ -120,19 +122,19 @@ def test_the_asyncio_client_gives_the_same_answers(client: Client, server: Ports
 
 def test_a_stream_that_is_closed_or_cancelled_stops_the_work(client: Client, server: Ports) -> None:
     before = cancelled(server)
-    chunks = client.stream(PROMPT, max_tokens=900, ignore_eos=True)
+    chunks = client.stream(PROMPT, **LONG)
     next(chunks)
     chunks.close()
     assert_goes_idle(server)
 
     async def abandon(way: str) -> None:
         async with AsyncClient(f"127.0.0.1:{server.grpc}") as async_client:
-            chunks = async_client.stream(PROMPT, max_tokens=900, ignore_eos=True)
+            chunks = async_client.stream(PROMPT, **LONG)
             await anext(chunks)
             if way == "close":
                 await chunks.aclose()
             else:
-                task = asyncio.create_task(async_client.generate(PROMPT, max_tokens=900))
+                task = asyncio.create_task(async_client.generate(PROMPT, **LONG))
                 await asyncio.sleep(0.1)
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
