@@ -1,6 +1,6 @@
 """What steps cost now: the table of `costs.py`, corrected by what rounds are found to take."""
 
-from collections import deque
+from collections import defaultdict, deque
 from statistics import median
 from typing import Protocol
 
@@ -29,7 +29,7 @@ class Timings:
         """most: drafts of a row that a round may verify."""
         self._table = table
         self._most = most
-        self._slower: dict[tuple[int, str], _Slower] = {}
+        self._slower: defaultdict[tuple[int, str], _Slower] = defaultdict(_Slower)
         self._woken: dict[int, float] = {}  # what rounds took that woke the drafter
         self._corrected: dict[tuple[int, int, bool], tuple[list[float], float]] = {}
         self._now = 0  # rounds that were timed
@@ -108,7 +108,7 @@ class Timings:
         return unsure and any(each.known for each in drafts)
 
     def _of(self, n: int, kind: str) -> "_Slower":
-        return self._slower.setdefault((n.bit_length(), kind), _Slower())
+        return self._slower[n.bit_length(), kind]
 
 
 class _Slower:

@@ -165,26 +165,28 @@ class Groups:
     def _prepare(self, group: _Group) -> None:
         """Know what rounds cost before any is run; the first group's thread measures it."""
         if group is self._groups[0]:
-            while self._settings.speculation.policy == "adaptive" and not self._closing:
-                # first, too: a call of another model while this one is still being loaded crashes
-                # the server, whose threads for it are made last (python_be.cc, LaunchStubProcess)
-                time.sleep(WAIT_LOADED)
-                if self._closing or self._measure_costs():
-                    break
+            if self._settings.speculation.policy == "adaptive":
+                self._measure_costs()
             self._measured.set()
         self._measured.wait()
         group.scheduler = self._new_scheduler(group.first_row, group.rows)
 
-    def _measure_costs(self) -> bool:
-        """False: the models that run rounds are still being loaded."""
-        try:
-            self._costs = costs_of(self._engines, self._settings.mode, self._run_round)
-            self._metrics.costs(self._costs)
-        except EngineGoneError:
-            return False
-        except Exception:
-            log.exception("steps cannot be measured; the policy is fixed")
-        return True
+    def _measure_costs(self) -> None:
+        """As soon as the models that run rounds are loaded."""
+        if self._settings.mode == "ensemble":
+            # a call of another model while this one is still being loaded crashes the server, whose
+            # threads for it are made last (python_be.cc, LaunchStubProcess)
+            time.sleep(WAIT_LOADED)
+        while not self._closing:
+            try:
+                self._costs = costs_of(self._engines, self._settings.mode, self._run_round)
+                self._metrics.costs(self._costs)
+                return
+            except EngineGoneError:
+                time.sleep(WAIT_LOADED)
+            except Exception:
+                log.exception("steps cannot be measured; the policy is fixed")
+                return
 
     def _give_up(self, group: _Group, error: Exception) -> None:
         """A round failed: its sequences end with an error, the group starts anew."""
