@@ -260,6 +260,8 @@ def test_a_rank_that_stands_still(
 def test_what_a_rank_says_when_a_step_fails(engine: Engine, halves: Path) -> None:
     """More sequences than there are cache rows: wrong on every rank; nobody waits for another."""
     step = engine.step(0, 1, 4, 32, 4)
+    for array in step.inputs.values():
+        array[:] = 0
     step.inputs["head_rows"][:] = 99
     with pytest.raises(Exception, match="99"):
         step.run()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 KIND = "onnxruntime"
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
+BOUND_STEPS = 1024  # 16 sequences, as many tokens of each, a few lengths: 0.2 ms to bind one
 
 Array = npt.NDArray[np.generic]
 
@@ -53,7 +54,7 @@ class Engine:
             alike = np.zeros((len(names), slots, heads, rows, head_dim), np.float32)
             self._alike.append(alike)
             self._caches.update(zip(names, alike, strict=True))
-        self._steps = BoundSteps()
+        self._steps = BoundSteps(BOUND_STEPS)
         self._buffers: dict[str, Array] = {}
         if self._leader is not None:
             self._leader.wait_ready()
@@ -101,10 +102,13 @@ class Engine:
             # nobody sees are added, so that a token's logits depend on no neighbours
             width, scored = 2 if n * width == 1 else width, 2 if scored == 1 else scored
         given, taken = step_tensors(info, n, width, visible, scored, context)
+        # what nobody fills stays 0: not in memory that other steps fill
+        array = np.zeros if (width, scored) != (asked, asked_scored) else None
         inputs: dict[str, Any] = {
-            name: np.zeros(shape, dtype) for name, (dtype, shape) in given.items()
+            name: self._shared(name, *tensor) if array is None else array(tensor[1], tensor[0])
+            for name, tensor in given.items()
         }
-        outputs = {name: self._output(name, *tensor) for name, tensor in taken.items()}
+        outputs = {name: self._shared(name, *tensor) for name, tensor in taken.items()}
         caches = {name: array[row : row + n] for name, array in self._caches.items()}
         run = self._run_of(key, inputs, outputs, caches)
         if width > asked:
@@ -153,11 +157,15 @@ class Engine:
 
         return lead
 
-    def _output(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Array:
-        """A view of the one buffer that all steps share: a real vocabulary's logits are large."""
+    def _shared(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Array:
+        """A view of the one buffer that all steps share: a real vocabulary's logits are large, and
+        so are a prompt's features, of which there may be a step for each length.
+        """
         size = math.prod(shape)
-        if name not in self._buffers or self._buffers[name].size < size:
-            self._buffers[name] = np.empty(size, dtype)
+        smaller = self._buffers.get(name)
+        if smaller is None or smaller.size < size:
+            # twice as much, so that it seldom grows: what is not used takes addresses alone
+            self._buffers[name] = np.empty(size if smaller is None else 2 * size, dtype)
             self._steps.clear()  # they hold on to the smaller one
         return self._buffers[name][:size].reshape(shape)
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from dflash_trt.engines.info import EngineInfo
 
-MAX_BOUND_STEPS = 256
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape of each
 
 
@@ -24,13 +23,18 @@ class Step:
 class BoundSteps(dict[tuple[int, ...], Step]):
     """An engine's steps by what `Engine.step` was asked for, each bound when it is first wanted."""
 
+    def __init__(self, most: int) -> None:
+        """most: how many are kept; then the oldest makes room."""
+        super().__init__()
+        self._most = most
+
     def of(self, bind: Callable[..., Step], *key: int) -> Step:
         """bind: makes the step of a key. It is not kept, so that an engine ends with its last
         user, and its ranks with it."""
         step = self.get(key)
         if step is None:
-            if len(self) >= MAX_BOUND_STEPS:
-                self.clear()
+            if len(self) >= self._most:
+                del self[next(iter(self))]
             step = bind(*key)
             self[key] = step
         return step

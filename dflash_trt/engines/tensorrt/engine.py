@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dflash_trt.engines.ranks import Follower, Leader
 
 LARGE = ("features", "logits")  # tensors of which all steps share one, unlike the others
+BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 
 
 class Engine:
@@ -67,7 +68,7 @@ class Engine:
             self._alike.append(self._gpu.memory(shape, self._plan.dtype))
             self._caches.update(zip(names, self._alike[-1], strict=True))
         self._large: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._steps = BoundSteps()
+        self._steps = BoundSteps(BOUND_STEPS)
         self._gpu.wait()
         if self._leader is not None:
             self._leader.wait_ready()

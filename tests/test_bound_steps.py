@@ -1,0 +1,39 @@
+"""Steps are bound once, and are few in memory, however many lengths prompts have."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines.step import BoundSteps, Step
+
+
+def test_the_oldest_makes_room_for_another() -> None:
+    bound: list[int] = []
+
+    def bind(key: int) -> Step:
+        bound.append(key)
+        return Step({}, {}, list)
+
+    steps = BoundSteps(3)
+    for key in (1, 2, 3, 1, 4, 2, 3, 4, 1):
+        steps.of(bind, key)
+    assert bound == [1, 2, 3, 4, 1]
+
+
+def test_all_steps_share_their_memory(built: Path) -> None:
+    """Of a drafter: features of a prompt are its largest input, and each length has a step."""
+    engine = Engine(built / "engines" / "drafter")
+    steps = [engine.step(0, 1, 8, 128, 7, context=length) for length in (100, 30, 60)]
+    for name, array in {**steps[0].inputs, **steps[0].outputs}.items():
+        for step in steps[1:]:
+            assert np.shares_memory(array, {**step.inputs, **step.outputs}[name]), name
+
+
+def test_a_step_that_needs_more_memory_leaves_none_on_the_old(built: Path) -> None:
+    engine = Engine(built / "engines" / "drafter")
+    small = engine.step(0, 1, 8, 128, 7, context=30)
+    large = engine.step(0, 1, 8, 128, 7, context=100)
+    again = engine.step(0, 1, 8, 128, 7, context=30)
+    assert not np.shares_memory(small.inputs["features"], large.inputs["features"])
+    assert np.shares_memory(again.inputs["features"], large.inputs["features"])
