@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from dflash_trt.bench.compare import compare
 from dflash_trt.bench.engine import Plan, measure_engine, tokens_of
 from dflash_trt.bench.engine_report import engine_page
 from dflash_trt.bench.page import to_html, to_markdown
+from dflash_trt.bench.passes import Pass
 from dflash_trt.bench.results import Cell, Run, Sample, ServerRun, read_run, write_run
 from dflash_trt.bench.stats import change, full_rates
 from dflash_trt.cli import main
@@ -153,6 +155,31 @@ def test_texts_end_one_after_another(built: Path) -> None:
     cells: list[Cell] = []
     measure_engine(built / "engines", 2, plan, lambda done, total: None, cells.append)
     assert cells[0].samples[0].tokens == 4 + 8 + 12 + 3 * 16
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(2, {0, 2}), (4, {0})])
+def test_ways_change_places(
+    batch: int, rows: set[int], built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are cache rows for all of them: each has been on all rows in the end."""
+    places: dict[str, list[int]] = {}
+    run_in_turns = bench_engine.run_in_turns
+
+    def watched(passes: Sequence[Pass]) -> None:
+        for each in passes:
+            places.setdefault(each._way.cell.method, []).append(each._way.first_row)
+        run_in_turns(passes)
+
+    monkeypatch.setattr(bench_engine, "run_in_turns", watched)
+    plan = Plan(
+        tasks={"pycode": [json.loads(line)["ids"] for line in pycode_lines()[:batch]]},
+        max_tokens=8,
+        methods=("plain", "dflash"),
+        batches=(batch,),
+        repeats=2,
+    )
+    measure_engine(built / "engines", 2, plan, lambda done, total: None, lambda cell: None)
+    assert {name: {*found} for name, found in places.items()} == {"plain": rows, "dflash": rows}
 
 
 def test_a_planted_slowdown_is_found(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,9 +84,10 @@ def test_fixed_takes_all() -> None:
 
 
 def test_choices_are_rare_where_they_are_dear_and_nothing_pays() -> None:
-    """Of 8 rows they take more than a hundredth of a plain step, of 64 more than twelve."""
+    """Of 8 rows they take more than three times their share of a plain step, of 64 25 times it."""
     many, one = [Row([chain([0.1])], False)] * 8, [Row([chain([0.1])], False)]
-    for times, rests in ((1, [1] * 5), (8, [1, 3, 7, 12, 12]), (512, [1, 3, 7, 15, 31, 63, 63])):
+    by_times = ((1, [1, 3, 3]), (8, [1, 3, 7, 15, 25, 25]), (512, [1, 3, 7, 15, 31, 63, 63]))
+    for times, rests in by_times:
         policy = Adaptive(Costs(linear(1.0), drafter=5.0), MOST, MOST)
         assert [policy.choose(many * times, 0).rest for _ in rests] == rests
     repeating = [Row([looked_up(16)], False)] * 8
@@ -101,37 +102,37 @@ def test_choices_are_rare_where_they_are_dear_and_nothing_pays() -> None:
 def test_a_single_wide_round_does_not_begin_rests_anew() -> None:
     policy = Adaptive(Costs(linear(0.1), drafter=5.0), MOST, MOST)
     rows, repeating = [Row([], False)] * 64, [Row([looked_up(16)], False)] * 64
-    assert [policy.choose(rows, 0).rest for _ in range(4)] == [1, 3, 7, 12]
+    assert [policy.choose(rows, 0).rest for _ in range(5)] == [1, 3, 7, 15, 25]
     rests = []
     for offered in (repeating, rows, repeating, repeating, rows):
         choice = policy.choose(offered, 0)
         rests.append(choice.rest)
         all_kept(policy, choice)
-    assert rests == [0, 12, 0, 0, 7]
+    assert rests == [0, 25, 0, 0, 13]
 
 
 def test_what_choices_are_found_to_take_sets_how_often_there_is_one() -> None:
-    """Of one row a tenth of a plain step: ten rounds each, where they bring something."""
+    """Of one row a tenth of a plain step: twenty rounds each, where they bring something."""
     costs = Costs(linear(1.0), drafter=5.0)
     rests = {}
     for share in (0.001, 0.1):
         policy, row = Adaptive(costs, MOST, MOST), Row([chain([0.1])], False)
-        for _ in range(2 * TIMED):
+        for _ in range(2 * TIMED + 1):
             rests[share] = policy.choose([row], 0).rest
             policy.timed(SECOND, 0.0, share * SECOND)
-    assert rests == {0.001: 0, 0.1: 10}
+    assert rests == {0.001: 0, 0.1: 20}
 
 
 def test_choices_that_never_pay_get_rarer_still() -> None:
     policy = Adaptive(Costs(linear(0.1), drafter=5.0), MOST, MOST)
     rows = [Row([], False)] * 64
     rests = [policy.choose(rows, 0).rest for _ in range(16)]
-    assert (rests[:4], rests[-1]) == ([1, 3, 7, 12], LONGEST_REST)
+    assert (rests[:5], rests[-1]) == ([1, 3, 7, 15, 25], LONGEST_REST)
     # and are as frequent as before when they have found something
     choice = policy.choose([Row([looked_up(16)], False)] * 64, 0)
     assert choice.width == MOST
     all_kept(policy, choice)
-    assert max(policy.choose(rows, 0).rest for _ in range(6)) == 12
+    assert max(policy.choose(rows, 0).rest for _ in range(6)) == 25
 
 
 def test_plain_steps_are_timed_when_others_were() -> None:

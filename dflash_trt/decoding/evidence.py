@@ -8,7 +8,7 @@ FIRST_STAKE = 16.0
 SIGN = 0.5  # plain steps that it has to gain before it starts anew
 AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
 CHOICE_STAKE = 1.0  # plain steps that choices may lose before they become rare
-CHOICE_SHARE, LITTLE = 0.01, 0.002  # of the time, for choices; and where they do not pay
+CHOICE_SHARE, LITTLE = 0.005, 0.002  # of the time, for choices; and where they do not pay
 LONGEST_REST = 63  # rounds without a choice
 
 

@@ -106,6 +106,8 @@ class Adaptive:
         self._used: dict[int, float] = {}  # how deep its drafts were verified of late
         self._idle = 0  # rounds since it did
         self._probing = False  # whether it did for nothing but to see whether it pays again
+        self._small = False  # whether choosing takes its share of the last round's time
+        self._pause = 0.0  # rounds between two in which it is tried where it does not pay
         self._rests = Rests()
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
@@ -134,12 +136,13 @@ class Adaptive:
         situation = self._situation(rows, taken)
         lost = any(row.lost for row in rows)
         pays = self._worth_in(situation, n, context).pays and not lost
-        self._probing = not (pays or lost) and self._idle >= self._pause(n, context)
+        self._pause = self._timings.waking(n, context) / PROBING
+        self._probing = not (pays or lost) and self._idle >= self._pause
         # behind the drafter a plain step takes longer
         runs = feed or ((pays or self._probing) and not (lacking and before))
         if runs:
             self._drafted_in, self._idle = None if lost else situation, -1
-        self._last = n, width, context
+        self._last, self._small = (n, width, context), choosing > CHOICE_SHARE
         rest = self._rests.after(n, cost, choosing, plain=not (width or runs))
         self._idle += 1 + rest
         return Choice(taken, asked if runs else 0, rest)
@@ -156,16 +159,13 @@ class Adaptive:
         """See `Policy`. Not where drafting pays in no situation, and the sequence will have ended
         before it is tried again. Of a model so small that this costs something, situations with
         other numbers of sequences do not count, and none is held before it is to be tried."""
-        n, _, context = self._last
+        n = self._last[0]
         if not self._worth or not n:
             return True
-        small = self._timings.choice(n, context) > CHOICE_SHARE
-        if any(
-            worth.pays and (at == n.bit_length() or not small)
-            for (at, *_), worth in self._worth.items()
-        ):
-            return True
-        return self._idle + (0 if small else budget) >= self._pause(n, context)
+        for (at, *_), worth in self._worth.items():
+            if worth.pays and (at == n.bit_length() or not self._small):
+                return True
+        return self._idle + (0 if self._small else budget) >= self._pause
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
@@ -179,10 +179,6 @@ class Adaptive:
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         """See `Policy`."""
         self._timings.add(self._last, self._streak, verify, draft, choosing)
-
-    def _pause(self, n: int, context: int) -> float:
-        """Rounds between two in which the drafter is tried where it does not pay."""
-        return self._timings.waking(n, context) / PROBING
 
     def _judge(
         self,

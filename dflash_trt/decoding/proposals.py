@@ -39,8 +39,10 @@ class Proposer:
 
     def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
         """Of each sequence all that may be verified in this round."""
-        plain = self._costs.verify(len(sequences), 1, context)
-        refine = self.candidates > 1 and len(sequences) * HOST_SECONDS < HOST_SHARE * plain
+        refine = self.candidates > 1
+        if refine:
+            plain = self._costs.verify(len(sequences), 1, context)
+            refine = len(sequences) * HOST_SECONDS < HOST_SHARE * plain
         rows = []
         for sequence in sequences:
             most = min(self._most, sequence.budget - 1)
@@ -50,10 +52,7 @@ class Proposer:
             if self._sources.lookup and most:
                 # a broken drafter's tree is empty
                 said = [x.tokens[0] for x in offers if x.tokens]
-                offers += [
-                    each._replace(doubted=bool(said) and each.tokens[0] not in said)
-                    for each in _looked_up(sequence, most)
-                ]
+                offers += _looked_up(sequence, most, said)
             drawn = bool(sequence.request.sampling.temperature)
             rows.append(Row(offers, drawn, sequence.lost))
         return rows
@@ -117,11 +116,15 @@ def _with_noise(
     return noisy
 
 
-def _looked_up(sequence: Sequence, most: int) -> list[Proposal]:
+def _looked_up(sequence: Sequence, most: int, said: Seq[int]) -> list[Proposal]:
+    """said: the drafter's first token, if there is one."""
     prompt, text = sequence.request.prompt, sequence.suffixes
     if text is None:
         text = sequence.suffixes = Suffixes(prompt)
     text.extend(sequence.tokens[len(text) - len(prompt) :])
     match, tokens = text.find(most)
+    if not match:
+        return []
     drawn = bool(sequence.request.sampling.temperature)
-    return [Proposal("lookup", tokens, range(len(tokens)), (), drawn, match)] if match else []
+    doubted = bool(said) and tokens[0] not in said
+    return [Proposal("lookup", tokens, range(len(tokens)), (), drawn, match, doubted)]
