@@ -170,7 +170,7 @@ def _way(
 
 
 def _side_by_side(order: Sequence[Way], batch: int) -> None:
-    """Cache rows for each. In another order they are others: where they lie makes a percent or two."""
+    """Cache rows for each; in another order others, since where they lie makes a percent or two."""
     for i, way in enumerate(order):
         way.first_row = i * batch
 
