@@ -102,11 +102,11 @@ class Engine:
             # nobody sees are added, so that a token's logits depend on no neighbours
             width, scored = 2 if n * width == 1 else width, 2 if scored == 1 else scored
         given, taken = step_tensors(info, n, width, visible, scored, context)
-        # what nobody fills stays 0: not in memory that other steps fill
-        array = np.zeros if (width, scored) != (asked, asked_scored) else None
+        # what nobody fills has to stay 0: not in memory that other steps fill
+        padded = (width, scored) != (asked, asked_scored)
         inputs: dict[str, Any] = {
-            name: self._shared(name, *tensor) if array is None else array(tensor[1], tensor[0])
-            for name, tensor in given.items()
+            name: np.zeros(shape, dtype) if padded else self._shared(name, dtype, shape)
+            for name, (dtype, shape) in given.items()
         }
         outputs = {name: self._shared(name, *tensor) for name, tensor in taken.items()}
         caches = {name: array[row : row + n] for name, array in self._caches.items()}

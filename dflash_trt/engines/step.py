@@ -57,7 +57,8 @@ class Engine(Protocol):
 
         width: tokens of each sequence; visible: cache rows that the mask covers; scored: head rows
         in all; context: a drafter's feature rows of each sequence. The arrays belong to the
-        engine: all of the inputs are to be filled, outputs are overwritten by the next run.
+        engine: all of the inputs are to be filled before each run, since other steps may lie in the
+        same memory, and outputs are overwritten by the next one.
         """
 
     def move_row(self, source: int, destination: int) -> None:

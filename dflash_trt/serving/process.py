@@ -113,8 +113,7 @@ class Server:
         """Waits until all models are ready and a first request was served.
 
         It is served when the costs of rounds are known, which no user then waits for.
-        A server that crashes before that is started again, twice at most: Triton 2.51 does so in
-        about 1 of 100 starts (boost::lock_exception). `say` is told.
+        A server that crashes before that is started again, twice at most. `say` is told.
         False when `give_up` was set before that; raises `ServerError` when it cannot be.
         """
         give_up = give_up or threading.Event()
