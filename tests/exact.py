@@ -128,7 +128,7 @@ def assert_kept_tokens_are_a_chain(engine: AnyEngine, atol: float) -> None:
         for row in (0, 1):
             target_step(engine, text[:start], start=0, row=row)
         whole = target_step(engine, tokens, start, 1, TREE)["logits"][kept].copy()
-        engine.move_row(1, 2)
+        engine.move_row(1, 2, end)
         engine.keep_tokens(1, start, kept)
         engine.keep_tokens(1, start, range(len(kept)))  # are there already
         chain = target_step(engine, [tokens[i] for i in kept], start)["logits"].copy()

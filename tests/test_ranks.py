@@ -227,7 +227,7 @@ def test_a_killed_rank_fails_the_step_and_all_that_follow(engine: Engine, halves
             target_step(engine, TEXT, 0)
         assert time.monotonic() - start < 5
     with pytest.raises(RankError):
-        engine.move_row(0, 1)
+        engine.move_row(0, 1, len(TEXT))
     with pytest.raises(RankError):
         engine.keep_tokens(0, 4, [0, 2])
     assert not others(halves)

@@ -35,8 +35,8 @@ class TimedEngine:
         step = self._engine.step(row, n, width, visible, scored, context)
         return replace(step, run=partial(self._run, step.run))
 
-    def move_row(self, source: int, destination: int) -> None:
-        self._engine.move_row(source, destination)
+    def move_row(self, source: int, destination: int, tokens: int) -> None:
+        self._engine.move_row(source, destination, tokens)
 
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         self._engine.keep_tokens(row, start, kept)

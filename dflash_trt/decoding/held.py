@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflash_trt.decoding.messages import DROPPED, Float32, VerifyInput
+from dflash_trt.decoding.messages import DROPPED, Float32, VerifyInput, moves_of
 from dflash_trt.engines.info import HELD
 
 STEP = 16  # features are handed over in multiples of it, so that few steps are bound
@@ -50,7 +50,7 @@ class Held:
             return features, [0] * len(places)
         for each in [*self._runs]:
             self._end(each)
-        for source, destination in zip(moves[::2], moves[1::2], strict=True):
+        for source, destination, _ in moves_of(moves):
             self._parts[destination] = self._parts.pop(source, [])
             self._ends[destination] = self._ends.pop(source, 0)
         if wanted == DROPPED:

@@ -9,7 +9,13 @@ from operator import mul
 
 import numpy as np
 
-from dflash_trt.decoding.messages import NO_DRAFT, DraftOutput, VerifyInput, VerifyOutput
+from dflash_trt.decoding.messages import (
+    NO_DRAFT,
+    DraftOutput,
+    VerifyInput,
+    VerifyOutput,
+    moves_of,
+)
 
 MEASURED = 16  # tokens of a match that are looked at: a long one promises much
 
@@ -115,7 +121,7 @@ class PromptLookup:
     def __call__(self, x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
         start = time.perf_counter()
         first_row, wanted, _, *moves = x.batch.tolist()
-        for source, destination in zip(moves[::2], moves[1::2], strict=True):
+        for source, destination, _ in moves_of(moves):
             self._texts[destination] = self._texts[source]  # a new text comes to the source
         lines = zip(x.rows.tolist(), x.tokens.tolist(), checked.results.tolist(), strict=True)
         drafts = []

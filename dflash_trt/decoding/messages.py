@@ -4,7 +4,7 @@ a float one of shape `[1]`.
 Few tensors: at the speed of a small model each of them counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,7 +27,8 @@ class VerifyInput(NamedTuple):
     up to `length`, are drafts: a chain, or a tree by `parents`. Prefilling is verifying a prompt.
     """
 
-    # [3 + 2m]: first cache row, drafts wanted (or DROPPED), candidates of each, row moves
+    # [3 + 3m]: first cache row, drafts wanted (or DROPPED), candidates of each, and sequences that
+    # move before anything else is done: from which row, to which, and their tokens there
     batch: Int64
     rows: Int64  # [n, 4]: length 1..S, forced 1..length, position of the first token, budget
     tokens: Int64  # [n, S]
@@ -98,6 +99,11 @@ class RoundOutput(NamedTuple):
 
 
 RunRound = Callable[[VerifyInput], RoundOutput]
+
+
+def moves_of(numbers: Sequence[int]) -> Iterable[tuple[int, int, int]]:
+    """From which row, to which, and how many tokens: see `VerifyInput.batch`."""
+    return zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
 
 
 # The parts of a greedy batch that are the same for all batches of its size.

@@ -23,6 +23,7 @@ from dflash_trt.decoding.messages import (
     RunRound,
     VerifyInput,
     VerifyOutput,
+    moves_of,
     no_candidates,
 )
 from dflash_trt.decoding.path import best_path, draw_paths
@@ -264,5 +265,5 @@ def _visible(engine: Engine, length: int) -> int:
 
 
 def _move_rows(engine: Engine, moves: list[int]) -> None:
-    for source, destination in zip(moves[::2], moves[1::2], strict=True):
-        engine.move_row(source, destination)
+    for source, destination, tokens in moves_of(moves):
+        engine.move_row(source, destination, tokens)

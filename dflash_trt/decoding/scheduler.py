@@ -70,7 +70,7 @@ class Scheduler:
         self._first_row = first_row
         self._decoding: list[Sequence] = []
         self._prefilling: Sequence | None = None
-        self._moves: list[int] = []  # from, to, from, to ..
+        self._moves: list[tuple[int, int, Sequence]] = []  # from, to, which: see `VerifyInput`
         self._prefilled_last = False
         self._wanted = 0  # drafts, in the last step
         self._unwanted = 0  # see `_undrafted`; as of the last choice
@@ -240,7 +240,9 @@ class Scheduler:
                 sequences[i].random.random(out=uniforms[i])
             ids, probs = _candidates(sequences)
         candidates = self._proposer.candidates if self._proposer else 0
-        batch = [self._first_row + row, self._wanted, candidates, *self._moves]
+        batch = [self._first_row + row, self._wanted, candidates]
+        for source, destination, moved in self._moves:
+            batch += [self._first_row + source, self._first_row + destination, moved.position]
         self._moves = []
         x = VerifyInput(
             batch=np.array(batch),
@@ -320,9 +322,9 @@ class Scheduler:
         moved = self._decoding.pop()
         if index != last:
             self._decoding[index] = moved
-            self._moves += [self._first_row + last, self._first_row + index]
+            self._moves.append((last, index, moved))
         if self._prefilling is not None and self._prefilling.position:
-            self._moves += [self._first_row + last + 1, self._first_row + last]
+            self._moves.append((last + 1, last, self._prefilling))
 
 
 def check_request(request: Request, max_seq_len: int) -> None:

@@ -65,15 +65,15 @@ class Engine:
         """See `engines.step.Engine`."""
         return self._steps.of(self._bind, row, n, width, visible, scored, context)
 
-    def move_row(self, source: int, destination: int) -> None:
+    def move_row(self, source: int, destination: int, tokens: int) -> None:
         """See `engines.step.Engine`."""
 
         def move() -> None:
-            for array in self._caches.values():
-                array[destination] = array[source]
+            for caches in self._alike:
+                caches[:, destination, :, :tokens] = caches[:, source, :, :tokens]
 
         if self._leader is not None:
-            self._leader.move_row(source, destination, move)
+            self._leader.move_row(source, destination, tokens, move)
         else:
             move()
 

@@ -85,9 +85,11 @@ class Leader:
         """Have all ranks run the step that `Engine.step` gives for a key; `run`: this one's."""
         self._together(STEP, key, run)
 
-    def move_row(self, source: int, destination: int, run: Callable[[], object]) -> None:
-        """Have all ranks move a cache row; `run`: this one's."""
-        self._together(MOVE, (source, destination), run)
+    def move_row(
+        self, source: int, destination: int, tokens: int, run: Callable[[], object]
+    ) -> None:
+        """Have all ranks move what a cache row holds; `run`: this one's."""
+        self._together(MOVE, (source, destination, tokens), run)
 
     def keep_tokens(
         self, row: int, start: int, kept: Sequence[int], run: Callable[[], object]
@@ -173,7 +175,7 @@ class Steps(Protocol):
     """What a follower asks of an engine."""
 
     def step(self, *key: int) -> Runs: ...
-    def move_row(self, source: int, destination: int) -> None: ...
+    def move_row(self, source: int, destination: int, tokens: int) -> None: ...
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None: ...
 
 

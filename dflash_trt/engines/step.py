@@ -61,8 +61,8 @@ class Engine(Protocol):
         same memory, and outputs are overwritten by the next one.
         """
 
-    def move_row(self, source: int, destination: int) -> None:
-        """Copy one sequence's cache to another row, so that active rows stay dense."""
+    def move_row(self, source: int, destination: int, tokens: int) -> None:
+        """Copy one sequence's first tokens to another cache row, so that active rows stay dense."""
 
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         """Close ranks behind a tree of drafts, of which some were accepted.

@@ -79,15 +79,16 @@ class Engine:
         """See `engines.step.Engine`."""
         return self._steps.of(self._bind, row, n, width, visible, scored, context)
 
-    def move_row(self, source: int, destination: int) -> None:
+    def move_row(self, source: int, destination: int, tokens: int) -> None:
         """See `engines.step.Engine`."""
 
         def move() -> None:
-            for cache in self._caches.values():
-                self._gpu.copy(cache[source], cache[destination])
+            for caches in self._alike:
+                moved = caches[:, :, :, :tokens]
+                self._gpu.copy(moved[:, source], moved[:, destination])
 
         if self._leader is not None:
-            self._leader.move_row(source, destination, move)
+            self._leader.move_row(source, destination, tokens, move)
         else:
             move()
 
