@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from offers import MOST, SECOND, Costs, chain, linear, looked_up
 
+from dflash_trt.decoding.evidence import LONGEST_REST
 from dflash_trt.decoding.offers import Row
-from dflash_trt.decoding.policy import PROBING, Adaptive, Policy
+from dflash_trt.decoding.policy import PROBING, PROBING_SMALL, Adaptive, Policy
 
 
 @dataclass
@@ -177,16 +178,20 @@ def test_features_are_held_while_the_drafter_may_want_them() -> None:
 def test_of_a_small_model_features_are_held_less() -> None:
     """Holding them costs something there, as choices do: a tenth of a plain step."""
     costs, rows = Costs(linear(0.1), 0.1), [Row([], False)]
-    for choosing, holds in ((1e-4, True), (0.1, False)):
-        policy = Adaptive(costs, MOST, MOST)
+    for choosing, holds, probing in ((1e-4, True, PROBING), (0.1, False, PROBING_SMALL)):
+        policy, now, tried = Adaptive(costs, MOST, MOST), 0, [0]
         assert policy.prefill(1, False)  # drafting pays for one sequence, and so far for 16
-        for _ in range(2000):
+        while now < 5000 or tried[-1] < now:  # the last time just now
             choice = policy.choose([Row([chain([0.01] * MOST)], False)] * 16, 0)
             for proposal in choice.taken:
                 if proposal:
                     policy.observe(proposal, 0)
             took = costs.verify(16, 1 + choice.width, 0)
             policy.timed(took, (choice.draft > 0) * costs.draft(16, 0), choosing * SECOND)
+            now += 1 + choice.rest
+            tried += [now] if choice.draft else []
+            assert now < 10_000
+        assert 0 <= tried[-1] - tried[-2] - 0.2 / probing < LONGEST_REST
         assert not policy.prefill(16, False)
         assert policy.prefill(1, False)
         assert policy.holds(1) == holds

@@ -17,6 +17,7 @@ from dflash_trt.decoding.tree import depths
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
 SURE = 0.75  # share of its copied tokens that a text keeps which repeats itself
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
+PROBING_SMALL = 0.002  # the same of a small model, where holding features for it takes time, too
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
 
 
@@ -136,13 +137,15 @@ class Adaptive:
         situation = self._situation(rows, taken)
         lost = any(row.lost for row in rows)
         pays = self._worth_in(situation, n, context).pays and not lost
-        self._pause = self._timings.waking(n, context) / PROBING
+        self._small = choosing > CHOICE_SHARE
+        probing = PROBING_SMALL if self._small else PROBING
+        self._pause = self._timings.waking(n, context) / probing
         self._probing = not (pays or lost) and self._idle >= self._pause
         # behind the drafter a plain step takes longer
         runs = feed or ((pays or self._probing) and not (lacking and before))
         if runs:
             self._drafted_in, self._idle = None if lost else situation, -1
-        self._last, self._small = (n, width, context), choosing > CHOICE_SHARE
+        self._last = n, width, context
         rest = self._rests.after(n, cost, choosing, plain=not (width or runs))
         self._idle += 1 + rest
         return Choice(taken, asked if runs else 0, rest)
