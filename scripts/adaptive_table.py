@@ -142,7 +142,7 @@ def write(shape: str, cells: Sequence[Cell]) -> None:
 
     def least(ratios: Sequence[float]) -> str:
         (task, temperature, streams, *_), at = groups[ratios.index(min(ratios))][0], min(ratios)
-        return f"{at:.2f} ({task}, T {temperature}, {streams} streams)"
+        return f"{at:.3f} ({task}, T {temperature}, {streams} streams)"
 
     _, gains, of_best = map(list, zip(*groups, strict=True))
     note = (
