@@ -39,10 +39,10 @@ class Proposer:
 
     def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
         """Of each sequence all that may be verified in this round."""
-        refine = self.candidates > 1
-        if refine:
-            plain = self._costs.verify(len(sequences), 1, context)
-            refine = len(sequences) * HOST_SECONDS < HOST_SHARE * plain
+        n = len(sequences)
+        refine = self.candidates > 1 and (
+            n * HOST_SECONDS < HOST_SHARE * self._costs.verify(n, 1, context)
+        )
         rows = []
         for sequence in sequences:
             most = min(self._most, sequence.budget - 1)

@@ -25,7 +25,7 @@ from dflash_trt.serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
-WAIT_LOADED = 0.2  # seconds between two looks at whether the models are there
+WAIT_LOADED = 0.2  # seconds before each look at whether the models are there
 IDLE = 0.5  # seconds after which an idle thread looks again
 GROUPS_FROM = 8  # active sequences from which two groups of rows are quicker than one
 
