@@ -117,7 +117,7 @@ def test_what_choices_are_found_to_take_sets_how_often_there_is_one() -> None:
     rests = {}
     for share in (0.001, 0.1):
         policy, row = Adaptive(costs, MOST, MOST), Row([chain([0.1])], False)
-        for _ in range(2 * TIMED + 1):
+        for _ in range(3 * TIMED):
             rests[share] = policy.choose([row], 0).rest
             policy.timed(SECOND, 0.0, share * SECOND)
     assert rests == {0.001: 0, 0.1: 20}
@@ -210,6 +210,17 @@ def test_plain_steps_behind_the_drafter_do_not_count() -> None:
     # nine times as long, wide steps would be free
     steps, _ = policy._timings.costs(1, 0, drafting=True)
     assert steps == pytest.approx(linear(0.01), rel=0.1)
+
+
+def test_plain_steps_that_change_are_found_out_where_they_are_rare() -> None:
+    """On a machine that others use: after few of them, whatever was seen at first."""
+    policy = Adaptive(Costs(linear(0.01), 0.01), MOST, MOST)
+    rows = [Row([chain([0.9] * MOST)], False)]
+    for round_ in range(4 * OLD):
+        plain = not policy.choose(rows, 0).width
+        slow = 2.0 if plain and round_ < OLD else 1.0
+        policy.timed(slow * SECOND, 0.01 * SECOND, 0.0)
+    assert policy._timings.plain(1, 0) == pytest.approx(SECOND)
 
 
 def test_a_plain_step_is_known_to_take_what_it_was_found_to() -> None:

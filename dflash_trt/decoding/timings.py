@@ -6,7 +6,7 @@ from typing import Protocol
 
 NEAR = 256  # tokens of context that steps cost about the same for
 REFRESH = 16  # rounds after which costs are corrected anew
-TIMED = 4  # steps of a kind before their time is trusted
+TIMED = 3  # steps of a kind before their time is trusted
 OLD = 128  # rounds after which a plain step is timed again
 FORGOTTEN = 512  # rounds after which other steps' times are
 WAKING = 8.0  # times what drafting usually takes: more than that was something else
@@ -115,13 +115,16 @@ class _Slower:
     """How much longer steps of a kind take than the table has it."""
 
     def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=8 * TIMED)
+        self._ratios: deque[tuple[int, float]] = deque(maxlen=10 * TIMED)  # by round
         self._last = 0  # round in which there was one
         self._middle: float | None = None  # if it is known already
 
     def add(self, ratio: float, now: int) -> None:
         """Of one step, in round `now`."""
-        self._ratios.append(ratio)
+        self._ratios.append((now, ratio))
+        # where others use the machine, what is seldom timed must not lag behind the rest
+        while len(self._ratios) > TIMED and now - self._ratios[0][0] > TIMED * OLD:
+            self._ratios.popleft()
         self._last, self._middle = now, None
 
     @property
@@ -141,7 +144,7 @@ class _Slower:
     def middle(self) -> float:
         """The median: what held up a single step says nothing."""
         if self._middle is None:
-            self._middle = median(self._ratios)
+            self._middle = median(ratio for _, ratio in self._ratios)
         return self._middle
 
 
