@@ -182,6 +182,35 @@ def test_ways_change_places(
     assert {name: {*found} for name, found in places.items()} == {"plain": rows, "dflash": rows}
 
 
+class Paced:
+    """What `run_in_turns` asks of a `passes.Pass`, of so many tokens at a pace."""
+
+    def __init__(self, pace: float, most: int) -> None:
+        self.pace, self._most = pace, most
+        self.turns: list[float] = []
+        self.kept = False
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.turns) and self.turns[-1] >= self._most
+
+    def run(self, tokens: float) -> None:
+        self.turns.append(tokens)
+
+    def keep(self) -> None:
+        self.kept = True
+
+
+@pytest.mark.parametrize(
+    ("slowest", "turns"), [(0.1, [1, 3.5, 6, 8.5, 11]), (1.0, [1, 2, 3]), (0.001, [1, 33, 65])]
+)
+def test_turns_are_short_and_end_at_the_same_place(slowest: float, turns: list[float]) -> None:
+    passes = [Paced(slowest / 4, int(turns[-1])), Paced(slowest, int(turns[-1]))]
+    bench_engine.run_in_turns(passes)  # type: ignore[arg-type]
+    assert [each.turns for each in passes] == [turns, turns]
+    assert all(each.kept for each in passes)
+
+
 def test_a_planted_slowdown_is_found(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = measure(built)
     draft = rounds.draft

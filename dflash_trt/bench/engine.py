@@ -49,8 +49,8 @@ def measure_engine(
     """Hand a cell to `take` for each setting; a group's cells come together.
 
     `engines` holds `target/` and `drafter/`. Where their cache rows are enough for all ways at
-    once, these take turns of a few rounds (`passes.TURN`), else of whole passes: noise of the
-    machine meets all. RequestError for a plan that these engines cannot run.
+    once, these take turns of a few rounds (`passes.run_in_turns`), else of whole passes: noise of
+    the machine meets all. RequestError for a plan that these engines cannot run.
     """
     target, drafter = TimedEngine(engines / "target"), TimedEngine(engines / "drafter")
     model = TimedEngine(plan.draft_model / "engines" / "target") if plan.draft_model else None

@@ -19,6 +19,7 @@ from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.step import Engine, Step
 
 TURN = 32  # tokens of each stream; all ways come to the same stretch of text at about the same time
+SECONDS = 0.25  # of a turn, where that is sooner: what else the machine does must meet all ways
 
 
 class TimedEngine:
@@ -82,10 +83,14 @@ class Pass:
     def ended(self) -> bool:
         return not self._scheduler.busy
 
+    @property
+    def pace(self) -> float:
+        """Seconds that a token of each stream took; to be asked behind the first."""
+        return self._streams * self._sample.seconds / self._sample.tokens
+
     def run(self, tokens: float = inf) -> None:
-        """On until its streams have about so many tokens more each, or to the end."""
-        so_far = self._sample.tokens
-        while not self.ended and self._sample.tokens - so_far < tokens * self._streams:
+        """On until its streams have had about so many tokens each in all, or to the end."""
+        while not self.ended and self._sample.tokens < tokens * self._streams:
             self._step()
 
     def keep(self) -> None:
@@ -127,9 +132,11 @@ def run_in_turns(passes: Sequence[Pass]) -> None:
     In another order each time: the first rounds behind a way that drafts take longer, which would
     always meet the same way.
     """
-    dice = Random(0)
+    dice, tokens = Random(0), 1.0
     while going := [each for each in passes if not each.ended]:
         for each in dice.sample(going, len(going)):
-            each.run(TURN)
+            each.run(tokens)
+        slowest = max(each.pace for each in passes)
+        tokens += min(max(SECONDS / slowest, 1.0), TURN)
     for each in passes:
         each.keep()
