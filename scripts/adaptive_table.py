@@ -42,7 +42,7 @@ from dflash_trt.progress import reporting
 PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
 # new tokens, passes with the first, and prompts of each kind at least
-SHAPES = {"demo": (160, 26, 12), "60m": (128, 8, 4), "0.6b": (64, 4, 3)}
+SHAPES = {"demo": (160, 26, 12), "60m": (128, 5, 4), "0.6b": (64, 3, 3)}
 OF_ADAPTIVE = ("adaptive", "/ best fixed", "rounds of the adaptive policy", "same text")
 HEAD = ("text", "T", "streams", "plain", "7 drafts", "3 drafts", "1 draft", *OF_ADAPTIVE)
 
