@@ -41,8 +41,12 @@ from dflash_trt.progress import reporting
 
 PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
-# new tokens, passes with the first, and prompts of each kind at least
-SHAPES = {"demo": (160, 26, 12), "60m": (128, 5, 4), "0.6b": (64, 3, 3)}
+# new tokens, prompts of each kind at least, and passes with the first, by streams
+SHAPES = {
+    "demo": (160, 12, (20, 20, 20, 20)),
+    "60m": (128, 4, (5, 5, 5, 5)),
+    "0.6b": (64, 3, (10, 6, 6, 5)),
+}
 OF_ADAPTIVE = ("adaptive", "/ best fixed", "rounds of the adaptive policy", "same text")
 HEAD = ("text", "T", "streams", "plain", "7 drafts", "3 drafts", "1 draft", *OF_ADAPTIVE)
 
@@ -59,7 +63,9 @@ def main() -> None:
                 write(shape, cells)
 
 
-def measure(shape: str, folder: Path, tokens: int, passes: int, least: int) -> Iterator[list[Cell]]:
+def measure(
+    shape: str, folder: Path, tokens: int, least: int, passes: Sequence[int]
+) -> Iterator[list[Cell]]:
     """The cells of one number of streams after another: all of them may take hours."""
     # cache rows for all ways of decoding at once, so that they take turns of a few rounds
     config = config_of(shape, pair_of(shape, folder), (2 + len(DRAFTS)) * max(STREAMS))
@@ -70,7 +76,7 @@ def measure(shape: str, folder: Path, tokens: int, passes: int, least: int) -> I
         keep_costs_of(engines, max(STREAMS))
         texts = check(engines, asked, tokens, FIXED, lambda _: None).outputs
         order = sorted(range(len(asked)), key=lambda i: distinct(texts[i]))
-        for streams in STREAMS:
+        for streams, repeats in zip(STREAMS, passes, strict=True):
             prompts = max(least, 2 * streams)
             most = min(prompts, len(order) // 2)  # of each kind; the others are the same again
             tasks = {"repeats": order[:most], "does not": order[-most:]}
@@ -85,7 +91,7 @@ def measure(shape: str, folder: Path, tokens: int, passes: int, least: int) -> I
                 draft_tokens=DRAFTS,
                 batches=(streams,),
                 temperatures=TEMPERATURES,
-                repeats=passes,
+                repeats=repeats,
             )
             step = partial(report, f"{shape}, {streams} streams")
             cells: list[Cell] = []

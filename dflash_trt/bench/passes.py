@@ -18,8 +18,8 @@ from dflash_trt.decoding.sequence import Sequence as Decoded
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.step import Engine, Step
 
-TURN = 32  # tokens of each stream; all ways come to the same stretch of text at about the same time
-SECONDS = 0.25  # of a turn, where that is sooner: what else the machine does must meet all ways
+TURN = 32  # tokens of each stream: all ways come to the same stretch of text at about the same time
+TURN_SECONDS = 0.1  # where that is sooner: what else the machine does must meet all ways
 
 
 class TimedEngine:
@@ -137,6 +137,6 @@ def run_in_turns(passes: Sequence[Pass]) -> None:
         for each in dice.sample(going, len(going)):
             each.run(tokens)
         slowest = max(each.pace for each in passes)
-        tokens += min(max(SECONDS / slowest, 1.0), TURN)
+        tokens += min(max(TURN_SECONDS / slowest, 1.0), TURN)
     for each in passes:
         each.keep()
