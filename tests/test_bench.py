@@ -202,7 +202,7 @@ class Paced:
 
 
 @pytest.mark.parametrize(
-    ("slowest", "turns"), [(0.1, [1, 3.5, 6, 8.5, 11]), (1.0, [1, 2, 3]), (0.001, [1, 33, 65])]
+    ("slowest", "turns"), [(0.04, [1, 3.5, 6, 8.5, 11]), (1.0, [1, 2, 3]), (0.001, [1, 33, 65])]
 )
 def test_turns_are_short_and_end_at_the_same_place(slowest: float, turns: list[float]) -> None:
     passes = [Paced(slowest / 4, int(turns[-1])), Paced(slowest, int(turns[-1]))]
