@@ -23,7 +23,9 @@ class World:
     right: float  # chance of each draft, if those before it were right
     says: float | None = None  # None: the truth
     copied: float | None = None  # chance of what is looked up; None: nothing is found
+    found: float = 1.0  # share of the rounds in which something is
     n: int = 1
+    timed: bool = False  # whether the policy is told what rounds took
     unsure: float = 0.0  # spread of the chances from round to round
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     asked: int = 0  # drafts, behind the last round
@@ -45,7 +47,8 @@ class World:
         for chance in chances.tolist():
             said = chance if self.says is None else self.says
             offers = [chain([said**k for k in range(1, self.asked + 1)])] if self.asked else []
-            offers += [] if self.copied is None else [looked_up(3)]
+            found = self.copied is not None and self.rng.random() < self.found
+            offers += [looked_up(3)] if found else []
             rows.append(Row(offers, False))
         choice = self.policy.choose(rows, 0)
         for proposal, chance in zip(choice.taken, chances.tolist(), strict=True):
@@ -61,8 +64,11 @@ class World:
         self.drafting.append(choice.draft > 0)
         first = choice.taken[0]
         self.sources.append(first.source if first else "plain")
-        self.time += self.costs.verify(self.n, 1 + choice.width, 0) / SECOND
-        self.time += (choice.draft > 0) * self.costs.draft(self.n, 0) / SECOND
+        verify = self.costs.verify(self.n, 1 + choice.width, 0)
+        draft = (choice.draft > 0) * self.costs.draft(self.n, 0)
+        self.time += (verify + draft) / SECOND
+        if self.timed:
+            self.policy.timed(verify, draft, 0.0)
 
 
 def world(costs: Costs, right: float, **more: float) -> World:
@@ -158,6 +164,15 @@ def test_lookup_is_taken_when_it_promises_more_and_the_drafter_rests() -> None:
     of.copied = None
     of.run(1000)
     assert of.sources[-900:].count("drafter") > 890
+
+
+def test_a_drafter_that_lost_is_tried_again_where_steps_with_drafts_have_become_cheaper() -> None:
+    dear = Costs(linear(0.4), 0.6)
+    cheap = Costs([max(0.7 * step, 1) for step in dear.steps], 0.6)
+    of = world(dear, 0.73, copied=1.0, found=0.1, timed=True)
+    for of.costs, drafts in ((dear, False), (cheap, True), (dear, False), (cheap, True)):
+        of.run(1000)
+        assert sum(of.drafting[-200:]) > 150 if drafts else sum(of.drafting[-500:]) < 15
 
 
 def test_features_are_held_while_the_drafter_may_want_them() -> None:

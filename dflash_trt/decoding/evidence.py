@@ -7,6 +7,7 @@ STAKE = 3.0  # plain steps that drafting may lose before it is given up
 FIRST_STAKE = 16.0
 SIGN = 0.5  # plain steps that it has to gain before it starts anew
 AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
+CHEAPER = 0.85  # of what a step with drafts took when drafting was given up: worth a new stake
 CHOICE_STAKE = 1.0  # plain steps that choices may lose before they become rare
 CHOICE_SHARE, LITTLE = 0.005, 0.002  # of the time, for choices; and where they do not pay
 LONGEST_REST = 63  # rounds without a choice
@@ -19,7 +20,19 @@ class Worth:
         """stake: plain steps that it may lose before it is given up; first: the first time."""
         self._gained = self._owed = 0.0  # plain steps, of late
         self._stake, self._next_stake = first, stake
+        self._step = 0.0  # what a step with drafts took when it was found not to pay
         self.pays = pays
+
+    def cheaper(self, step: float) -> bool:
+        """Whether a step with drafts, which takes so many plain steps now, took more when drafting
+        was given up: others use the machine, and what was found out then says less."""
+        if self.pays or not self._step:
+            self._step = step
+        return step < CHEAPER * self._step
+
+    def try_again(self) -> None:
+        """With a stake as the last one."""
+        self.pays, self._gained, self._stake = True, 0.0, self._next_stake
 
     def owe(self, cost: float) -> None:
         """Plain steps that it took ahead of rounds, which share them."""

@@ -136,7 +136,12 @@ class Adaptive:
         asked = self._asked(n, taken)
         situation = self._situation(rows, taken)
         lost = any(row.lost for row in rows)
-        pays = self._worth_in(situation, n, context).pays and not lost
+        worth = self._worth_in(situation, n, context)
+        cheaper = worth.cheaper(steps[self.draft_tokens])
+        if cheaper and self._should(situation, steps, draft) > 1:
+            worth.try_again()
+            self._timings.forget_drafting(n)
+        pays = worth.pays and not lost
         self._small = choosing > CHOICE_SHARE
         probing = PROBING_SMALL if self._small else PROBING
         self._pause = self._timings.waking(n, context) / probing
@@ -212,13 +217,17 @@ class Adaptive:
     def _worth_in(self, situation: "Situation", n: int, context: int) -> Worth:
         """What drafting brings in a situation; at first what it should, by what drafts promised."""
         if situation not in self._worth:
-            steps, draft = self._timings.costs(n, context, drafting=True)
-            _, repeats, drawn = situation
-            lines = zip(steps, self._promised[drawn > 0], strict=True)
-            should = max((1 + tokens) / (step + draft) for step, tokens in lines)
+            should = self._should(situation, *self._timings.costs(n, context, drafting=True))
             first = max(FIRST_STAKE * (should - 1), STAKE)
-            self._worth[situation] = Worth(should > 1 and not repeats, STAKE, first)
+            self._worth[situation] = Worth(should > 1, STAKE, first)
         return self._worth[situation]
+
+    def _should(self, situation: "Situation", steps: Sequence[float], draft: float) -> float:
+        """Tokens of a row in a plain step's time, by what drafts promised, at these costs; none
+        where rows repeat themselves, as copies are as good there."""
+        _, repeats, drawn = situation
+        lines = zip(steps, self._promised[drawn > 0], strict=True)
+        return 0.0 if repeats else max((1 + tokens) / (step + draft) for step, tokens in lines)
 
     def _situation(self, rows: Sequence[Row], taken: Sequence[Proposal | None]) -> "Situation":
         drawn = [row.drawn for row in rows]

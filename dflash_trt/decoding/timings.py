@@ -71,11 +71,13 @@ class Timings:
             unit = self._table.verify(n, 1, near)
             steps = [self._table.verify(n, 1 + k, near) / unit for k in range(self._most + 1)]
             draft = self._table.draft(n, near) / unit
-            kinds = ("plain", "drafted" if drafting else "wide", "draft")
-            plain, wide, drafter = (self._of(n, kind) for kind in kinds)
-            for each in (wide, drafter):
+            plain, wide, drafted, drafter = (
+                self._of(n, kind) for kind in ("plain", "wide", "drafted", "draft")
+            )
+            for each in (wide, drafted, drafter):
                 if each.age(self._now) > FORGOTTEN:
                     each.forget()  # what seemed to be dear once is tried again
+            wide = drafted if drafting and drafted.known else wide
             if plain.known and wide.known:
                 ratio = wide.middle() / plain.middle()
                 steps = [1.0, *(max(step * ratio, 1.0) for step in steps[1:])]
@@ -83,6 +85,12 @@ class Timings:
                 draft *= drafter.middle() / plain.middle()
             self._corrected[n, near, drafting] = steps, draft
         return self._corrected[n, near, drafting]
+
+    def forget_drafting(self, n: int) -> None:
+        """What steps took while the drafter ran all the time."""
+        self._of(n, "drafted").forget()
+        self._of(n, "draft").forget()
+        self._corrected.clear()
 
     def plain(self, n: int, context: int) -> float:
         """Seconds of a plain step."""
