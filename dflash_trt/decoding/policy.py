@@ -16,6 +16,7 @@ from dflash_trt.decoding.tree import depths
 
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
 SURE = 0.75  # share of its copied tokens that a text keeps which repeats itself
+LITTLE_LOST = 0.25  # plain steps, where a plain step is taken in place of drafts
 PROBING = 0.005  # share of the time that the drafter may take where it does not pay
 PROBING_SMALL = 0.002  # the same of a small model, where holding features for it takes time, too
 HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
@@ -118,9 +119,8 @@ class Adaptive:
         before, self._drafted_in = self._drafted_in, None
         self._streak = self._streak + 1 if before else 0
         steps, draft = self._timings.costs(n, context, drafting=before is not None)
-        lacking = self._timings.lack_plain(n)
         taken: list[Proposal | None] = [None] * n
-        width, cost = 0, 1.0
+        width, tokens, cost = 0, float(n), 1.0
         if any(row.offers for row in rows):
             expected = [[(x, self._chances.expected(x)) for x in row.offers] for row in rows]
             width, tokens = _best(expected, steps, draft if before else 0.0)
@@ -128,11 +128,12 @@ class Adaptive:
                 self._judge(before, expected, tokens, steps[width] + draft, context)
             if not width and self._probing:
                 width = 1  # else what is believed of drafts could never be found wrong
-            if lacking:
-                width = 0  # all costs are in plain steps: some have to be seen
-            if width:
-                taken = [_taken(offers, width) for offers in expected]
-                cost = steps[width] + (draft if before else 0.0)
+        lacking = self._timings.lack_plain(n, cheap=tokens / n - steps[width] < LITTLE_LOST)
+        if lacking:
+            width = 0  # all costs are in plain steps: some have to be seen
+        if width:
+            taken = [_taken(offers, width) for offers in expected]
+            cost = steps[width] + (draft if before else 0.0)
         asked = self._asked(n, taken)
         situation = self._situation(rows, taken)
         lost = any(row.lost for row in rows)

@@ -8,6 +8,7 @@ NEAR = 256  # tokens of context that steps cost about the same for
 REFRESH = 16  # rounds after which costs are corrected anew
 TIMED = 3  # steps of a kind before their time is trusted
 OLD = 128  # rounds after which a plain step is timed again
+SOON = 32  # the same where a plain step loses little
 FORGOTTEN = 512  # rounds after which other steps' times are
 WAKING = 8.0  # times what drafting usually takes: more than that was something else
 RECENT = 0.98  # weight of the past at each time that the drafter is woken
@@ -109,10 +110,11 @@ class Timings:
         usual = draft + steps[1] - 1
         return min(max(usual, self._woken.get(n.bit_length(), 0.0)), WAKING * usual)
 
-    def lack_plain(self, n: int) -> bool:
-        """Whether steps with drafts were timed, and plain ones not of late."""
+    def lack_plain(self, n: int, cheap: bool) -> bool:
+        """Whether steps with drafts were timed, and plain ones not of late; cheap: whether one now
+        would lose little."""
         plain, *drafts = (self._of(n, kind) for kind in ("plain", "wide", "drafted"))
-        unsure = not plain.known or plain.age(self._now) > OLD
+        unsure = not plain.known or plain.age(self._now) > (SOON if cheap else OLD)
         return unsure and any(each.known for each in drafts)
 
     def _of(self, n: int, kind: str) -> "_Slower":
@@ -131,7 +133,7 @@ class _Slower:
         """Of one step, in round `now`."""
         self._ratios.append((now, ratio))
         # where others use the machine, what is seldom timed must not lag behind the rest
-        while len(self._ratios) > TIMED and now - self._ratios[0][0] > TIMED * OLD:
+        while len(self._ratios) > TIMED and now - self._ratios[0][0] > TIMED * SOON:
             self._ratios.popleft()
         self._last, self._middle = now, None
 
