@@ -11,7 +11,7 @@ from offers import MOST, SECOND, Costs, all_kept, chain, linear, looked_up, tree
 from dflash_trt.decoding.evidence import LONGEST_REST
 from dflash_trt.decoding.offers import Choice, Proposal, Row
 from dflash_trt.decoding.policy import CLEARLY, Adaptive, Fixed
-from dflash_trt.decoding.timings import OLD, REFRESH, TIMED, Timings
+from dflash_trt.decoding.timings import OLD, REFRESH, SOON, TIMED, Timings
 
 
 @pytest.mark.parametrize(
@@ -212,15 +212,29 @@ def test_plain_steps_behind_the_drafter_do_not_count() -> None:
     assert steps == pytest.approx(linear(0.01), rel=0.1)
 
 
+@pytest.mark.parametrize(("chances", "rounds"), [([0.3], SOON), ([0.9] * MOST, OLD)])
+def test_plain_steps_are_timed_sooner_where_they_lose_little(
+    chances: list[float], rounds: int
+) -> None:
+    costs = Costs(linear(0.1), 0.01)
+    policy, rows = Adaptive(costs, MOST, MOST), [Row([chain(chances)], False)]
+    plain = []
+    for round_ in range(4 * OLD):
+        width = policy.choose(rows, 0).width
+        plain += [] if width else [round_]
+        policy.timed(costs.verify(1, 1 + width, 0), 0.01 * SECOND, 0.0)
+    assert rounds <= plain[-1] - plain[-3] <= rounds + 3  # in pairs
+
+
 def test_plain_steps_that_change_are_found_out_where_they_are_rare() -> None:
-    """On a machine that others use: after few of them, whatever was seen at first."""
+    """On a machine that others use: faster ones by the first, slower ones by a few."""
     policy = Adaptive(Costs(linear(0.01), 0.01), MOST, MOST)
     rows = [Row([chain([0.9] * MOST)], False)]
-    for round_ in range(4 * OLD):
-        plain = not policy.choose(rows, 0).width
-        slow = 2.0 if plain and round_ < OLD else 1.0
-        policy.timed(slow * SECOND, 0.01 * SECOND, 0.0)
-    assert policy._timings.plain(1, 0) == pytest.approx(SECOND)
+    for slow, rounds in ((2.0, OLD), (1.0, OLD + TIMED), (2.0, 3 * OLD)):
+        for _ in range(rounds):
+            plain = not policy.choose(rows, 0).width
+            policy.timed((slow if plain else 1.0) * SECOND, 0.01 * SECOND, 0.0)
+        assert policy._timings.plain(1, 0) == pytest.approx(slow * SECOND)
 
 
 def test_a_plain_step_is_known_to_take_what_it_was_found_to() -> None:

@@ -80,10 +80,10 @@ class Timings:
                     each.forget()  # what seemed to be dear once is tried again
             wide = drafted if drafting and drafted.known else wide
             if plain.known and wide.known:
-                ratio = wide.middle() / plain.middle()
+                ratio = wide.middle() / plain.lately()
                 steps = [1.0, *(max(step * ratio, 1.0) for step in steps[1:])]
             if plain.known and drafter.known:
-                draft *= drafter.middle() / plain.middle()
+                draft *= drafter.middle() / plain.lately()
             self._corrected[n, near, drafting] = steps, draft
         return self._corrected[n, near, drafting]
 
@@ -96,7 +96,7 @@ class Timings:
     def plain(self, n: int, context: int) -> float:
         """Seconds of a plain step."""
         plain = self._of(n, "plain")
-        return self._table.verify(n, 1, _near(context)) * (plain.middle() if plain.known else 1.0)
+        return self._table.verify(n, 1, _near(context)) * (plain.lately() if plain.known else 1.0)
 
     def choice(self, n: int, context: int) -> float:
         """Of choosing for n rows."""
@@ -156,6 +156,12 @@ class _Slower:
         if self._middle is None:
             self._middle = median(ratio for _, ratio in self._ratios)
         return self._middle
+
+    def lately(self) -> float:
+        """The median, or the last one where there are few and it is less: a step takes longer than
+        it should by chance, but not less, and plain ones that seem slow would seldom be timed."""
+        few = len(self._ratios) == TIMED
+        return min(self.middle(), self._ratios[-1][1]) if few else self.middle()
 
 
 def _near(context: int) -> int:
