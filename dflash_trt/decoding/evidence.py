@@ -7,7 +7,7 @@ STAKE = 3.0  # plain steps that drafting may lose before it is given up
 FIRST_STAKE = 16.0
 SIGN = 0.5  # plain steps that it has to gain before it starts anew
 AGAIN = 0.05  # of its cost, that drafting must gain where it does not pay yet
-CHEAPER = 0.85  # of what a step with drafts took when drafting was given up: worth a new stake
+CHEAPER = 0.85  # of what a step with drafts took when drafting did not pay: worth a new stake
 CHOICE_STAKE = 1.0  # plain steps that choices may lose before they become rare
 CHOICE_SHARE, LITTLE = 0.005, 0.002  # of the time, for choices; and where they do not pay
 LONGEST_REST = 63  # rounds without a choice
@@ -20,19 +20,19 @@ class Worth:
         """stake: plain steps that it may lose before it is given up; first: the first time."""
         self._gained = self._owed = 0.0  # plain steps, of late
         self._stake, self._next_stake = first, stake
-        self._step = 0.0  # what a step with drafts took when it was found not to pay
+        self._step = 0.0  # what a step with drafts took when it was tried, or gained last
         self.pays = pays
 
     def cheaper(self, step: float) -> bool:
-        """Whether a step with drafts, which takes so many plain steps now, took more when drafting
-        was given up: others use the machine, and what was found out then says less."""
-        if self.pays or not self._step:
+        """Whether a step with drafts, which takes so many plain steps now, took clearly more when
+        it was found not to pay: others use the machine, and what was found out then says less."""
+        if not self._step or self._gained > SIGN:
             self._step = step
-        return step < CHEAPER * self._step
+        return not self.pays and step < CHEAPER * self._step
 
-    def try_again(self) -> None:
-        """With a stake as the last one."""
-        self.pays, self._gained, self._stake = True, 0.0, self._next_stake
+    def try_again(self, step: float) -> None:
+        """Where a step with drafts takes so much, with a stake as the last one."""
+        self.pays, self._gained, self._stake, self._step = True, 0.0, self._next_stake, step
 
     def owe(self, cost: float) -> None:
         """Plain steps that it took ahead of rounds, which share them."""

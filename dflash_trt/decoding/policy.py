@@ -138,9 +138,9 @@ class Adaptive:
         situation = self._situation(rows, taken)
         lost = any(row.lost for row in rows)
         worth = self._worth_in(situation, n, context)
-        cheaper = worth.cheaper(steps[self.draft_tokens])
-        if cheaper and self._should(situation, steps, draft) > 1:
-            worth.try_again()
+        longest = steps[self.draft_tokens]
+        if worth.cheaper(longest) and self._should(situation, steps, draft) > 1:
+            worth.try_again(longest)
             self._timings.forget_drafting(n)
         pays = worth.pays and not lost
         self._small = choosing > CHOICE_SHARE

@@ -51,7 +51,10 @@ class Timings:
         self._of(n, "choice").add(choosing / (n * CHOICE_SECONDS), self._now)
         ratio = verify / self._table.verify(n, 1 + width, near)
         if not streak:
-            self._of(n, "wide" if width else "plain").add(ratio, self._now)
+            if width:
+                self._of(n, "wide").add(ratio, self._now)
+            else:
+                self._of(n, "plain").add(ratio, self._now, SOON)
         elif width and streak > 1:  # not the first behind a drafter that rested
             self._of(n, "drafted").add(ratio, self._now)
         if draft and streak:  # else it had features of more than a round to take in
@@ -129,11 +132,11 @@ class _Slower:
         self._last = 0  # round in which there was one
         self._middle: float | None = None  # if it is known already
 
-    def add(self, ratio: float, now: int) -> None:
-        """Of one step, in round `now`."""
+    def add(self, ratio: float, now: int, old: int = OLD) -> None:
+        """Of one step, in round `now`; old: rounds after which others say less."""
         self._ratios.append((now, ratio))
         # where others use the machine, what is seldom timed must not lag behind the rest
-        while len(self._ratios) > TIMED and now - self._ratios[0][0] > TIMED * SOON:
+        while len(self._ratios) > TIMED and now - self._ratios[0][0] > TIMED * old:
             self._ratios.popleft()
         self._last, self._middle = now, None
 
