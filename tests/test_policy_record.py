@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 from conftest import BuildPair
 from exact import rounds_of, run_all
-from offers import Costs, linear
+from offers import SECOND, Costs, linear
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.offers import Choice, Proposal, Row
@@ -17,18 +17,25 @@ from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.engines.onnxruntime import Engine
 
+DRAFTER = 0.2 * SECOND
+
 
 class Recorded:
-    """A policy that notes what it is asked and told, and what it answered."""
+    """A policy that notes what it is asked and told, and what it answered.
+
+    Rounds take the time that a linear cost of their width says, on any machine.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self._width = 0
         self.coupled, self.draft_tokens = policy.coupled, policy.draft_tokens
         self.calls: list[tuple[str, tuple[object, ...], object]] = []
 
     def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
         choice = self._policy.choose(rows, context, feed)
         self.calls.append(("choose", (rows, context, feed), choice))
+        self._width = choice.width
         return choice
 
     def prefill(self, n: int, drawn: bool) -> bool:
@@ -37,8 +44,8 @@ class Recorded:
         return drafts
 
     def prefilled(self, n: int, drawn: bool, draft: float) -> None:
-        self.calls.append(("prefilled", (n, drawn, draft), None))
-        self._policy.prefilled(n, drawn, draft)
+        self.calls.append(("prefilled", (n, drawn, DRAFTER), None))
+        self._policy.prefilled(n, drawn, DRAFTER)
 
     def holds(self, budget: int) -> bool:
         holds = self._policy.holds(budget)
@@ -54,8 +61,9 @@ class Recorded:
         self._policy.missed(proposal, token)
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
-        self.calls.append(("timed", (verify, draft, choosing), None))
-        self._policy.timed(verify, draft, choosing)
+        seconds = (SECOND * (1 + 0.05 * self._width), DRAFTER if draft else 0.0, 0.0)
+        self.calls.append(("timed", seconds, None))
+        self._policy.timed(*seconds)
 
 
 def test_a_record_replayed_leads_to_the_same_choices(built_pair: BuildPair) -> None:
