@@ -137,12 +137,7 @@ class Adaptive:
         asked = self._asked(n, taken)
         situation = self._situation(rows, taken)
         lost = any(row.lost for row in rows)
-        worth = self._worth_in(situation, n, context)
-        longest = steps[self.draft_tokens]
-        if worth.cheaper(longest) and self._should(situation, steps, draft) > 1:
-            worth.try_again(longest)
-            self._timings.forget_drafting(n)
-        pays = worth.pays and not lost
+        pays = self._pays(situation, n, context, (steps, draft)) and not lost
         self._small = choosing > CHOICE_SHARE
         probing = PROBING_SMALL if self._small else PROBING
         self._pause = self._timings.waking(n, context) / probing
@@ -222,6 +217,16 @@ class Adaptive:
             first = max(FIRST_STAKE * (should - 1), STAKE)
             self._worth[situation] = Worth(should > 1, STAKE, first)
         return self._worth[situation]
+
+    def _pays(
+        self, situation: "Situation", n: int, context: int, costs: tuple[list[float], float]
+    ) -> bool:
+        """Whether the drafter should run; found out anew where costs are clearly less than then."""
+        worth, longest = self._worth_in(situation, n, context), costs[0][self.draft_tokens]
+        if worth.cheaper(longest) and self._should(situation, *costs) > 1:
+            worth.try_again(longest)
+            self._timings.forget_drafting(n)
+        return worth.pays
 
     def _should(self, situation: "Situation", steps: Sequence[float], draft: float) -> float:
         """Tokens of a row in a plain step's time, by what drafts promised, at these costs; none
