@@ -43,9 +43,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
 # new tokens, prompts of each kind at least, and passes with the first, by streams
 SHAPES = {
-    "demo": (160, 12, (20, 20, 20, 20)),
+    "demo": (160, 12, (12, 12, 12, 12)),
     "60m": (128, 4, (5, 5, 5, 5)),
-    "0.6b": (64, 3, (6, 3, 4, 3)),
+    "0.6b": (64, 3, (6, 3, 3, 3)),
 }
 OF_ADAPTIVE = ("adaptive", "/ best fixed", "rounds of the adaptive policy", "same text")
 HEAD = ("text", "T", "streams", "plain", "7 drafts", "3 drafts", "1 draft", *OF_ADAPTIVE)
