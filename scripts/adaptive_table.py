@@ -43,7 +43,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
 # new tokens, prompts of each kind at least, and passes with the first, by streams
 SHAPES = {
-    "demo": (160, 12, (12, 12, 12, 12)),
+    "demo": (160, 12, (12, 36, 36, 36)),
     "60m": (128, 4, (5, 5, 5, 5)),
     "0.6b": (64, 3, (6, 3, 3, 3)),
 }
