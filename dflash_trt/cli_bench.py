@@ -89,7 +89,7 @@ def engine(
         draft_tokens=_numbers("draft-tokens", draft_tokens, int, "auto"),
         batches=_numbers("batch", batch, int),
         contexts=_numbers("context", context, int, "as-is"),
-        temperatures=_numbers("temperature", temperature, float),
+        temperatures=_numbers("temperature", temperature, float, least=0),
         repeats=repeats,
         seed=seed,
         draft_model=draft_model,
@@ -98,6 +98,7 @@ def engine(
     with reporting() as progress:
         run = run_engine(directory, plan, counts, options, progress)
     _hand_out(run, engine_page(run), output, report, json_)
+    _end_interrupted(run)
     if any(cell.identical and cell.identical[0] < cell.identical[1] for cell in run.cells):
         print("error: texts differ from plain decoding's.", file=sys.stderr)
         raise typer.Exit(1)
@@ -140,8 +141,10 @@ def serve(
         Ask(prompt, max_tokens, temperature, seed + i)
         for i, prompt in enumerate(load_asked(prompts, requests))
     ]
-    loads = [Load(users=number) for number in _numbers("users", users, int) if number]
+    loads = [Load(users=number) for number in _numbers("users", users, int, least=0) if number]
     loads += [Load(rate=rate) for rate in _numbers("rates", rates, float)] if rates else []
+    if not loads:
+        raise RequestError("there is no load: no users and no rates", "Give --users or --rates")
     goal = Goal(first_token=goal_first_token / 1e3, inter_token=goal_inter_token / 1e3)
     levels: list[Level] = []
     complete = True
@@ -158,6 +161,7 @@ def serve(
             complete = False
     run = ServerRun(url=url, protocol=protocol, options=options, levels=levels, complete=complete)
     _hand_out(run, server_page(run), output, report, json_)
+    _end_interrupted(run)
     if any(level.errors for level in levels):
         print("error: not every request was answered; the table says why.", file=sys.stderr)
         raise typer.Exit(1)
@@ -223,8 +227,15 @@ def _hand_out(
     print(json.dumps(asdict(run)) if json_ else to_markdown(page))
 
 
-def _numbers(name: str, text: str, kind: type, word: str | None = None) -> tuple[Any, ...]:
-    """Numbers with commas between them, where `word` stands for None."""
+def _end_interrupted(run: "Run | ServerRun") -> None:
+    if not run.complete:
+        raise typer.Exit(130)
+
+
+def _numbers(
+    name: str, text: str, kind: type, word: str | None = None, least: float = 1e-3
+) -> tuple[Any, ...]:
+    """Numbers of at least `least` with commas between them, where `word` stands for None."""
     found = []
     for part in text.split(","):
         try:
@@ -234,4 +245,6 @@ def _numbers(name: str, text: str, kind: type, word: str | None = None) -> tuple
                 f"--{name} {text}: {part!r} is no number",
                 f"Give numbers with commas{f', or {word}' if word else ''}",
             ) from None
+        if found[-1] is not None and not found[-1] >= least:
+            raise RequestError(f"--{name} {text}: {part} is too small", "Give a larger number")
     return tuple(found)

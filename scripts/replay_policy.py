@@ -206,7 +206,7 @@ def given(text: str) -> Costs:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("build", type=Path)
-    parser.add_argument("prompts", help="as `dflash-trt bench engine --task` takes them")
+    parser.add_argument("prompts", help="as `dflash-trt bench engine --prompts` takes them")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--costs", type=given, action="append")
     args = parser.parse_args()

@@ -1,14 +1,13 @@
-"""Asks a running server over HTTP: is it ready, does it answer, does it make rounds."""
+"""Asks a running server over HTTP: is it ready, does it answer, does it make rounds.
 
-import json
-import re
-import urllib.error
-import urllib.request
+Connections are kept: a server whose descriptors others have used up still answers on them.
+"""
+
 from dataclasses import dataclass, field
-from http.client import HTTPException
+
+import httpx
 
 from dflash_trt.serving.launch import Ports
-from dflash_trt.serving.metrics import GENERATION_TOKENS, PROMPT_TOKENS
 from dflash_trt.serving.security import Security, reach
 
 # one token, over the whole way that a request takes
@@ -18,8 +17,11 @@ PROBE = {
         {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [1]},
     ]
 }
+# a request without inputs, which the front refuses at once, over each of its two roads
+EMPTY = {"dflash": ("generate", {}), "dflash_infer": ("infer", {"inputs": []})}
+REFUSED = 400
 TIMEOUT = 2.0  # seconds, for what needs no model
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a proxy
+_client = httpx.Client(trust_env=False, limits=httpx.Limits(keepalive_expiry=None))  # no proxy
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Health:
 
     def is_ready(self) -> bool:
         """What the server says; it goes on saying it when model processes die."""
-        return _ask(f"{self.url}/v2/health/ready", TIMEOUT)[0] == 200
+        return self._ask("GET", f"{self.url}/v2/health/ready", TIMEOUT)[0] == 200
 
     def probe(self, timeout: float) -> int | None:
         """The HTTP status of a request for one token; None without an answer in `timeout` s."""
@@ -40,19 +42,28 @@ class Health:
 
     def metrics(self) -> str:
         """The metrics page; empty when the server does not answer."""
-        return _ask(self.metrics_url, TIMEOUT)[1]
+        status, page = self._ask("GET", self.metrics_url, TIMEOUT)
+        return page if status == 200 else ""
 
-    def progress(self) -> float | None:
-        """Grows with every token; None when the server does not say."""
-        page = self.metrics()
-        names = f"{GENERATION_TOKENS}|{PROMPT_TOKENS}"
-        found = re.findall(rf"^(?:{names})(?:{{.*}})? (\S+)$", page, re.M)
-        return sum(map(float, found)) if found else None
+    def answers(self, model: str, timeout: float) -> bool:
+        """Whether the front is reached through a public model, however much it has to do."""
+        road, body = EMPTY[model]
+        return self.post(f"models/{model}/{road}", body, timeout) == REFUSED
 
     def post(self, path: str, body: object, timeout: float) -> int | None:
         """The HTTP status; None without an answer in `timeout` seconds."""
-        data = json.dumps(body).encode()
-        return _ask(urllib.request.Request(f"{self.url}/v2/{path}", data, self.headers), timeout)[0]
+        return self._ask("POST", f"{self.url}/v2/{path}", timeout, body)[0]
+
+    def _ask(
+        self, method: str, url: str, timeout: float, body: object = None
+    ) -> tuple[int | None, str]:
+        try:
+            response = _client.request(
+                method, url, json=body, headers=self.headers, timeout=timeout
+            )
+        except httpx.HTTPError:
+            return None, ""
+        return response.status_code, response.text
 
 
 def health_of(ports: Ports, security: Security) -> Health:
@@ -62,13 +73,3 @@ def health_of(ports: Ports, security: Security) -> Health:
         f"http://{reach(security.host)}:{ports.metrics}/metrics",
         security.headers,
     )
-
-
-def _ask(request: urllib.request.Request | str, timeout: float) -> tuple[int | None, str]:
-    try:
-        with _opener.open(request, timeout=timeout) as response:
-            return response.status, response.read().decode(errors="replace")
-    except urllib.error.HTTPError as error:
-        return error.code, ""
-    except (OSError, HTTPException):
-        return None, ""

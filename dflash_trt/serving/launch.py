@@ -111,9 +111,10 @@ def environment(binary: Binary) -> dict[str, str]:
 
 
 def working_directory(runtime: Path) -> Path:
-    """A directory with a link to this `dflash_trt` only: the models import it from there.
+    """A directory with links to what the models import beside this Python installation's packages.
 
-    The embedded interpreter ignores PYTHONPATH, but its path starts with the working directory.
+    The embedded interpreter ignores PYTHONPATH, but its path starts with the working directory:
+    it holds this `dflash_trt`, then what is in the directories of PYTHONPATH.
     """
     package = importlib.util.find_spec("dflash_trt")
     assert package is not None
@@ -121,6 +122,11 @@ def working_directory(runtime: Path) -> Path:
     directory = runtime / "python"
     directory.mkdir()
     (directory / "dflash_trt").symlink_to(package.submodule_search_locations[0])
+    for path in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        for each in Path(path).resolve().glob("*"):
+            link = directory / each.name
+            if not link.is_symlink():
+                link.symlink_to(each)
     return directory
 
 

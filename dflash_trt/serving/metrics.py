@@ -178,6 +178,7 @@ class Metrics:
         """rounds: see `families`."""
         self._sink = sink
         self._families = families(most_drafts, rounds)
+        self.progress = 0  # tokens processed since the start: prompts' and generated ones
         self._pending = _Pending()
         self._lock = threading.Lock()  # of _pending; held for additions only, never for a send
         self._closing = threading.Event()
@@ -217,11 +218,13 @@ class Metrics:
     def prompt(self, tokens: int) -> None:
         """Prompt tokens that were processed."""
         with self._lock:
+            self.progress += tokens
             self._pending.add(PROMPT_TOKENS, tokens)
 
     def first_token(self, *, queued: float, total: float) -> None:
         """A request's first token: the time it waited for a row, and all time since it came."""
         with self._lock:
+            self.progress += 1
             self._pending.add(GENERATION_TOKENS, 1)
             self._pending.observed += [(QUEUE_TIME, queued), (FIRST_TOKEN, total)]
 
@@ -230,6 +233,7 @@ class Metrics:
         if count < 1:
             return
         with self._lock:
+            self.progress += count
             self._pending.add(GENERATION_TOKENS, count)
             self._pending.gaps.add(seconds / count, count)
 

@@ -41,8 +41,11 @@ from dflash_trt.serving.security import Security, check_exposure
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
+EXIT_AFTER = 10.0  # seconds in which Triton ends when a model did not load
+STUB_TIMEOUT = 60.0  # seconds until each model has a process
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
 REAPER_TIMEOUT = 10.0  # seconds
+KILLED = "is not healthy"  # what Triton says of a model whose process was killed
 
 
 class Server:
@@ -55,12 +58,20 @@ class Server:
         self.ports = ports
         self.security = security or Security()
         self.repository = find_repository(directory)
+        if any(character.isspace() for character in str(self.repository)):
+            raise ServerError(  # Triton would wait for ever for its model processes
+                f"Triton cannot serve from a path with a space in it: {self.repository}",
+                "Move the build, or build into another directory",
+            )
+        self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
         self._variables = _variables(self.repository)
         self.health = health_of(ports, self.security)
         check_ports(ports, self.security)
         self._runtime = Path(tempfile.mkdtemp(prefix="dflash-trt-"))
         self.log = self._runtime / "server.log"
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._stubs: dict[int, str] = {}  # the model processes seen since the start
 
     def __enter__(self) -> "Server":
         try:
@@ -70,31 +81,41 @@ class Server:
             shutil.rmtree(self._runtime)
             raise
         self._directory = working_directory(self._runtime)
-        self._reaper = subprocess.Popen(  # cleans up even when this process is killed
+        self.guard()
+        self.start()
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        self.stop()
+        if self._reaper is not None:
+            with suppress(subprocess.TimeoutExpired, OSError):  # closes its end of the pipe, too
+                self._reaper.communicate(timeout=REAPER_TIMEOUT)
+        if isinstance(error, ServerError):  # keep the log that the error names
+            return
+        shutil.rmtree(self._runtime, ignore_errors=True)
+
+    def guard(self) -> bool:
+        """Sees to it that a reaper runs; whether one had to be started."""
+        if self._reaper is not None and self._reaper.poll() is None:
+            return False
+        reaper_process = subprocess.Popen(  # cleans up even when this process is killed
             [sys.executable, "-I", reaper.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        assert self._reaper.stdin is not None
-        self._reaper.stdin.write(f"{self.shm_prefix}\n".encode())
-        self._reaper.stdin.flush()
-        self.start()
-        return self
-
-    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        self.stop()
-        with suppress(subprocess.TimeoutExpired):  # closes its end of the pipe, too
-            self._reaper.communicate(timeout=REAPER_TIMEOUT)
-        if isinstance(error, ServerError):  # keep the log that the error names
-            return
-        shutil.rmtree(self._runtime, ignore_errors=True)
+        assert reaper_process.stdin is not None
+        reaper_process.stdin.write(f"{self.shm_prefix}\n".encode())
+        reaper_process.stdin.flush()
+        self._reaper = reaper_process
+        return True
 
     def start(self) -> None:
         """Starts the process; its log goes on where the last one's ended."""
         with self.log.open("ab") as log:
             self._log_start = log.tell()
+            self._stubs = {}
             self.process = subprocess.Popen(
                 command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
                 env=environment(self._binary) | self._variables,
@@ -113,36 +134,69 @@ class Server:
         """Waits until all models are ready and a first request was served.
 
         It is served when the costs of rounds are known, which no user then waits for.
-        A server that crashes before that is started again, twice at most. `say` is told.
-        False when `give_up` was set before that; raises `ServerError` when it cannot be.
+        A server of which something crashes before that is started again, twice at most. `say` is
+        told. False when `give_up` was set before that; raises `ServerError` when it cannot be.
         """
         give_up = give_up or threading.Event()
-        deadline, crashes = time.monotonic() + START_TIMEOUT, 0
-        while time.monotonic() < deadline:
-            code = self.process.poll()
-            if code is not None and code < 0 and crashes < START_CRASHES and not give_up.is_set():
+        begun = started = time.monotonic()
+        crashes = 0
+        while time.monotonic() - begun < START_TIMEOUT:
+            if (problem := self._failed_start(started)) is not None:
                 crashes += 1
-                say(f"tritonserver crashed while it started (exit {code}); starting it again")
+                if crashes > START_CRASHES:
+                    raise ServerError(f"{problem} while it started, again and again", self._look())
+                say(f"{problem} while it started; starting it again")
                 self.kill()
                 self.start()
-            elif code is not None:
-                self.check_alive()
-            if self.health.is_ready():
+                started = time.monotonic()
+            elif self.health.is_ready():
                 status = self.health.probe(FIRST_TIMEOUT)
-                if status in (200, 503):  # served, or others filled the queue already
+                answered = status in (200, 503)  # served, or others filled the queue already
+                if answered and self.ended() is None and not self._missing():
                     return True
-                if status is not None:
+                if status is not None and not answered:
                     raise ServerError(f"the first request got HTTP {status}", self._look())
             if give_up.wait(0.1):
                 return False
         raise ServerError(f"the server was not ready after {START_TIMEOUT:.0f} s", self._look())
 
-    def check_alive(self) -> None:
-        """Raises `ServerError` with the server's own last words when its process has ended."""
+    def ended(self) -> str | None:
+        """What of the server has ended since it was started; None: nothing that was seen running.
+
+        Its own readiness does not change when a model process ends.
+        """
+        if (code := self.process.poll()) is not None:
+            return f"tritonserver ended (exit {code})"
+        for pid, model in self._stubs.items():
+            # a process id may have a new owner
+            if not any(self.shm_prefix in word for word in command_line(pid)):
+                return f"the process of {model} ended (pid {pid})"
+        return None
+
+    def _missing(self) -> set[str]:
+        """The models that have had no process yet."""
+        missing = self.models - set(self._stubs.values())
+        if missing:
+            self._stubs |= self.stubs()
+        return missing
+
+    def _failed_start(self, started: float) -> str | None:
+        """What crashed since `started`; ServerError for what would not start another time either."""
+        missing = self._missing()
+        if missing and time.monotonic() - started > STUB_TIMEOUT:
+            return f"the process of {min(missing)} is not there"
+        if (problem := self.ended()) is None:
+            return None
+        with suppress(subprocess.TimeoutExpired):  # of a model that does not load both end
+            self.process.wait(EXIT_AFTER)
         code = self.process.poll()
-        if code is not None:
-            log = self.log.read_bytes()[self._log_start :].decode(errors="replace")
-            raise ServerError(f"tritonserver ended (exit {code}): {_reason(log)}", self._look())
+        if code is None:
+            return problem
+        log = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        reason = _reason(log)
+        if code < 0 or KILLED in reason:
+            return f"tritonserver ended (exit {code})" if code < 0 else problem
+        raise ServerError(f"tritonserver ended (exit {code}): {reason}", self._look())
 
     def stubs(self) -> dict[int, str]:
         """The server's model processes: process id to model."""
@@ -240,5 +294,9 @@ def _reason(log: str) -> str:
     failed = re.findall(r"failed to load '([^']+)' version \d+: (.+?)(?:\\n|\"?$)", log, re.M)
     if failed:
         return "; ".join(f"model {name} did not load: {why}" for name, why in failed)
-    errors = [line for line in lines if re.match(r"E\d{4} ", line) or line.startswith("error:")]
+    errors = [
+        line
+        for line in lines
+        if re.match(r"E\d{4} (?!.*CUDA|.*Cuda)", line) or line.startswith("error:")
+    ]
     return " | ".join((errors or lines)[-5:]) or "it said nothing"

@@ -1,4 +1,4 @@
-"""Keeps a server serving: notices what died or hangs, starts it again, gives up in the end.
+"""Keeps a server serving: notices what died or hangs, and starts it again for as long as it takes.
 
 The server's own readiness does not change when a model process dies, and clients of a front model
 that died would wait for ever: the processes themselves are watched, and whether requests get on.
@@ -8,89 +8,109 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.health import Health
 from dflash_trt.serving.process import Server
-from dflash_trt.serving.reaper import command_line
 
 POLL = 0.25  # seconds between two looks at the processes
-PROBE_INTERVAL = 10.0  # seconds between two looks at whether requests get on
-HANG_TIMEOUT = 60.0  # seconds without a round and without an answer
-DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in a row
+PROBE_INTERVAL = 10.0  # seconds between two looks at whether requests get on, and for each of them
+HANG_TIMEOUT = 60.0  # seconds without a round, or without an answer over one of the two roads
+DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in a row; then 30
 HEALTHY = 120.0  # seconds of service after which a restart is no longer one of a row
 
+Say = Callable[[str], None]
+Tell = Callable[[bool], None]  # whether the server is ready
 
-def supervise(server: Server, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Watches a ready server until `stop` is set; raises `ServerError` when it stays broken.
+
+def supervise(
+    server: Server, stop: threading.Event, say: Say, tell: Tell = lambda ready: None
+) -> None:
+    """Watches a ready server until `stop` is set; `tell` hears of each change of readiness.
 
     Whatever died, the whole server is started again: `verify` and `draft` hold the KV caches of all
     requests, and the clients of a dead `dflash` or `dflash_infer` would never hear of it.
     """
     row, since = 0, time.monotonic()
-    while (problem := _watch(server, stop)) is not None:
+    while (problem := _watch(server, stop, say, tell)) is not None:
+        tell(False)
         if time.monotonic() - since > HEALTHY:
             row = 0
-        while row < len(DELAYS):
-            delay, row = DELAYS[row], row + 1
-            when = f"in {delay:.0f} s" if delay else "now"
-            say(f"{problem}; restarting the server {when} ({row} of {len(DELAYS)})")
-            start = time.monotonic()
-            server.kill()  # at once: it ends the requests that nobody answers
-            if stop.wait(delay):
+        while not _restart(server, problem, row, stop, say):
+            if stop.is_set():
                 return
-            try:
-                server.start()
-                if not server.wait_ready(stop, say):
-                    return
-            except ServerError as error:
-                problem = error.problem
-                continue
-            since = time.monotonic()
-            say(f"the server is ready again after {since - start:.1f} s")
-            break
-        else:
-            raise ServerError(
-                f"{problem}; {len(DELAYS)} restarts in a row did not help",
-                f"Read its log: {server.log}",
-            )
+            row += 1
+        row, since = row + 1, time.monotonic()
+        tell(True)
 
 
-def _watch(server: Server, stop: threading.Event) -> str | None:
+def _restart(server: Server, problem: str, row: int, stop: threading.Event, say: Say) -> bool:
+    """Whether the server is ready again; row: restarts before this one that did not last."""
+    delay = DELAYS[min(row, len(DELAYS) - 1)]
+    when = f"in {delay:.0f} s" if delay else "now"
+    say(f"{problem}; restarting the server {when} (restart {row + 1} in a row)")
+    start = time.monotonic()
+    try:
+        server.kill()  # at once: it ends the requests that nobody answers
+        if stop.wait(delay):
+            return False
+        server.start()
+        if not server.wait_ready(stop, say):
+            return False
+    except (ServerError, OSError) as error:  # as when no process or file can be had
+        say(f"the restart failed: {error}")
+        return False
+    say(f"the server is ready again after {time.monotonic() - start:.1f} s")
+    return True
+
+
+def _watch(server: Server, stop: threading.Event, say: Say, tell: Tell) -> str | None:
     """Waits for a problem; None when `stop` is set."""
-    stubs = server.stubs()
     over = threading.Event()
     hangs: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_watch_progress, args=(server.health, over, hangs), daemon=True).start()
+    arguments = (server, over, hangs, tell)
+    threading.Thread(target=_watch_requests, args=arguments, daemon=True).start()
     try:
         while not stop.wait(POLL):
-            if (code := server.process.poll()) is not None:
-                return f"tritonserver ended (exit {code})"
-            for pid, model in stubs.items():
-                # a process id may have a new owner
-                if not any(server.shm_prefix in word for word in command_line(pid)):
-                    return f"the process of {model} ended (pid {pid})"
+            if (problem := server.ended()) is not None:
+                return problem
             if not hangs.empty():
                 return hangs.get()
+            with suppress(OSError):
+                if server.guard():
+                    say("the process that cleans up after `serve` ended; started another")
     finally:
         over.set()
     return None
 
 
-def _watch_progress(health: Health, over: threading.Event, hangs: "queue.SimpleQueue[str]") -> None:
-    """Reports a server in which no round succeeds, though one is asked for.
+def _watch_requests(
+    server: Server, over: threading.Event, hangs: "queue.SimpleQueue[str]", tell: Tell
+) -> None:
+    """Reports a server in which no round succeeds though one is asked for, or a model that does
+    not hand requests on.
 
-    A busy server is not asked: its rounds count. A refusal is no sign of life, since the queue is
-    full too when the rounds stand still.
+    A busy server is not asked for a round: its own count. A refusal is no sign of life, since the
+    queue is full too when the rounds stand still.
     """
-    alive, progress = time.monotonic(), health.progress()
+    health, roads = server.health, sorted(server.models & {"dflash", "dflash_infer"})
+    alive = dict.fromkeys(["", *roads], time.monotonic())
+    ready, progress = True, None
     while not over.wait(PROBE_INTERVAL):
-        before, progress = progress, health.progress()
+        status = server.control.ask("status")
+        before, progress = progress, status and status.progress
+        answered = {road: health.answers(road, PROBE_INTERVAL) for road in roads}
         goes_on = progress is not None and progress != before
-        status = 200 if goes_on else health.probe(PROBE_INTERVAL)
-        if status == 200:
-            alive = time.monotonic()
-        elif (silent := time.monotonic() - alive) > HANG_TIMEOUT:
-            said = "" if status is None else f", a request gets HTTP status {status}"
-            hangs.put(f"no round for {silent:.0f} s{said}")
+        answered[""] = goes_on or health.probe(PROBE_INTERVAL) == 200
+        now = time.monotonic()
+        alive |= {road: now for road, well in answered.items() if well}
+        if over.is_set():
             return
+        if ready != all(answered.values()):
+            ready = not ready
+            tell(ready)
+        for road, last in alive.items():
+            if now - last > HANG_TIMEOUT:
+                what = f"no answer of {road}" if road else "no round"
+                hangs.put(f"{what} for {now - last:.0f} s")
+                return
