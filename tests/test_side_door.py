@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.serving.front import Front
+from dflash_trt.serving.internal import RUNTIME
 from dflash_trt.serving.side_door import Knock, SideDoor
 
 WAIT = 10.0
@@ -33,7 +33,7 @@ class Asked:
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(RUNTIME, str(tmp_path))
 
 
 @contextmanager

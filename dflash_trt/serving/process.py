@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -20,7 +19,7 @@ from dflash_trt.engines.load import engine_kind
 from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.errors import ServerError
-from dflash_trt.serving import reaper
+from dflash_trt.serving import internal, reaper
 from dflash_trt.serving.health import health_of
 from dflash_trt.serving.launch import (
     EXIT_TIMEOUT,
@@ -67,8 +66,10 @@ class Server:
         self._variables = _variables(self.repository)
         self.health = health_of(ports, self.security)
         check_ports(ports, self.security)
-        self._runtime = Path(tempfile.mkdtemp(prefix="dflash-trt-"))
+        self._runtime = internal.new_runtime()
         self.log = self._runtime / "server.log"
+        self.log.touch(0o600)
+        self.gateway_key = internal.new_key()  # see `internal.client_parameters`
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._reaper: subprocess.Popen[bytes] | None = None
         self._stubs: dict[int, str] = {}  # the model processes seen since the start
@@ -118,8 +119,15 @@ class Server:
             self._stubs = {}
             self.process = subprocess.Popen(
                 command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
-                env=environment(self._binary) | self._variables,
+                env=environment(self._binary)
+                | self._variables
+                | {
+                    internal.KEY: internal.new_key(),
+                    internal.GATEWAY_KEY: self.gateway_key,
+                    internal.RUNTIME: str(self._runtime),
+                },
                 cwd=self._directory,
+                umask=0o077,  # its shared memory holds prompts
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

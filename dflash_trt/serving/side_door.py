@@ -6,10 +6,8 @@ and in Triton 2.51 one with a decoupled answer brings the calling process down n
 
 import json
 import logging
-import os
 import select
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.serving.front import Front
+from dflash_trt.serving.internal import RUNTIME, SOCKET, given
 from dflash_trt.serving.parts import Part
 
 log = logging.getLogger(__name__)
@@ -31,10 +30,8 @@ class SideDoor:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._socket = socket.socket(socket.AF_UNIX)
-        _path().unlink(missing_ok=True)
-        before = os.umask(0o177)  # for this user alone
+        _path().unlink(missing_ok=True)  # of one that was killed
         self._socket.bind(str(_path()))
-        os.umask(before)
         self._socket.listen(socket.SOMAXCONN)
         threading.Thread(target=self._accept, name="side door", daemon=True).start()
 
@@ -115,8 +112,8 @@ class Knock:
 
 
 def _path() -> Path:
-    # both processes are children of one tritonserver
-    return Path(tempfile.gettempdir()) / f"dflash-trt-{os.getuid()}-{os.getppid()}.sock"
+    """In a directory that this user alone may enter."""
+    return Path(given(RUNTIME)) / SOCKET
 
 
 def _readable(connection: socket.socket, seconds: float) -> bool:

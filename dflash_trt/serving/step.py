@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import triton_python_backend_utils as pb
 
 from dflash_trt.errors import RankError
+from dflash_trt.serving.internal import hide_shared_memory
 from dflash_trt.serving.tensors import from_request, to_tensors
 
 LAST_WORDS = 0.2  # seconds in which the answer leaves the process
@@ -23,6 +24,7 @@ class EngineStep:
     input_type: ClassVar[type[Any]]
 
     def initialize(self, args: dict[str, str]) -> None:
+        hide_shared_memory()
         parameters = json.loads(args["model_config"])["parameters"]
         engine = Path(args["model_repository"]) / parameters["engine"]["string_value"]
         self.engine = type(self).load(engine.resolve())

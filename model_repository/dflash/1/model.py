@@ -13,6 +13,7 @@ from dflash_trt.serving import llm
 from dflash_trt.serving.chat import load_chat_template
 from dflash_trt.serving.front import Front
 from dflash_trt.serving.groups import EngineGoneError, Groups
+from dflash_trt.serving.internal import hide_shared_memory
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
@@ -22,6 +23,7 @@ from dflash_trt.serving.tensors import from_response, inputs, parameters, timeou
 
 class TritonPythonModel:
     def initialize(self, args):
+        hide_shared_memory()
         said = json.loads(args["model_config"])["parameters"]
         said = {key: value["string_value"] for key, value in said.items()}
         here = Path(args["model_repository"])

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import triton_python_backend_utils as pb
 
+from dflash_trt.serving.internal import hide_shared_memory
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.side_door import Knock
 from dflash_trt.serving.tensors import inputs, timeout, to_tensors
@@ -16,6 +17,9 @@ LOOKS = 1000  # most times a second that Triton is asked whether a client has go
 
 
 class TritonPythonModel:
+    def initialize(self, args):
+        hide_shared_memory()
+
     def execute(self, requests):
         for request in requests:
             # copies: the tensors' memory is Triton's again when this returns

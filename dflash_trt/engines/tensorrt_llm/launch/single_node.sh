@@ -19,6 +19,9 @@ fi
 cd "$build"  # where the paths of style llmapi start
 # shellcheck source=/dev/null
 . engines/tensorrt_llm/env.sh
+umask 077  # shared memory holds prompts
+DFLASH_TRT_RUNTIME=$(mktemp -d /tmp/dflash-trt-XXXXXXXX)  # for a socket between the models
+export DFLASH_TRT_RUNTIME
 exec tritonserver \
   --model-repository="$build/model_repository" \
   --model-control-mode=explicit --load-model='*' \

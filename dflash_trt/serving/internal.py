@@ -1,0 +1,73 @@
+"""What the processes of one server share and no client has: keys, a directory for a socket."""
+
+import hmac
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.errors import ServerError
+
+KEY = "DFLASH_TRT_INTERNAL_KEY"  # the front shows it to `verify` and `draft`: 32 hex digits
+GATEWAY_KEY = "DFLASH_TRT_GATEWAY_KEY"  # a gateway shows it to be believed whom it asks for
+RUNTIME = "DFLASH_TRT_RUNTIME"  # a directory of mode 0700
+SOCKET = "infer.sock"  # in it: see `side_door`
+MAX_SOCKET_PATH = 107  # bytes, a limit of the system
+
+
+def new_key() -> str:
+    """128 bits that nobody can guess."""
+    return secrets.token_hex(16)
+
+
+def new_runtime() -> Path:
+    """A new directory for this user alone, where a socket's path is short enough and Triton runs.
+
+    It starts no model under a path with a space. In /tmp where that of TMPDIR does not serve.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="dflash-trt-"))
+    path = bytes(directory / SOCKET)
+    if len(path) <= MAX_SOCKET_PATH and not any(chr(byte).isspace() for byte in path):
+        return directory
+    directory.rmdir()
+    return Path(tempfile.mkdtemp(prefix="dflash-trt-", dir="/tmp"))
+
+
+def hide_shared_memory() -> None:
+    """Close this process's shared memory to other users: Triton's is 0644 whatever the umask."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        _, found, name = line.partition("/dev/shm/")
+        if found:
+            with suppress(FileNotFoundError):  # removed since
+                Path(found, name).chmod(0o600)
+
+
+def given(name: str) -> str:
+    """One of the variables above; ServerError when this process was started without."""
+    value = os.environ.get(name)
+    if not value:
+        raise ServerError(
+            f"{name} is not in the environment of this Triton server",
+            "Start it with `dflash-trt serve`, or set it as docs/operations.md says.",
+        )
+    return value
+
+
+def is_key(name: str, shown: bytes) -> bool:
+    """Whether this is the key of that variable; the answer takes as long for any other."""
+    return hmac.compare_digest(shown, given(name).encode())
+
+
+def client_parameters(client: str, gateway_key: str) -> dict[str, str]:
+    """The request parameters by which a gateway says for whom it asks: see `client_of`."""
+    return {"client": client, "client_key": gateway_key}
+
+
+def client_of(parameters: Mapping[str, Any]) -> str:
+    """Who asks, by the gateway's word; "" for all who come without one."""
+    shown = str(parameters.get("client_key", "")).encode()
+    trusted = os.environ.get(GATEWAY_KEY) and is_key(GATEWAY_KEY, shown)
+    return str(parameters.get("client", "")) if trusted else ""
