@@ -213,6 +213,9 @@ def serve(
     openai_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Answer OpenAI's API here too.")
     ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long running requests may go on at SIGTERM.")
+    ] = 20.0,
 ) -> None:
     """Run Triton on a built directory until it is told to stop; restart what dies."""
     from dflash_trt.serving.security import read_security
@@ -227,7 +230,9 @@ def serve(
         admin_key_file=admin_key_file,
         old_server_exposed=insecure_old_server,
     )
-    raise typer.Exit(run(repo, http_port, grpc_port, metrics_port, security, openai_port))
+    raise typer.Exit(
+        run(repo, http_port, grpc_port, metrics_port, security, openai_port, drain_seconds)
+    )
 
 
 @app.command()

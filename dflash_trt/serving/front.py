@@ -19,6 +19,7 @@ from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.chat import Render
 from dflash_trt.serving.choice import Choice
+from dflash_trt.serving.control import Status, Word
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.outbox import Outbox, Reply, Stream
 from dflash_trt.serving.requests import choices_asked, parse_request
@@ -90,6 +91,8 @@ class Front:
         timeout: seconds after which the request ends as it is.
         """
         received = time.monotonic()
+        if not inputs:  # `serve` asks whether anybody is there: see `Health.answers`
+            return reply.fail(INVALID, "The request has no inputs. Send at least text_input.")
         try:
             count = choices_asked(inputs)
         except RequestError as error:
@@ -127,11 +130,18 @@ class Front:
             self._line.put(choice.sequence)
         self._decoder.wake()
 
+    def obey(self, word: Word) -> Status:
+        """Does what `control.Word` says; the state after it."""
+        if word != "status":
+            with self._lock:
+                self._closing = True
+        if word == "end":
+            self._outbox.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
+        return Status(self._open, self._metrics.progress)
+
     def close(self) -> None:
         """Ends the threads; what is still open is told UNAVAILABLE."""
-        with self._lock:
-            self._closing = True
-        self._outbox.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
+        self.obey("end")
         self._decoder.close(CLOSE_TIMEOUT)
 
     # --- called by the decoder --------------------------------------------------------------------

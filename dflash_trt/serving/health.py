@@ -18,7 +18,10 @@ PROBE = {
     ]
 }
 # a request without inputs, which the front refuses at once, over each of its two roads
-EMPTY = {"dflash": ("generate", {}), "dflash_infer": ("infer", {"inputs": []})}
+EMPTY: dict[str, tuple[str, object]] = {
+    "dflash": ("generate", {}),
+    "dflash_infer": ("infer", {"inputs": []}),
+}
 REFUSED = 400
 TIMEOUT = 2.0  # seconds, for what needs no model
 _client = httpx.Client(trust_env=False, limits=httpx.Limits(keepalive_expiry=None))  # no proxy

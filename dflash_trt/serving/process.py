@@ -20,6 +20,7 @@ from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import internal, reaper
+from dflash_trt.serving.control import Control
 from dflash_trt.serving.health import health_of
 from dflash_trt.serving.launch import (
     EXIT_TIMEOUT,
@@ -70,6 +71,7 @@ class Server:
         self.log = self._runtime / "server.log"
         self.log.touch(0o600)
         self.gateway_key = internal.new_key()  # see `internal.client_parameters`
+        self.control = Control(self._runtime / internal.SOCKET)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._reaper: subprocess.Popen[bytes] | None = None
         self._stubs: dict[int, str] = {}  # the model processes seen since the start
@@ -189,7 +191,7 @@ class Server:
         return missing
 
     def _failed_start(self, started: float) -> str | None:
-        """What crashed since `started`; ServerError for what would not start another time either."""
+        """What crashed since `started`; ServerError for what would never start."""
         missing = self._missing()
         if missing and time.monotonic() - started > STUB_TIMEOUT:
             return f"the process of {min(missing)} is not there"

@@ -3,7 +3,8 @@
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,9 @@ from dflash_trt.serving.process import Server, find_repository
 from dflash_trt.serving.security import Security, reach
 from dflash_trt.serving.supervisor import supervise
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+DRAIN_POLL = 0.1  # seconds between two looks at what is still running
+
 
 def serve(
     directory: Path,
@@ -26,17 +30,20 @@ def serve(
     metrics_port: int,
     security: Security | None = None,
     openai_port: int | None = None,
+    drain_seconds: float = 20.0,
 ) -> int:
-    """Serves a built directory until SIGINT or SIGTERM; returns the exit code 0.
+    """Serves a built directory until SIGINT, SIGTERM or SIGHUP; returns the exit code 0.
 
-    openai_port: where the OpenAI front answers; None: nowhere.
-    Raises `ServerError` when a port is taken, a model does not load at first, or the server dies
-    again and again. A second signal ends it without waiting for running requests.
+    openai_port: where the OpenAI front answers; None: nowhere. drain_seconds: how long running
+    requests may go on when it is told to stop.
+    Raises `ServerError` when a port is taken or a model does not load at first. A second signal
+    ends it without waiting for running requests.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
 
     def say(line: str) -> None:
-        console.print(_now(), line)
+        with suppress(OSError):  # nobody may read it any more
+            console.print(_now(), line)
 
     bundle = find_repository(directory).parent / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
@@ -48,13 +55,29 @@ def serve(
     # the front ends before the server, which its open streams would hold up
     with front, _told_to_stop(server) as asked_to_stop, server, front:
         if server.security.exposed and server.security.old_server_exposed:
-            console.print("warning: other machines may reach a server with known security holes")
-        console.print(f"starting Triton (log: {server.log}) ...")
+            say("warning: other machines may reach a server with known security holes")
+        say(f"starting Triton (log: {server.log}) ...")
         if server.wait_ready(asked_to_stop, say):
-            console.print(_how_to_call(server.ports, server.security, openai_port))
+            with suppress(OSError):
+                console.print(_how_to_call(server.ports, server.security, openai_port))
             supervise(server, asked_to_stop, say)
-        console.print("stopping ...")
+            _drain(server, drain_seconds, say)
+        say("stopping ...")
     return 0
+
+
+def _drain(server: Server, seconds: float, say: Callable[[str], None]) -> None:
+    """Lets running requests end, but no new ones begin; what is left then is told UNAVAILABLE."""
+    deadline = time.monotonic() + seconds
+    state = server.control.ask("drain")
+    if state is not None and state.open:
+        say(f"waiting up to {seconds:.0f} s for {state.open} running requests ...")
+    while state is not None and state.open and time.monotonic() < deadline:
+        time.sleep(DRAIN_POLL)
+        if server.ended():
+            return
+        state = server.control.ask("status")
+    server.control.ask("end")
 
 
 @contextmanager
@@ -76,7 +99,7 @@ def free_ports() -> Ports:
 
 @contextmanager
 def _told_to_stop(server: Server) -> Iterator[threading.Event]:
-    """Set by the first SIGINT or SIGTERM; the second kills the server."""
+    """Set by the first SIGINT, SIGTERM or SIGHUP; the second kills the server."""
     event = threading.Event()
 
     def handle(_number: int, _frame: object) -> None:
@@ -85,7 +108,10 @@ def _told_to_stop(server: Server) -> Iterator[threading.Event]:
                 server.process.kill()
         event.set()
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, handle)
     try:
         yield event
     finally:
@@ -112,11 +138,15 @@ def _how_to_call(ports: Ports, security: Security, openai_port: int | None) -> s
     http = f"http://{reach(security.http_host)}:{ports.http}"
     grpc = f"{reach(security.host)}:{ports.grpc}"
     key = " -H 'inference-key: KEY'" if security.inference_key else ""
+
+    def others(host: str) -> str:
+        return ", and this machine's other addresses" if reach(host) != host else ""
+
     lines = [
         "ready",
-        f"  HTTP     {http}",
-        f"  gRPC     {grpc}{' (TLS)' if security.tls else ''}",
-        f"  metrics  http://{reach(security.host)}:{ports.metrics}/metrics",
+        f"  HTTP     {http}{others(security.http_host)}",
+        f"  gRPC     {grpc}{' (TLS)' if security.tls else ''}{others(security.host)}",
+        f"  metrics  http://{reach(security.host)}:{ports.metrics}/metrics{others(security.host)}",
     ]
     if openai_port is not None:
         lines.append(f"  OpenAI   http://{HOST}:{openai_port}/v1")

@@ -56,6 +56,8 @@ class SideDoor:
         reply = _Reply(connection)
         try:
             asked = json.loads(_line(connection))
+            if word := asked.get("control"):
+                return reply.say(self._front.obey(word)._asdict())
             inputs = {name: _array(values) for name, values in asked["inputs"].items()}
             self._front.submit(inputs, reply, asked["timeout"])
         except Exception:
@@ -70,16 +72,16 @@ class _Reply:
         self._connection = connection
 
     def send(self, part: Part, *, last: bool) -> None:
-        self._answer(vars(part))
+        self.say(vars(part))
 
     def fail(self, code: str, message: str) -> None:
-        self._answer({"code": code, "message": message})
+        self.say({"code": code, "message": message})
 
     def cancelled(self) -> bool:
         """Nothing is ever sent after the request: what can be read is the end."""
         return _readable(self._connection, 0.0)
 
-    def _answer(self, value: Mapping[str, Any]) -> None:
+    def say(self, value: Mapping[str, Any]) -> None:
         with suppress(OSError), closing(self._connection):  # the client may have gone
             self._connection.sendall(json.dumps(value).encode() + b"\n")
 
