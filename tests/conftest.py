@@ -57,9 +57,18 @@ BuildPair = Callable[..., BuiltPair]
 
 
 def build_engines(
-    target_dir: Path, drafter_dir: Path, directory: Path, *, slots: int, max_seq_len: int
+    target_dir: Path,
+    drafter_dir: Path,
+    directory: Path,
+    *,
+    slots: int,
+    max_seq_len: int,
+    **options: Any,
 ) -> tuple[Target, Drafter]:
-    """Check a pair and write `directory/target` and `directory/drafter`, as `build` does."""
+    """Check a pair and write `directory/target` and `directory/drafter`, as `build` does.
+
+    options: of `build_target` and `build_drafter`.
+    """
     target, drafter = load_target(target_dir), load_drafter(drafter_dir)
     check_pair(target, drafter, None)
     (directory / "target").mkdir(parents=True)
@@ -69,6 +78,7 @@ def build_engines(
         "max_seq_len": max_seq_len,
         "threads": 1,
         "progress": lambda name: None,
+        **options,
     }
     build_target(target, drafter.spec, directory / "target", **common)
     build_drafter(drafter, target, directory / "drafter", **common)

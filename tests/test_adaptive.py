@@ -20,6 +20,7 @@ import reference
 from conftest import BuildPair, BuiltPair, built_from
 from dflash.model import DFlash2DraftModel
 from exact import run_all
+from guesses import COSTS, AtRandom, Guesses
 from pairs import write_pair
 from test_dense import DRAFTER, FAMILIES
 from test_dflash2 import DRAFTER as DRAFTER2
@@ -28,14 +29,14 @@ from test_dflash2 import TARGET as TARGET2
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import correction
 from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.offers import Choice, Proposal, Row
+from dflash_trt.decoding.offers import Choice, Row
 from dflash_trt.decoding.policy import Adaptive, Fixed
-from dflash_trt.decoding.proposals import Proposer, strategy
+from dflash_trt.decoding.proposals import strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.engines.info import HELD, read_info
+from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
 MAX_SEQ_LEN = 400  # longer than features are held back
@@ -140,25 +141,6 @@ def decode(scheduler: Scheduler, case: Case, *, cancelled: Seq[int] = ()) -> Cou
 # --- the policy as it is --------------------------------------------------------------------------
 
 
-@dataclass
-class MadeUp:
-    """Costs in plain steps, of each further token and of the drafter, by the number of rows."""
-
-    token: tuple[float, ...]
-    drafter: tuple[float, ...]
-
-    def verify(self, n: int, width: int, context: int) -> float:
-        return 1 + (width - 1) * self.token[n % len(self.token)]
-
-    def draft(self, n: int, context: int) -> float:
-        return self.drafter[n % len(self.drafter)]
-
-
-COSTS = {
-    "cheap": MadeUp((0.005,), (0.01,)),
-    "dear": MadeUp((0.2,), (3.0,)),
-    "by turns": MadeUp((0.01, 0.4), (2.0, 0.05)),
-}
 COMBINATIONS = list(itertools.product((False, True), repeat=3))
 
 
@@ -203,56 +185,6 @@ def test_every_combination(
 
 # --- any policy -----------------------------------------------------------------------------------
 
-Drafts = tuple[Seq[Seq[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
-
-
-class AtRandom:
-    """What the dice say; now and then the drafter rests until it has to run."""
-
-    coupled = True
-
-    def __init__(self, draft_tokens: int, seed: int, dropping: float = 0.0) -> None:
-        """dropping: how often features are, of all sequences."""
-        self.draft_tokens, self._dropping = draft_tokens, dropping
-        self._dice = np.random.default_rng(seed)
-        self._resting = 0
-        self.fed = 0  # rounds in which the drafter had to run
-
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
-        width = int(self._dice.integers(16))
-        taken = [
-            row.offers[self._dice.integers(len(row.offers))].cut(width)
-            if row.offers and width and self._dice.random() < 0.9
-            else None
-            for row in rows
-        ]
-        if not self._resting and self._dice.random() < 0.2:
-            self._resting = int(self._dice.choice([1, 3, 9, 400], p=[0.2, 0.4, 0.2, 0.2]))
-        self._resting = 0 if feed else max(self._resting - 1, 0)
-        self.fed += feed
-        if self._resting and not any(taken):
-            return Choice(taken, 0, rest=int(self._dice.integers(9)))
-        asked = 1 + int(self._dice.integers(self.draft_tokens))
-        return Choice(taken, 0 if self._resting else asked)
-
-    def prefill(self, n: int, drawn: bool) -> bool:
-        return bool(self._dice.random() < 0.5)
-
-    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
-        """Learns nothing."""
-
-    def holds(self, budget: int) -> bool:
-        return bool(self._dice.random() >= self._dropping)
-
-    def observe(self, proposal: Proposal, accepted: int) -> None:
-        """Learns nothing."""
-
-    def missed(self, proposal: Proposal, token: int) -> None:
-        """Learns nothing."""
-
-    def timed(self, verify: float, draft: float, choosing: float) -> None:
-        """Learns nothing."""
-
 
 class EveryToken(AtRandom):
     """Verifies nothing; the drafter runs behind every token."""
@@ -280,52 +212,9 @@ class Resting(Fixed):
         self.timings += 1
 
 
-class Guesses(Proposer):
-    """Proposes random trees, too, that are right in places, and notes what the drafter says."""
-
-    def __init__(self, case: Case, seed: int) -> None:
-        target = read_info(case.built.target_engine, "onnxruntime")
-        super().__init__(Speculation(), COSTS["cheap"], target)
-        self._texts = {id(r): text for r, text in zip(case.requests, case.texts, strict=True)}
-        self._dice = np.random.default_rng(seed)
-        self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
-        self.lost = 0  # sequences of rounds, of which features were dropped
-
-    def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
-        rows = []
-        for sequence, row in zip(sequences, super().rows(sequences, context), strict=True):
-            assert sequence.held <= HELD
-            assert not (sequence.lost and sequence.candidates)
-            self.lost += sequence.lost
-            if sequence.candidates is not None:
-                ids, probs = sequence.candidates
-                self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()
-            text = self._texts[id(sequence.request)][len(sequence.tokens) :]
-            guesses = [self._guess(text, tree) for tree in (False, True)]
-            offers = [each for each in (*row.offers, *guesses) if each.tokens]
-            rows.append(Row(offers, row.drawn))
-        return rows
-
-    def _guess(self, text: list[int], tree: bool) -> Proposal:
-        """text: what is right; a proposal is not as long, for the target adds a token."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        depths, right = [0], [True]
-        for _ in range(int(self._dice.integers(1, 16))):
-            parent = int(self._dice.integers(len(depths))) if tree else len(tokens)
-            depth = depths[parent] + 1
-            if depth > min(len(text) - 1, self._deepest):
-                continue
-            token = int(self._dice.integers(300))
-            if right[parent] and self._dice.random() < 0.8:
-                token = text[depth - 1]
-            if (parent, token) in zip(parents, tokens, strict=True):
-                continue
-            right.append(right[parent] and token == text[depth - 1])
-            depths.append(depth)
-            parents.append(parent)
-            tokens.append(token)
-        return Proposal("drafter", tokens, parents, [0.5] * len(tokens))
+def guesses_of(case: Case, seed: int) -> Guesses:
+    texts = {id(r): text for r, text in zip(case.requests, case.texts, strict=True)}
+    return Guesses(texts, read_info(case.built.target_engine, "onnxruntime"), seed)
 
 
 @pytest.fixture(scope="module")
@@ -369,12 +258,12 @@ def test_any_choice(name: str, filling: CaseOf) -> None:
     """
     case = filling(name)
     draft_tokens = case.built.drafter.spec.block_size - 1
-    always = Guesses(case, 0)
+    always = guesses_of(case, 0)
     decode(scheduler_of(case.rounds, EveryToken(draft_tokens, 0), always, slots=1), case)
     fed, compared = 0, 0
     for seed, (slots, chunk) in enumerate([(1, 16), (4, MAX_SEQ_LEN), (3, 5), (4, 16)]):
         policy = AtRandom(draft_tokens, seed, 0.03 if seed == 3 else 0.0)
-        guesses = Guesses(case, seed)
+        guesses = guesses_of(case, seed)
         scheduler = scheduler_of(case.rounds, policy, guesses, slots=slots, prefill_chunk=chunk)
         choices = decode(scheduler, case, cancelled=(4, 9, 12) if seed else ())
         assert min(choices[kind] for kind in ("plain", "chain", "tree", "lookup")) > 20

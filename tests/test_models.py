@@ -65,16 +65,22 @@ def texts() -> dict[str, list[list[int]]]:
     return {}
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_text_is_the_targets(cell: str, tmp_path: Path, texts: dict[str, list[list[int]]]) -> None:
-    family, form = next((f, d) for f in FAMILIES for d in FORMATS if cell == f"{f}-{d}")
+def pair_of(family: str, form: str, directory: Path, **options: Any) -> Pair:
+    """options: of `write_pair`."""
     kind = DFlash2DraftModel if form == "dflash2" else DFlashDraftModel
-    pair = write_pair(tmp_path, FAMILIES[family](), FORMATS[form], drafter_class=kind)
+    pair = write_pair(directory, FAMILIES[family](), FORMATS[form], drafter_class=kind, **options)
     if form == "dflash2":  # loading gives its codebooks the names that published drafters have
         zlab_drafter(pair.drafter_dir).save_pretrained(pair.drafter_dir)
     if form == "speculators":  # with a draft from the anchor's own row
-        to_speculators(pair, tmp_path / form, from_anchor=True, ids=range(320))
-        pair = Pair(pair.target_dir, tmp_path / form)
+        to_speculators(pair, directory / form, from_anchor=True, ids=range(320))
+        pair = Pair(pair.target_dir, directory / form)
+    return pair
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_text_is_the_targets(cell: str, tmp_path: Path, texts: dict[str, list[list[int]]]) -> None:
+    family, form = next((f, d) for f in FAMILIES for d in FORMATS if cell == f"{f}-{d}")
+    pair = pair_of(family, form, tmp_path)
     engines = tmp_path / "engines"
     _, drafter = build_engines(
         pair.target_dir, pair.drafter_dir, engines, slots=2, max_seq_len=MAX_SEQ_LEN

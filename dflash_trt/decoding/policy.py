@@ -120,15 +120,15 @@ class Adaptive:
         self._streak = self._streak + 1 if before else 0
         steps, draft = self._timings.costs(n, context, drafting=before is not None)
         taken: list[Proposal | None] = [None] * n
-        width, tokens, cost = 0, float(n), 1.0
+        width, tokens, cost = 0, [float(n)], 1.0
         if any(row.offers for row in rows):
             expected = [[(x, self._chances.expected(x)) for x in row.offers] for row in rows]
             width, tokens = _best(expected, steps, draft if before else 0.0)
             if before:
-                self._judge(before, expected, tokens, steps[width] + draft, context)
+                self._judge(before, expected, tokens[width], steps[width] + draft, context)
             if not width and self._probing:
                 width = 1  # else what is believed of drafts could never be found wrong
-        lacking = self._timings.lack_plain(n, cheap=tokens / n - steps[width] < LITTLE_LOST)
+        lacking = self._timings.lack_plain(n, cheap=tokens[width] / n - steps[width] < LITTLE_LOST)
         if lacking:
             width = 0  # all costs are in plain steps: some have to be seen
         if width:
@@ -197,7 +197,7 @@ class Adaptive:
         others = [[x for x in offers if x[0].source != "drafter"] for offers in rows]
         width, without = _best(others, steps, 0.0)
         self._worth_in(situation, len(rows), context).add(
-            tokens * steps[width] / without - cost, cost
+            tokens * steps[width] / without[width] - cost, cost
         )
         self._remember(rows)
 
@@ -265,20 +265,20 @@ Situation = tuple[int, bool, int]
 
 def _best(
     rows: Sequence[Sequence[Expected]], steps: Sequence[float], more: float
-) -> tuple[int, float]:
-    """The number of drafts with the most tokens in a time, and these tokens.
+) -> tuple[int, list[float]]:
+    """The number of drafts with the most tokens in a time, and the tokens with each number.
 
     steps: costs by drafts; more: what else a round costs.
     """
     n = len(rows)
     longest = max((len(line) for offers in rows for _, line in offers), default=1)
     lines = [_better([_to(line, longest) for _, line in offers]) for offers in rows if offers]
-    tokens = [n + drafts for drafts in map(sum, zip(*lines, strict=True))][: len(steps)] or [n]
+    tokens = [float(n + x) for x in map(sum, zip(*lines, strict=True))][: len(steps)] or [float(n)]
     rates = [promised / (step + more) for promised, step in zip(tokens, steps, strict=False)]
     width = rates.index(max(rates))
     if rates[width] <= CLEARLY * rates[0]:
         width = 0
-    return width, tokens[width]
+    return width, tokens
 
 
 def _better(lines: Sequence[list[float]]) -> list[float]:

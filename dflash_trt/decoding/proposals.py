@@ -30,6 +30,9 @@ class Proposer:
 
     def __init__(self, sources: Speculation, costs: StepCosts, target: EngineInfo) -> None:
         self._sources, self._costs = sources, costs
+        # a tree's tokens lie elsewhere in the cache than a chain's, so that attention adds up in
+        # another order: quantised layers make much of that, see `EngineInfo.least_rows`
+        self._tree = sources.tree and not target.quantized
         self._most, self._deepest = target.most_verified - 1, target.deepest
         self._pairs = Pairs()
         # of each draft, to be had from the drafter: drawn chains, too, are better for a choice
@@ -78,7 +81,7 @@ class Proposer:
             sampling = sequence.request.sampling
             places = range(sequence.position + 1, sequence.position + 1 + len(ids))
             probs = _with_noise(ids, probs, sampling.temperature, sampling.seed, places)
-        if not (refine and self._sources.tree):
+        if not (refine and self._tree):
             tokens, chances = best_chain(ids, probs)
             values = [*accumulate(chances, mul)]
             return Proposal("drafter", tokens, range(len(tokens)), values, drawn)

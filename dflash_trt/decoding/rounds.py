@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.acceptance import accept_by_rules, accept_greedy
+from dflash_trt.decoding.coupling import NO_TOKEN
 from dflash_trt.decoding.held import Held
 from dflash_trt.decoding.logprobs import committed_logprobs, no_logprobs
 from dflash_trt.decoding.messages import (
@@ -41,13 +42,15 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     start = time.perf_counter()
     first_row, _, _, *moves = x.batch.tolist()
     _move_rows(engine, moves)
-    n, width = x.tokens.shape
+    n, asked = x.tokens.shape
+    width = max(asked, engine.info.least_rows)
     lengths, forced, places, _ = zip(*x.rows.tolist(), strict=True)
     trees = [tuple(line[1:]) for line in x.parents.tolist()] if x.parents.shape[1] > 1 else []
-    scored = _scored_rows(forced, lengths, width)
+    scored = _scored_rows(forced, lengths, width, engine.info.least_rows)
     visible = _visible(engine, max(places) + width)
     step = engine.step(first_row, n, width, visible, len(scored))
-    step.inputs["tokens"][:] = x.tokens
+    step.inputs["tokens"][:, :asked] = x.tokens
+    step.inputs["tokens"][:, asked:] = 0
     positions: list[Sequence[int]] = [range(place, place + width) for place in places]
     if trees:
         positions = [
@@ -65,8 +68,9 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
         mask[i, :, :, place : place + width] = seen
     step.run()
     outputs = step.outputs
-    own = outputs["top_ids"].reshape(n, -1).tolist()
-    features = outputs["features"]
+    numbers = np.isfinite(outputs["top_logits"])
+    own = np.where(numbers, outputs["top_ids"], NO_TOKEN).reshape(n, -1).tolist()
+    features = outputs["features"][:, :asked]
     logprobs, ids = no_logprobs(n)
     if trees or any(x.rules.tolist()):
         logits = outputs["logits"].reshape(n, len(own[0]), -1)
@@ -84,6 +88,7 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
             [*accept_greedy(line[forced[i] : lengths[i]], own[i])]
             for i, line in enumerate(x.tokens.tolist())
         ]
+        results = [[-1, 0] if token == NO_TOKEN else [kept, token] for kept, token in results]
     older = [0] * n
     if held is not None:
         features, older = held.pass_on(x, [accepted for accepted, *_ in results], features)
@@ -241,15 +246,17 @@ def _causal(width: int) -> npt.NDArray[np.bool_]:
 
 
 @lru_cache(maxsize=1024)
-def _scored_rows(forced: tuple[int, ...], lengths: tuple[int, ...], width: int) -> Int64:
-    """Which of the n * width tokens need logits, `[n * (1 + most drafts)]`.
+def _scored_rows(
+    forced: tuple[int, ...], lengths: tuple[int, ...], width: int, least: int
+) -> Int64:
+    """Which of the n * width tokens need logits, `[n * (1 + most drafts)]`, or `least` if more.
 
     Only a row's last forced token and its drafts do; a shorter row repeats its last token.
     """
     first, last = np.array(forced)[:, None] - 1, np.array(lengths)[:, None] - 1
     offsets = np.minimum(first + np.arange(int((last - first).max()) + 1), last)
     rows: Int64 = (offsets + np.arange(len(forced))[:, None] * width).ravel()
-    return rows
+    return np.resize(rows, max(rows.size, least))
 
 
 @lru_cache(maxsize=256)

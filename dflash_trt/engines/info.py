@@ -52,7 +52,7 @@ class EngineInfo:
     caches: tuple[tuple[int, int], ...]  # kv heads (of this rank) and head_dim of each layer
     feature_size: int  # taps * hidden_size
     window: int | None  # of the layer that sees the least; None: all see everything
-    quantized: bool = False  # linear layers: one row alone is computed by another kernel
+    quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits: see `least_rows`
     # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
     # of the ranks that compute together; others than 0 lie in the directory of 0: `rank_directory`
@@ -64,6 +64,16 @@ class EngineInfo:
     def widest(self) -> int:
         """The most tokens of a sequence in one step."""
         return self.plan.prefill_chunk if self.plan else self.max_seq_len
+
+    @property
+    def least_rows(self) -> int:
+        """Tokens of a sequence, and head rows, that a step must have for a token's logits to depend
+        on no neighbours.
+
+        ONNX Runtime multiplies one row by another kernel than two or more, and attends by another.
+        They agree to 1e-5, which quantised layers make 0.2 where an input is rounded otherwise.
+        """
+        return 2 if self.quantized else 1
 
     @property
     def most_verified(self) -> int:

@@ -5,7 +5,7 @@ import mmap
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -96,31 +96,11 @@ class Engine:
     ) -> "Step":
         """Bind buffers of these shapes once: binding costs more than filling small inputs."""
         key = (row, n, width, visible, scored, context)
-        info, asked, asked_scored = self.info, width, scored
-        if info.quantized and info.role == "target":
-            # quantised products round otherwise for a single row than for two or more: rows that
-            # nobody sees are added, so that a token's logits depend on no neighbours
-            width, scored = 2 if n * width == 1 else width, 2 if scored == 1 else scored
-        given, taken = step_tensors(info, n, width, visible, scored, context)
-        # what nobody fills has to stay 0: not in memory that other steps fill
-        padded = (width, scored) != (asked, asked_scored)
-        inputs: dict[str, Any] = {
-            name: np.zeros(shape, dtype) if padded else self._shared(name, dtype, shape)
-            for name, (dtype, shape) in given.items()
-        }
+        given, taken = step_tensors(self.info, n, width, visible, scored, context)
+        inputs = {name: self._shared(name, *tensor) for name, tensor in given.items()}
         outputs = {name: self._shared(name, *tensor) for name, tensor in taken.items()}
         caches = {name: array[row : row + n] for name, array in self._caches.items()}
-        run = self._run_of(key, inputs, outputs, caches)
-        if width > asked:
-            for name in ("tokens", "positions"):
-                inputs[name] = inputs[name][:, :asked]
-            inputs["mask"] = inputs["mask"][:, :, :asked]
-            outputs["features"] = outputs["features"][:, :asked]
-        if scored > asked_scored:
-            inputs["head_rows"] = inputs["head_rows"][:asked_scored]
-            for name in ("top_ids", "top_logits", "logits"):
-                outputs[name] = outputs[name][:asked_scored]
-        return Step(inputs, outputs, run)
+        return Step(inputs, outputs, self._run_of(key, inputs, outputs, caches))
 
     def _run_of(
         self,

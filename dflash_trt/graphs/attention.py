@@ -95,10 +95,12 @@ def _attention_in_steps(
     if sinks is not None:
         sinks = g.op("Reshape", sinks, g.ints(1, heads, 1, 1))
         each = g.op("Concat", g.op("Shape", mask, end=3), g.ints(1), axis=0)
-        scores = g.op("Concat", scores, g.op("Expand", sinks, each), axis=-1)
+        # in front: how many rows the mask covers must not show in the order of the sum
+        scores = g.op("Concat", g.op("Expand", sinks, each), scores, axis=-1)
     shares = g.op("Softmax", scores, axis=-1)
     if sinks is not None:
-        shares = g.op("Slice", shares, g.ints(0), g.op("Shape", mask, start=3), g.ints(3))
+        end = g.op("Shape", shares, start=3)
+        shares = g.op("Slice", shares, g.ints(1), end, g.ints(3))
     mixed = g.op("MatMul", g.op("Reshape", shares, folded), values)
     return g.op("Reshape", mixed, unfolded)
 
