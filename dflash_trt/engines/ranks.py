@@ -10,7 +10,6 @@ How ranks put their shares together is the engine's: on CPUs through the memory 
 """
 
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -27,8 +26,8 @@ from typing import Protocol
 
 import dflash_trt
 from dflash_trt.engines.exchange import Exchange, create
-from dflash_trt.engines.info import ENGINE_FILE, rank_directory
-from dflash_trt.engines.load import MODULES
+from dflash_trt.engines.info import rank_directory
+from dflash_trt.engines.load import MODULES, engine_kind
 from dflash_trt.errors import DflashError, RankError
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
@@ -224,8 +223,7 @@ def main() -> None:
     try:
         follower = Follower(link, Exchange(memory, rank, ranks))
         own = rank_directory(directory, rank)
-        kind = json.loads((own / ENGINE_FILE).read_text())["kind"]
-        follower.serve(importlib.import_module(MODULES[kind]).Engine(own, follower))
+        follower.serve(importlib.import_module(MODULES[engine_kind(own)]).Engine(own, follower))
     except ConnectionError:  # rank 0 is gone
         pass
     except Exception as error:
