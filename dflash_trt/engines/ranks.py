@@ -11,7 +11,6 @@ How ranks put their shares together is the engine's: on CPUs through the memory 
 
 import importlib
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -24,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-import dflash_trt
+from dflash_trt.child import start_module
 from dflash_trt.engines.exchange import Exchange, create
 from dflash_trt.engines.info import rank_directory
 from dflash_trt.engines.load import MODULES, engine_kind
@@ -60,8 +59,9 @@ class Leader:
                 self._links.append(ours)
                 with theirs:
                     ours.send(hello)
-                    process = _start(directory, rank, ranks, theirs.fileno(), memory)
-                    self._processes.append(process)
+                    link = theirs.fileno()
+                    words = (directory, rank, ranks, link, memory)
+                    self._processes.append(start_module(__name__, *words, fds=(link, memory)))
         finally:
             os.close(memory)
 
@@ -176,24 +176,6 @@ class Steps(Protocol):
     def step(self, *key: int) -> Runs: ...
     def move_row(self, source: int, destination: int, tokens: int) -> None: ...
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None: ...
-
-
-def _start(
-    directory: Path, rank: int, ranks: int, link: int, memory: int
-) -> "subprocess.Popen[bytes]":
-    # inside Triton `sys.executable` is not Python; the launcher puts its Python first on PATH
-    python = sys.executable if "python" in Path(sys.executable).name else shutil.which("python3")
-    package = str(Path(dflash_trt.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    words = [python or "python3", "-m", __name__, str(directory)]
-    return subprocess.Popen(
-        [*words, *map(str, (rank, ranks, link, memory))],
-        env={**os.environ, "PYTHONPATH": path},
-        pass_fds=(link, memory),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for rank 0
-    )
 
 
 def _end(links: "list[socket.socket]", processes: "list[subprocess.Popen[bytes]]") -> None:
