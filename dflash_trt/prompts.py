@@ -1,12 +1,13 @@
 """Prompt files: JSON lines with `text`, `messages` or `ids`."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.errors import RequestError
+from dflash_trt.files import parse_json, read_text
 
+MAX_PROMPTS = 1 << 28  # bytes of a file of them
 Prompt = str | Sequence[Mapping[str, Any]]  # a text as it is, or messages for the chat template
 WRONG = (
     'not an object with "text" (a string), "messages" (a list of objects with a role) or "ids" '
@@ -21,21 +22,12 @@ def read_prompts(
 
     longest: tokens that a prompt may have. Raises RequestError naming file and line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028, which JSON allows
-    except OSError as error:
-        raise RequestError(
-            f"cannot read {path}: {error.strerror}",
-            'Give a file with one {"text": ...}, {"messages": [...]} or {"ids": [...]} a line',
-        ) from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not UTF-8 text", "Save the prompts as UTF-8") from error
     prompts = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         try:
-            ids = _ids(json.loads(line), encode)
+            ids = _ids(parse_json(line), encode)
             if not ids:
                 raise ValueError("the prompt is empty")
             if not all(0 <= token < vocab_size for token in ids):
@@ -52,6 +44,19 @@ def read_prompts(
     if not prompts:
         raise RequestError(f"{path} holds no prompt", "Give at least one line")
     return prompts
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file of prompts; RequestError."""
+    try:
+        return read_text(path, MAX_PROMPTS).split("\n")  # not at U+2028, which JSON allows
+    except OSError as error:
+        raise RequestError(
+            f"cannot read {path}: {error.strerror}",
+            'Give a file with one {"text": ...}, {"messages": [...]} or {"ids": [...]} a line',
+        ) from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not UTF-8 text", "Save the prompts as UTF-8") from error
 
 
 def _ids(entry: object, encode: Callable[[Prompt], list[int]]) -> list[int]:

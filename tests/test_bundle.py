@@ -31,9 +31,9 @@ from test_checkpoints import edit
 from dflash_trt.build import build
 from dflash_trt.checkpoints.target import load_target
 from dflash_trt.config import BuildConfig, Source
-from dflash_trt.engines.tensorrt_llm import bundle
 from dflash_trt.engines.tensorrt_llm.info import read_info, read_llm_args
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, DflashError, PairError
+from dflash_trt.files import copy_file
 from dflash_trt.manifest import read_manifest
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.health import health_of
@@ -285,7 +285,7 @@ def test_files_are_copied_whole(
         monkeypatch.setattr(os, "copy_file_range", cannot)
     data = os.urandom(1 << 20)
     (tmp_path / "a").write_bytes(data)
-    bundle.copy(tmp_path / "a", tmp_path / "b")
+    copy_file(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == data
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dflash_trt.errors import CheckpointError, RequestError
-from dflash_trt.serving.chat import load_chat_template, parse_messages
+from dflash_trt.serving.chat import load_chat_template, parse_messages, try_chat_template
+from dflash_trt.serving.reaper import command_line
 
 CHATML = """{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>
 {{ m['content'] | trim }}<|end|>
@@ -112,3 +117,79 @@ def test_a_template_that_refuses_or_misbehaves(template: str, tmp_path: Path) ->
 def test_bad_messages(text: bytes, problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         parse_messages(text)
+
+
+LOADING = {
+    "nameless": ([{"name": "default"}], None),  # transformers finds none either
+    "no text": ({"a": 1}, "is no text"),
+    "list of numbers": ([{"name": "default", "template": 5}], "is no text"),
+    "unhashable names": ([{"name": [], "template": "a"}, 5], None),
+    "break outside a loop": ("{% break %}", "is not valid"),
+    "deep": ("{{" + "(" * 5000 + ")" * 5000 + "}}", "is not valid"),
+    "endless": ("{{ 9 ** (9 ** 9) }}", r"not valid \(it takes more than 2 s\)"),
+}
+
+
+@pytest.mark.parametrize("case", LOADING)
+def test_a_template_that_cannot_be_loaded(case: str, tmp_path: Path) -> None:
+    template, problem = LOADING[case]
+    directory = _tokenizer(tmp_path, None, chat_template=template)
+    if problem is None:
+        assert load_chat_template(directory) is None
+        return
+    with pytest.raises(CheckpointError, match=problem):
+        load_chat_template(directory)
+
+
+@pytest.mark.parametrize(
+    ("template", "limit"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s"),
+        ("{{ '%0*d' % (10 ** 9, 1) }}", "512 MiB"),
+        ("{{ 'x' * (100 * 2 ** 20) }}", "512 MiB"),
+        ("{{ messages | string * 10 ** 10 }}", "512 MiB"),
+    ],
+)
+def test_a_template_is_limited_in_time_and_memory(
+    template: str, limit: str, tmp_path: Path
+) -> None:
+    """The next one finds the process started again."""
+    source = "{% if messages[0].role == 'user' %}" + template + "{% else %}well{% endif %}"
+    directory = _tokenizer(tmp_path, source)
+    with pytest.raises(CheckpointError, match=f"takes more than {limit}"):
+        try_chat_template(directory)
+    render = load_chat_template(directory)
+    assert render is not None
+    for _ in range(2):
+        with pytest.raises(RequestError, match=f"takes more than {limit}"):
+            render(messages=[{"role": "user"}])
+        assert render(messages=[{"role": "system"}]) == "well"
+
+
+def test_a_template_that_refuses_a_plain_message_is_a_warning(tmp_path: Path) -> None:
+    directory = _tokenizer(tmp_path, "{{ raise_exception('no system prompt') }}")
+    (finding,) = try_chat_template(directory)
+    assert (finding.result, "no system prompt" in finding.found) == ("warning", True)
+
+
+def test_the_process_of_a_template_ends_with_its_owner(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from dflash_trt.serving.chat import load_chat_template
+render = load_chat_template(Path({str(_tokenizer(tmp_path, CHATML))!r}))
+print(Path(f'/proc/{{os.getpid()}}/task/{{os.getpid()}}/children').read_text(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == -signal.SIGKILL
+    children = [int(word) for word in done.stdout.split()]
+    assert children
+    deadline = time.monotonic() + 30
+    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in children)
+
+
+def alive(pid: int) -> bool:
+    return "dflash_trt.serving.template_process" in command_line(pid)

@@ -1,5 +1,6 @@
 """Build configs: defaults, paths, and errors that name file, line, field and fix."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from dflash_trt.hardware import Machine
 HUB = "name: x\ntarget: {hub: org/a, revision: main}\ndrafter: {path: b}\n"
 RTX = "engine:\n  kind: tensorrt\n  library: tensorrt_rtx\n"
 GOOD = "name: x\ntarget: {path: a}\ndrafter: {path: b}\n"
+ALIASES = [f"a{i}: &a{i} [{f'*a{i - 1},' * 9}]\n" for i in range(1, 9)]
+BOMB = "".join(["a0: &a0 [x]\n", *ALIASES])
 LLM = GOOD + "engine:\n  kind: tensorrt_llm\n"
 MACHINE = """\
   hardware:
@@ -126,7 +129,7 @@ def test_the_demo_config_is_as_the_readme_shows_it() -> None:
         (LLM + "  version: 1.2.1\n", 6, "engine.version", "schema"),
         (LLM + "  gpu: 8\n", 6, "engine.gpu", "Did you mean 'gpus'?"),
         (LLM + "  hardware: 8\n", 6, "engine.hardware", "schema"),
-        (LLM + "  hardware: {name: x}\n", 6, "engine.hardware.gpu is missing", "schema"),
+        (LLM + "  hardware: {name: x, gpus: 8}\n", 6, "engine.hardware.gpu is missing", "schema"),
         (LLM + MACHINE + "    colour: red\n", 10, "engine.hardware.colour", "schema"),
         (LLM + MACHINE.replace("bf16", "fp2"), 9, "engine.hardware.gpu.flops.fp2", "schema"),
         (GOOD + "name: y\n", 4, "name", "Keep one"),
@@ -181,3 +184,43 @@ def test_schema_describes_every_field() -> None:
     for section, fields in schema["$defs"].items():
         for name, field in fields["properties"].items():
             assert field["description"], f"{section}.{name}"
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "serving: {slots: two, slot: 1}\nspeculaton: {}\n")
+    with pytest.raises(ConfigError, match=r"has 3 mistakes") as caught:
+        load_config(path)
+    first, *lines, last = str(caught.value).splitlines()
+    assert first == f"{path} has 3 mistakes:"
+    assert [line.split(": ")[0] for line in (*lines, last)] == [f"{path}:{n}" for n in (4, 4, 5)]
+    assert "unknown field 'serving.slot'. Did you mean 'slots'?" in lines[1]
+    with pytest.raises(ConfigError, match=r"has 2 mistakes"):
+        load_config(write(tmp_path, GOOD + GOOD.replace("name: x\n", "")))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name: " + "[" * 5000, "nested too deeply"),
+        ("name: " + "[" * 150 + "]" * 150, "nested too deeply"),
+        ("name: &a [*a]\n", "nested too deeply"),
+        (BOMB, "more than 100000 values"),
+        ("name: !!bool x\n", "a value in it cannot be read"),
+        ("name: " + "x" * (1 << 18), "more than 256 KiB"),
+        ("? [a]\n: b\n? [a]\n: c\n", "not valid YAML"),
+    ],
+)
+def test_text_that_would_harm_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "pair.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_config(path)

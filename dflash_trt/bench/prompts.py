@@ -1,6 +1,5 @@
 """Where a benchmark's prompts come from, by name."""
 
-import json
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -9,7 +8,8 @@ import numpy as np
 
 from dflash_trt.bench.tasks import TASKS, task_texts
 from dflash_trt.errors import RequestError
-from dflash_trt.prompts import Prompt, prompt_of, read_prompts
+from dflash_trt.files import parse_json
+from dflash_trt.prompts import Prompt, prompt_of, read_lines, read_prompts
 from dflash_trt.serving.chat import as_chat, load_encoding
 
 PYCODE, SYNTHETIC = "pycode", "synthetic:"
@@ -56,9 +56,8 @@ def load_asked(name: str, count: int) -> list[Prompt]:
         return [as_chat(text) for text in islice(task_texts(name), count)]
     path = _file(name)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-        prompts = [prompt_of(json.loads(line)) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
+        prompts = [prompt_of(parse_json(line)) for line in read_lines(path) if line.strip()]
+    except ValueError as error:
         raise RequestError(
             f"{path} is no file of prompts for a server ({error})",
             'Give one with {"text": ...} or {"messages": [...]} in each line',

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.errors import RequestError
+from dflash_trt.files import read_json
 from dflash_trt.machine import machine, versions
 
 PERCENTILES = (50, 90, 99)
@@ -167,7 +168,7 @@ def write_run(path: Path, run: Run | ServerRun) -> None:
 def read_run(path: Path) -> Run:
     """RequestError when the file is not a run of engines that `write_run` wrote."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         if "levels" in values and "url" in values:
             raise RequestError(
                 f"{path} is a result of `dflash-trt bench serve`; only runs of `bench engine` are "

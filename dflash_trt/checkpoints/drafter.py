@@ -23,6 +23,7 @@ OTHERS = {
     "eagle": "EAGLE, which drafts one token at a time",
     "mtp": "a multi-token-prediction head, which drafts one token at a time",
 }
+LANGUAGE_MODEL = ("ForCausalLM']", "ForConditionalGeneration']")  # how `architectures` end
 # tensors of vendors' own forms
 FORMS = {
     "mask_embedding": "an embedding of its own for masks (MiMo)",
@@ -66,6 +67,13 @@ def other_method(config: Mapping[str, Any]) -> str | None:
     return next((what for part, what in OTHERS.items() if part in names), None)
 
 
+def is_drafter(config: Mapping[str, Any]) -> bool:
+    """Whether config.json is a DFlash drafter's, in one of the two formats."""
+    architectures = config.get("architectures")
+    zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
+    return zlabs or "speculators_model_type" in config
+
+
 def _method(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """speculators' type, z-lab's projector type, the architectures."""
     own = config.get("dflash_config")
@@ -81,8 +89,12 @@ def _check_method(file: Path, config: dict[str, Any]) -> None:
             f"{file}: the drafter is {what}; dflash-trt runs DFlash drafters",
             "Use a DFlash drafter of the same target",
         )
-    zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
-    known = zlabs if kind is None else kind in ("dflash", "dflash2")
+    known = is_drafter(config) if kind is None else kind in ("dflash", "dflash2")
+    if not known and str(architectures).endswith(LANGUAGE_MODEL):
+        raise CheckpointError(
+            f"the drafter {file.parent} is a language model ({architectures})",
+            "Give its DFlash drafter; if target and drafter are swapped, swap them back",
+        )
     if not known or projector not in (None, "dflash"):
         raise CheckpointError(
             f"{file}: the drafter's kind is not known to dflash-trt (architectures "

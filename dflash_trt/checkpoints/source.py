@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dflash_trt.checkpoints.files import check_inside
 from dflash_trt.config import Source
 from dflash_trt.errors import CheckpointError
 
@@ -65,9 +66,15 @@ def locate(source: Source, role: str, report: Report, *, weights: bool = True) -
 
 
 def small_files(directory: Path) -> list[Path]:
-    """What beside the weights `locate` fetches, of a directory that lies here too; sorted."""
+    """What beside the weights `locate` fetches, of a directory that lies here too; sorted.
+
+    CheckpointError when one is a link out of it.
+    """
     found = (file for file in directory.iterdir() if file.is_file())
-    return sorted(f for f in found if any(fnmatch(f.name, each) for each in FILES_BUT_WEIGHTS))
+    small = [f for f in found if any(fnmatch(f.name, each) for each in FILES_BUT_WEIGHTS)]
+    for file in small:
+        check_inside(directory, file)
+    return sorted(small)
 
 
 def locate_argument(argument: str, role: str, report: Report) -> Path:

@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from dflash_trt.checkpoints.files import parse_json
+from dflash_trt.checkpoints.files import POINTER, check_content
 from dflash_trt.errors import CheckpointError
+from dflash_trt.files import parse_json
 
 # the format's dtypes that one of our readers understands
 DTYPES: dict[str, Any] = {
@@ -91,6 +92,8 @@ def read_header(file: Path) -> dict[str, Stored]:
         if not file.is_file():  # a pipe would never end
             raise OSError("no such file")
         with file.open("rb") as stream:
+            check_content(file, stream.read(len(POINTER)))
+            stream.seek(0)
             length = int.from_bytes(stream.read(8), "little")
             if MAX_HEADER < length <= file.stat().st_size:
                 raise ValueError(f"its header has {length} bytes, more than any model needs")

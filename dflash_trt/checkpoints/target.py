@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.checkpoints.drafter import is_drafter
 from dflash_trt.checkpoints.families import FAMILIES
 from dflash_trt.checkpoints.fields import refuse, section
 from dflash_trt.checkpoints.files import check_directory, read_json
@@ -33,6 +34,11 @@ def load_target(directory: Path) -> Target:
     named = config.get("architectures")
     named = named if isinstance(named, list) else []
     known = [name for name in named if isinstance(name, str) and name in FAMILIES]
+    if is_drafter(config):
+        raise CheckpointError(
+            f"the target {directory} is a DFlash drafter",
+            "Give the language model as the target; if the two are swapped, swap them back",
+        )
     if not known:
         raise refuse(file, f"the architecture is {config.get('architectures')}")
     fields = FAMILIES[known[0]](file, config)
@@ -74,7 +80,7 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any], vocab_size: int) -
     found = config.get("eos_token_id") if found is None else found
     ids = tuple(found) if isinstance(found, Iterable) else () if found is None else (found,)
     for token in ids:
-        if not isinstance(token, int) or not 0 <= token < vocab_size:
+        if type(token) is not int or not 0 <= token < vocab_size:
             raise CheckpointError(
                 f"{directory}: eos_token_id {token!r} is not a token of the vocabulary",
                 "Correct eos_token_id in generation_config.json or config.json",

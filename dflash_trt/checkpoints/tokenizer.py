@@ -1,12 +1,14 @@
 """The target's tokenizer: which files travel with a build, and how they are loaded."""
 
-import shutil
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from dflash_trt.checkpoints.files import check_inside, read_bytes
 from dflash_trt.errors import CheckpointError
+from dflash_trt.files import copy_file
 
+MAX_TOKENIZER = 1 << 28  # bytes; the longest that is published has about 40 MB
 REQUIRED = "tokenizer.json"
 OPTIONAL = (
     "added_tokens.json",
@@ -19,30 +21,39 @@ OPTIONAL = (
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """The files to copy, sorted; CheckpointError when there is no tokenizer.json."""
+    """The files to copy, sorted; CheckpointError when there is no tokenizer.json.
+
+    And when one is a link out of the checkpoint.
+    """
     if not (directory / REQUIRED).is_file():
         raise CheckpointError(
             f"{directory} has no {REQUIRED}",
             "Write it there with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
-    return sorted(
-        directory / name for name in (REQUIRED, *OPTIONAL) if (directory / name).is_file()
-    )
+    files = (directory / name for name in (REQUIRED, *OPTIONAL))
+    found = sorted(file for file in files if file.is_file())
+    for file in found:
+        check_inside(directory, file)
+    return found
 
 
 def copy_tokenizer(target: Path, directory: Path) -> None:
     """Of a target's directory, into `directory/tokenizer`."""
     (directory / "tokenizer").mkdir()
     for file in tokenizer_files(target):
-        shutil.copyfile(file, directory / "tokenizer" / file.name)
+        copy_file(file, directory / "tokenizer" / file.name)
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Load tokenizer.json; CheckpointError when it is missing or broken."""
-    file = tokenizer_files(directory)[-1].with_name(REQUIRED)
+    tokenizer_files(directory)
+    file = directory / REQUIRED
+    data = read_bytes(file, MAX_TOKENIZER)
     try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
+        return Tokenizer.from_buffer(data)
+    except BaseException as error:  # the library raises bare Exception, and where it panics that
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise CheckpointError(
             f"{file} is not a tokenizer ({error})", "Download or export the tokenizer again"
         ) from error

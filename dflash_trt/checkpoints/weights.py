@@ -118,7 +118,8 @@ class Weights:
         return self._tensors[name]
 
 
-def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
+def read_index(index: Path) -> dict[str, str]:
+    """The file of each tensor, beside the index; CheckpointError."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{index} has no weight_map", AGAIN)
@@ -126,6 +127,11 @@ def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
         # a shard lies beside its index, nowhere else
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
+    return places
+
+
+def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:
+    places = read_index(index)
     shards = [index.with_name(shard) for shard in sorted(set(places.values()))]
     found: dict[str, Stored] = {}
     for shard in shards:

@@ -9,10 +9,11 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
-from dflash_trt.config.errors import explain, repeated_keys
+from dflash_trt.config.errors import repeated, wrong_fields
 from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import Source
 from dflash_trt.errors import ConfigError
+from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
@@ -154,9 +155,9 @@ def load_config(path: Path) -> BuildConfig:
     Raises ConfigError naming the file, the line where there is one, the field and the fix.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        root = compose_yaml(read_text(path, MAX_YAML))
+        twice = repeated(path, root) if root else None
+        data = parse_yaml(root)
     except OSError as error:
         raise ConfigError(
             f"cannot read the config {path}: {error.strerror}",
@@ -169,17 +170,19 @@ def load_config(path: Path) -> BuildConfig:
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         what = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{where}: not valid YAML: {what}", "Correct that line") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", "Correct it") from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(data, dict):
         raise ConfigError(
             f"{path} does not hold a mapping of fields",
             "Start from build_configs/pycode.yaml: it needs name, target and drafter",
         )
-    for line, key in repeated_keys(root):
-        raise ConfigError(f"{path}:{line}: '{key}' is given twice", "Keep one of the two")
+    if twice:
+        raise twice
     try:
         config = BuildConfig.model_validate(data)
     except ValidationError as error:
-        raise explain(path, root, BuildConfig, error) from None
+        raise wrong_fields(path, root, BuildConfig, error) from None
     folder = path.resolve().parent
     sources = {"target": config.target, "drafter": config.drafter}
     absolute = {

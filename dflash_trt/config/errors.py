@@ -1,56 +1,87 @@
 """What is wrong with a build config, told by file, line, field and fix."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from dflash_trt.errors import ConfigError
 
+MOST = 20  # complaints that are told
+Complaint = tuple[int, str, str]  # line, problem, fix
 
-def explain(
+
+def wrong_fields(
     path: Path, root: yaml.Node, model: type[BaseModel], error: ValidationError
 ) -> ConfigError:
-    """The first complaint in the file's own order, with its line."""
+    """Every complaint of pydantic's, in the file's own order, with its line."""
     complaints = error.errors(include_url=False, include_input=True)
-    first = min(complaints, key=lambda e: _line(root, _path(e["loc"])))
-    loc, given = _path(first["loc"]), first["input"]
-    if first["type"] == "union_tag_invalid":
-        loc, given = (*loc, "kind"), first["ctx"]["tag"]
-    field = ".".join(str(part) for part in loc)
-    where = f"{path}:{_line(root, loc)}"
+    return together(path, sorted(_explain(path, root, model, each) for each in complaints))
+
+
+def repeated(path: Path, root: yaml.Node) -> ConfigError | None:
+    """Keys that YAML would silently override."""
+    keys = [
+        (line, f"{path}:{line}: '{key}' is given twice", "Keep one of the two")
+        for line, key in _repeated_keys(root)
+    ]
+    return together(path, keys) if keys else None
+
+
+def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
+    """One error of all that is wrong."""
+    if len(found) == 1:
+        return ConfigError(*found[0][1:])
+    lines = [f"{problem}. {fix}." for _, problem, fix in found[:MOST]]
+    more = [f"and {len(found) - MOST} more."] * (len(found) > MOST)
+    return ConfigError(
+        "\n".join([f"{path} has {len(found)} mistakes:", *lines, *more]), "Correct all of them"
+    )
+
+
+def _explain(path: Path, root: yaml.Node, model: type[BaseModel], error: ErrorDetails) -> Complaint:
+    """Line, problem and fix."""
+    loc, given = _path(error["loc"]), error["input"]
+    if error["type"] == "union_tag_invalid":
+        loc, given = (*loc, "kind"), error["ctx"]["tag"]
+    field, line = ".".join(str(part) for part in loc), _line(root, loc)
+    where = f"{path}:{line}"
     if loc[:2] == ("engine", "hardware"):
-        what = "is missing" if first["type"] == "missing" else f"is wrong: {first['msg']}"
-        return ConfigError(
-            f"{where}: {field} {what}", "`dflash-trt schema` shows what a machine is described by"
+        what = "is missing" if error["type"] == "missing" else f"is wrong: {error['msg']}"
+        return (
+            line,
+            f"{where}: {field} {what}",
+            "`dflash-trt schema` shows what a machine is described by",
         )
-    if first["type"] == "extra_forbidden":
-        known = _fields(model, first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+    if error["type"] == "extra_forbidden":
+        known = _fields(model, error["loc"][:-1])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         guess = f"Did you mean '{near[0]}'? " if near else ""
-        return ConfigError(
-            f"{where}: unknown field '{field}'", f"{guess}Known here: {', '.join(known)}"
-        )
-    if first["type"] == "missing":
+        return line, f"{where}: unknown field '{field}'", f"{guess}Known here: {', '.join(known)}"
+    if error["type"] == "missing":
         source = field in ("target", "drafter")
-        return ConfigError(
+        return (
+            line,
             f"{where}: field '{field}' is missing",
             f"Add {field}: {'{path: DIRECTORY}' if source else 'VALUE'} to the config",
         )
-    if first["type"] == "source":
-        return ConfigError(
-            f"{where}: {field}: {first['msg']}",
+    if error["type"] == "source":
+        return (
+            line,
+            f"{where}: {field}: {error['msg']}",
             f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}",
         )
-    if first["type"] in ("model_type", "model_attributes_type"):
-        message = f"it takes fields: {', '.join(_fields(model, first['loc']))}"
+    if error["type"] in ("model_type", "model_attributes_type"):
+        message = f"it takes fields: {', '.join(_fields(model, error['loc']))}"
     else:
-        message = first["msg"][0].lower() + first["msg"][1:]
-    return ConfigError(
-        f"{where}: {field} is {given!r}, but {message}",
+        message = error["msg"][0].lower() + error["msg"][1:]
+    return (
+        line,
+        f"{where}: {field} is {given!r:.100}, but {message}",
         f"Correct {field}; `dflash-trt schema` shows what each field takes",
     )
 
@@ -93,13 +124,14 @@ def _kind_of(engine: type[BaseModel]) -> object:
     return engine.model_fields["kind"].annotation
 
 
-def repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """(line, key) of keys that YAML would silently override."""
+def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
+    """(line, key)."""
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
     for key, value in node.value:
-        if key.value in seen:
-            yield key.start_mark.line + 1, key.value
-        seen.add(str(key.value))
-        yield from repeated_keys(value)
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                yield key.start_mark.line + 1, key.value
+            seen.add(key.value)
+        yield from _repeated_keys(value)

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.messages import RunRound, VerifyInput, chains, no_candidates, no_rules
 from dflash_trt.engines.info import most_verified
+from dflash_trt.files import EXACT
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # tokens of a row; 1: plain decoding
 CANDIDATES = 8  # that rounds ask for of each draft
@@ -29,6 +30,8 @@ class Costs:
     By context (tokens in the cache of each row), rows (sequences in the batch) and width (tokens
     verified of each). ValueError for tables that do not fit these axes.
     """
+
+    __pydantic_config__: ClassVar = EXACT
 
     contexts: list[int]
     rows: list[int]

@@ -6,7 +6,9 @@ It is no part of the build: `manifest.json` does not list it, and a rebuild drop
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from dflash_trt.atomic import replace_text
 from dflash_trt.decoding.costs import Costs, measure
@@ -14,6 +16,7 @@ from dflash_trt.decoding.messages import RunRound
 from dflash_trt.digests import sha256
 from dflash_trt.engines.info import COSTS_FILE, ENGINE_FILE, read_info
 from dflash_trt.engines.load import engine_kind
+from dflash_trt.files import EXACT, read_as
 from dflash_trt.machine import cpu_model, usable_cores, versions
 
 log = logging.getLogger(__name__)
@@ -23,6 +26,16 @@ KEPT = 8  # machines, those measured last
 ROLES = ("target", "drafter")
 
 Machine = Mapping[str, str | int]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An entry of the file."""
+
+    __pydantic_config__: ClassVar = EXACT
+
+    machine: dict[str, str | int]
+    costs: Costs
 
 
 def costs_of(engines: Path, mode: str, run_round: RunRound, threads: int | None = None) -> Costs:
@@ -69,10 +82,10 @@ def this_machine(engines: Path, mode: str, threads: int | None = None) -> dict[s
 def kept_costs(engines: Path) -> list[tuple[Machine, Costs]]:
     """Of each machine, the last one measured last. What cannot be read is not there."""
     try:
-        entries = json.loads((engines / COSTS_FILE).read_text(encoding="utf-8"))
-        return [(dict(entry["machine"]), Costs(**entry["costs"])) for entry in entries]
-    except (OSError, ValueError, TypeError, KeyError):
+        kept = read_as(engines / COSTS_FILE, list[_Kept])
+    except (OSError, ValueError):
         return []
+    return [(each.machine, each.costs) for each in kept]
 
 
 def keep_costs(engines: Path, machine: Machine, costs: Costs) -> None:

@@ -1,12 +1,11 @@
 """Where the build lies, and what every build needs of a machine."""
 
-import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from dflash_trt.checkpoints.weights import INDEX, SINGLE
+from dflash_trt.checkpoints.weights import INDEX, SINGLE, read_index
 from dflash_trt.doctor.patient import GIB, Patient, Seen, more
 from dflash_trt.errors import ServerError
 from dflash_trt.manifest import changed_files
@@ -79,7 +78,7 @@ def hub_target(patient: Patient) -> Seen:
         return Path(found) if isinstance(found, str) else None
 
     index = cached(INDEX)
-    shards = set(json.loads(index.read_text())["weight_map"].values()) if index else {SINGLE}
+    shards = set(read_index(index).values()) if index else {SINGLE}
     what = f"{target['id']} at {target['revision']}"
     if all(cached(shard) for shard in shards):
         return Seen("passed", f"{what} is in the Hub's cache")

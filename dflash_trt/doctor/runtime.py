@@ -16,6 +16,7 @@ from dflash_trt.doctor.patient import Patient, Seen
 from dflash_trt.engines.tensorrt_llm import first_generation
 from dflash_trt.engines.tensorrt_llm.first_generation import Generated
 from dflash_trt.engines.tensorrt_llm.info import BundleInfo
+from dflash_trt.files import read_as
 
 PAGED = (100, 103)  # compute capabilities with the drafter's TRTLLM attention
 IMPORT_TIMEOUT, GENERATION_TIMEOUT = 300.0, 3600.0  # seconds
@@ -96,7 +97,7 @@ def generation(patient: Patient) -> Seen:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if result.is_file():
-        made = Generated(**json.loads(result.read_text()))
+        made = read_as(result, Generated)
         shutil.rmtree(runtime)
         return _judged(made, info)
     said = _last_line(log.read_text(errors="replace"))

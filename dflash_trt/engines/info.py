@@ -3,9 +3,10 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from dflash_trt.errors import EngineError
+from dflash_trt.files import EXACT, Size, read_as
 
 ENGINE_FILE = "engine.json"
 COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `decoding.kept_costs`
@@ -19,6 +20,8 @@ Shape = tuple[int | str, ...]  # a name is a size that each step chooses
 @dataclass(frozen=True, kw_only=True)
 class PlanInfo:
     """What TensorRT made of a graph."""
+
+    __pydantic_config__: ClassVar = EXACT
 
     library: str  # "tensorrt" or "tensorrt_rtx"
     version: str  # of the library: it loads no plan of another version
@@ -37,19 +40,21 @@ class PlanInfo:
 class EngineInfo:
     """One model's engine; lengths are in tokens."""
 
+    __pydantic_config__: ClassVar = EXACT
+
     kind: str
     role: str  # "target" or "drafter"
-    slots: int
-    max_seq_len: int
-    cache_len: int  # max_seq_len plus room for rows that are written but never seen
-    threads: int
-    vocab_size: int  # of the logits
+    slots: Size
+    max_seq_len: Size
+    cache_len: Size  # max_seq_len plus room for rows that are written but never seen
+    threads: Size
+    vocab_size: Size  # of the logits
     best: int  # how many of each row's largest logits the graph picks out
     pair_scores: bool  # whether it scores each of those by the one taken a place before
-    block_size: int  # tokens that the drafter fills at once, and the anchor
+    block_size: Size  # tokens that the drafter fills at once, and the anchor
     sample_from_anchor: bool  # the first draft comes from the anchor's row, not the first mask's
     mask_token_id: int
-    caches: tuple[tuple[int, int], ...]  # kv heads (of this rank) and head_dim of each layer
+    caches: tuple[tuple[Size, Size], ...]  # kv heads (of this rank) and head_dim of each layer
     feature_size: int  # taps * hidden_size
     window: int | None  # of the layer that sees the least; None: all see everything
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits: see `least_rows`
@@ -57,7 +62,7 @@ class EngineInfo:
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
     # of the ranks that compute together; others than 0 lie in the directory of 0: `rank_directory`
     rank: int = 0
-    ranks: int = 1
+    ranks: Size = 1
     plan: PlanInfo | None = None  # of kind tensorrt
 
     @property
@@ -100,18 +105,6 @@ def rank_directory(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}" if rank else directory
 
 
-def _plan(values: dict[str, Any]) -> PlanInfo:
-    """JSON has lists for tuples."""
-    for name in ("compute_capabilities", "taken_apart"):
-        values[name] = tuple(values[name])
-    values["profiles"] = tuple(
-        {size: tuple(bounds) for size, bounds in profile.items()} for profile in values["profiles"]
-    )
-    for name in ("inputs", "outputs"):
-        values[name] = {x: (dtype, tuple(shape)) for x, (dtype, shape) in values[name].items()}
-    return PlanInfo(**values)
-
-
 def stamp(file: Path) -> dict[str, int]:
     """Size in bytes and time of the last change of a file that lies elsewhere."""
     status = file.stat()
@@ -130,12 +123,8 @@ def read_info(directory: Path, kind: str) -> EngineInfo:
     """
     path = directory / ENGINE_FILE
     try:
-        values = json.loads(path.read_text())
-        values["caches"] = tuple((heads, head_dim) for heads, head_dim in values["caches"])
-        if values.get("plan") is not None:
-            values["plan"] = _plan(values["plan"])
-        info = EngineInfo(**values)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        info = read_as(path, EngineInfo)
+    except (OSError, ValueError) as error:
         raise EngineError(
             f"{path} is not an engine description ({error})", "Run `dflash-trt build` again."
         ) from error

@@ -10,9 +10,7 @@ How ranks put their shares together is the engine's: on CPUs through the memory 
 """
 
 import importlib
-import json
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -25,10 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-import dflash_trt
+from dflash_trt.child import start_module
 from dflash_trt.engines.exchange import Exchange, create
-from dflash_trt.engines.info import ENGINE_FILE, rank_directory
-from dflash_trt.engines.load import MODULES
+from dflash_trt.engines.info import rank_directory
+from dflash_trt.engines.load import MODULES, engine_kind
 from dflash_trt.errors import DflashError, RankError
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
@@ -61,8 +59,9 @@ class Leader:
                 self._links.append(ours)
                 with theirs:
                     ours.send(hello)
-                    process = _start(directory, rank, ranks, theirs.fileno(), memory)
-                    self._processes.append(process)
+                    link = theirs.fileno()
+                    words = (directory, rank, ranks, link, memory)
+                    self._processes.append(start_module(__name__, *words, fds=(link, memory)))
         finally:
             os.close(memory)
 
@@ -179,24 +178,6 @@ class Steps(Protocol):
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None: ...
 
 
-def _start(
-    directory: Path, rank: int, ranks: int, link: int, memory: int
-) -> "subprocess.Popen[bytes]":
-    # inside Triton `sys.executable` is not Python; the launcher puts its Python first on PATH
-    python = sys.executable if "python" in Path(sys.executable).name else shutil.which("python3")
-    package = str(Path(dflash_trt.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    words = [python or "python3", "-m", __name__, str(directory)]
-    return subprocess.Popen(
-        [*words, *map(str, (rank, ranks, link, memory))],
-        env={**os.environ, "PYTHONPATH": path},
-        pass_fds=(link, memory),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for rank 0
-    )
-
-
 def _end(links: "list[socket.socket]", processes: "list[subprocess.Popen[bytes]]") -> None:
     for link in links:
         link.close()
@@ -224,8 +205,7 @@ def main() -> None:
     try:
         follower = Follower(link, Exchange(memory, rank, ranks))
         own = rank_directory(directory, rank)
-        kind = json.loads((own / ENGINE_FILE).read_text())["kind"]
-        follower.serve(importlib.import_module(MODULES[kind]).Engine(own, follower))
+        follower.serve(importlib.import_module(MODULES[engine_kind(own)]).Engine(own, follower))
     except ConnectionError:  # rank 0 is gone
         pass
     except Exception as error:

@@ -17,6 +17,7 @@ from dflash_trt.engines.info import read_info
 from dflash_trt.errors import ConfigError
 from dflash_trt.graphs.sharding import check_even
 from dflash_trt.jobs.job import Input, Job, Written
+from dflash_trt.serving.chat import try_chat_template
 from dflash_trt.serving.repository import write_repository
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
     speculation, serving = config.speculation, config.serving
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
+    warnings += try_chat_template(target.directory)
     config = _with_max_seq_len(config, target.spec, drafter.spec)
     _check_even(config, target.spec, drafter.spec)
     return Job(

@@ -19,6 +19,7 @@ from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.hardware import machine
 from dflash_trt.jobs.job import Input, Job, Written
+from dflash_trt.serving.chat import try_chat_template
 from dflash_trt.serving.repository import write_llm_repository
 
 
@@ -47,6 +48,7 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     warnings = _judged(checks, PairError)
     if by_id and pair.target.weights is None:
         warnings += _unchecked(checks)
+    warnings += try_chat_template(target_at.directory)
     args = choose_args(config, pair, hardware)
     warnings += _judged(check_args(config, pair, hardware, args), ConfigError)
     return Job(

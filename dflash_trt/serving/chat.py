@@ -1,22 +1,20 @@
 """The tokenizer's own chat template: messages in, the prompt's text out."""
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from dflash_trt import files
+from dflash_trt.checkpoints.files import read_bytes, read_json
+from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.prompts import Prompt
+from dflash_trt.serving.templates import LimitError, Template
 
+AGAIN = "Download or export the tokenizer again"
+DEFAULT = "default"  # of a named list of templates
 SPECIAL = (
     "bos_token",
     "eos_token",
@@ -37,36 +35,32 @@ def load_chat_template(directory: Path) -> Render | None:
     chat_template.json or tokenizer_config.json) and renders them (`apply_chat_template`). Of a
     named list of templates, `default` counts.
     """
-    config = _read_json(directory / "tokenizer_config.json")
-    file = directory / "chat_template.jinja"
-    source: Any = config.get("chat_template")
-    if file.is_file():
-        source = file.read_text(encoding="utf-8")
-    elif (legacy := directory / "chat_template.json").is_file():
-        source = _read_json(legacy).get("chat_template")
-    if isinstance(source, list):
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    file = directory / "tokenizer_config.json"
+    config = read_json(file) if file.is_file() else {}
+    source = _template_of(config, directory)
     if not source:
         return None
-    tokens = {name: _text(config[name]) for name in SPECIAL if config.get(name)}
+    if not isinstance(source, str):
+        raise CheckpointError(f"the chat template of {directory} is no text", AGAIN)
+    tokens = {name: _token(name, config[name], directory) for name in SPECIAL if config.get(name)}
+    template = Template(source)
+    return lambda **values: template(**{**tokens, **values})
+
+
+def try_chat_template(directory: Path) -> list[Finding]:
+    """Load and use it once, as the server will; a warning where it refuses a plain message.
+
+    CheckpointError where it cannot be loaded, or takes too long or too much memory.
+    """
+    render = load_chat_template(directory)
     try:
-        template = _environment().from_string(source)
-    except TemplateError as error:
-        raise CheckpointError(
-            f"the chat template of {directory} is not valid ({error})",
-            "Download or export the tokenizer again",
-        ) from error
-
-    def render(**values: Any) -> str:
-        try:
-            return template.render(**{**tokens, **values})
-        except Exception as error:  # a template may do anything with what it is given
-            raise RequestError(
-                f"the chat template refuses the messages: {error}",
-                "Send roles and fields that the model's chat template knows",
-            ) from error
-
-    return render
+        if render:
+            render(messages=as_chat("Hello"), add_generation_prompt=True)
+    except LimitError as error:
+        raise CheckpointError(f"{error.problem} ({directory})", AGAIN) from None
+    except RequestError as error:
+        return [Finding("chat-template", "warning", error.problem, "Send what it takes")]
+    return []
 
 
 def as_chat(text: str) -> list[dict[str, Any]]:
@@ -111,50 +105,32 @@ def parse_messages(text: bytes) -> list[dict[str, Any]]:
 def parse_json(name: str, text: bytes, kind: type) -> Any:
     """The JSON document in an input; RequestError unless it is one of the given kind."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = files.parse_json(text)
+    except ValueError as error:
         raise RequestError(f"{name} is not JSON ({error})", "Send it as a JSON string.") from error
     if not isinstance(value, kind):
         raise RequestError(f"{name} is not a JSON {kind.__name__}", f"Send a JSON {kind.__name__}.")
     return value
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks text for training; it renders as its content."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-    environment.filters["tojson"] = to_json  # jinja's own escapes HTML
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+def _template_of(config: Mapping[str, Any], directory: Path) -> object:
+    """What stands where `transformers` looks: the text of a template, if all is well."""
+    if (file := directory / "chat_template.jinja").is_file():
+        try:
+            return read_bytes(file).decode("utf-8")
+        except ValueError as error:
+            raise CheckpointError(f"{file} is not UTF-8 text ({error})", AGAIN) from error
+    source: object = config.get("chat_template")
+    if (legacy := directory / "chat_template.json").is_file():
+        source = read_json(legacy).get("chat_template")
+    if isinstance(source, list):
+        named = [each for each in source if isinstance(each, dict) and each.get("name") == DEFAULT]
+        source = named[-1].get("template") if named else None
+    return source
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path} is not JSON ({error})", "Export the tokenizer again"
-        ) from error
-    return value if isinstance(value, dict) else {}
-
-
-def _text(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else str(token)
+def _token(name: str, token: Any, directory: Path) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise CheckpointError(f"{name} in tokenizer_config.json of {directory} is no text", AGAIN)
+    return text

@@ -8,10 +8,7 @@ launch/                 single_node.sh, slurm.sh, mpi.sh
 Paths in it are relative: the directory can be moved, with `checkpoints: link` on its machine only.
 """
 
-import os
 import shlex
-import shutil
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines.tensorrt_llm.args import env_vars
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.engines.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
+from dflash_trt.files import copy_file
 from dflash_trt.hardware import machine
 from dflash_trt.published import acceptance
 
@@ -94,19 +92,8 @@ def _put(model: Outline[Any], directory: Path, report: Report, *, link: bool) ->
         if link:
             (directory / file.name).symlink_to(file.resolve())
         else:
-            copy(file, directory / file.name)
+            copy_file(file, directory / file.name)
     report(step, len(files), len(files))
-
-
-def copy(source: Path, destination: Path) -> None:
-    """Copy in the kernel, where the file system can by sharing blocks."""
-    with source.open("rb") as read, destination.open("wb") as written:
-        left = source.stat().st_size
-        with suppress(OSError, AttributeError):  # file systems, or a system, that cannot
-            while left and (count := os.copy_file_range(read.fileno(), written.fileno(), left)):
-                left -= count
-    if left:
-        shutil.copyfile(source, destination)
 
 
 def drafter_name(config: BuildConfig) -> str:

@@ -4,12 +4,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from dflash_trt.engines.info import ENGINE_FILE
 from dflash_trt.errors import EngineError
+from dflash_trt.files import EXACT, MAX_YAML, Size, compose_yaml, parse_yaml, read_as, read_text
 
 KIND = "tensorrt_llm"
 ARGS_FILE = "llm_args.yaml"
@@ -19,14 +20,16 @@ ARGS_FILE = "llm_args.yaml"
 class BundleInfo:
     """The machine is what the bundle was made for; it may run on another."""
 
+    __pydantic_config__: ClassVar = EXACT
+
     kind: str
     version: str  # of TensorRT-LLM
     machine: str
     gpu: str
     sm: int  # compute capability of the GPUs: 90, 100, 103
     memory_bytes: int  # of each GPU
-    gpus: int  # of each node, that one instance takes
-    nodes: int
+    gpus: Size  # of each node, that one instance takes
+    nodes: Size
     target: Mapping[str, str]  # on the Hub: id and revision; empty where it lies in the bundle
     environment: dict[str, str]
     chosen: list[dict[str, Any]]  # of each argument that a rule chose: rule, value, why, source
@@ -43,8 +46,8 @@ def read_info(engine: Path) -> BundleInfo:
     """EngineError when it is missing or damaged."""
     path = engine / ENGINE_FILE
     try:
-        return BundleInfo(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        return read_as(path, BundleInfo)
+    except (OSError, ValueError) as error:
         raise EngineError(
             f"{path} is not an engine description ({error})", "Run `dflash-trt build` again"
         ) from error
@@ -54,7 +57,7 @@ def read_llm_args(engine: Path) -> dict[str, Any]:
     """The arguments of `tensorrt_llm.LLM`, with whole paths to the checkpoints in the bundle."""
     path = engine / ARGS_FILE
     try:
-        args: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        args: dict[str, Any] = parse_yaml(compose_yaml(read_text(path, MAX_YAML)))
         drafter = args["speculative_config"]
         if "revision" not in args:
             args["model"] = str(engine.resolve() / args["model"])

@@ -1,0 +1,121 @@
+"""Small files that somebody else wrote: regular ones are read, up to a size, and parsed safely.
+
+Whatever is wrong with a file is an OSError, with its content a ValueError.
+"""
+
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+MAX_JSON = 32 << 20  # bytes; the longest index of a published model has about 24 MB
+MAX_YAML = 1 << 18  # the parser takes about 10 s for a megabyte
+MAX_DEPTH = 100  # lists and objects in each other: each level takes stack wherever it is walked
+MAX_NODES = 100_000  # of a YAML file with each alias in full, which may stand for very many
+
+EXACT = ConfigDict(strict=True, extra="forbid")  # of `read_as`: no "1" for 1, no unknown field
+Size = Annotated[int, Field(ge=1, lt=1 << 48)]
+Kind = TypeVar("Kind")
+_adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)  # making one takes 40 ms
+
+
+def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
+    """OSError when it is no regular file, or has more than `most` bytes."""
+    # a pipe would be waited for, and a device may never end
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 10} KiB", str(file))
+    return data
+
+
+def read_text(file: Path, most: int = MAX_JSON) -> str:
+    """UTF-8 text; UnicodeDecodeError is a ValueError."""
+    return read_bytes(file, most).decode("utf-8")
+
+
+def read_json(file: Path, **options: Any) -> Any:
+    return parse_json(read_bytes(file), **options)
+
+
+def parse_json(text: bytes | str, **options: Any) -> Any:
+    """What `json.loads` gives; ValueError for everything wrong, deep nesting too."""
+    try:
+        value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = chain.from_iterable(x.values() if isinstance(x, dict) else x for x in level)
+        level = [each for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return value
+    raise ValueError("it is nested too deeply")
+
+
+def read_as(file: Path, kind: type[Kind]) -> Kind:
+    """A JSON file as the dataclass or type that it must be; ValueError says what does not fit."""
+    try:
+        found: Kind = _adapter(kind).validate_json(read_bytes(file))
+        return found
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+def compose_yaml(text: str) -> yaml.Node | None:
+    """The nodes of a YAML document, few enough to be walked; ValueError or yaml.YAMLError."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    count, level = 0, [root]
+    for _ in range(MAX_DEPTH):
+        level = list(chain.from_iterable(_inner(node) for node in level))
+        count += len(level)
+        if not level:
+            return root
+        if count > MAX_NODES:
+            raise ValueError(f"it has more than {MAX_NODES} values")
+    raise ValueError("it is nested too deeply")
+
+
+def parse_yaml(root: yaml.Node | None) -> Any:
+    """What the nodes stand for; ValueError or yaml.YAMLError."""
+    try:
+        return yaml.SafeLoader("").construct_document(root) if root else None
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # of values such as `!!bool x`, the library raises what it likes
+        raise ValueError(f"a value in it cannot be read ({error})") from None
+
+
+def copy_file(source: Path, destination: Path) -> None:
+    """Copy in the kernel, where the file system can by sharing blocks; as private as it was."""
+    with source.open("rb") as read, destination.open("wb") as written:
+        left = os.fstat(read.fileno()).st_size
+        with suppress(OSError, AttributeError):  # file systems, or a system, that cannot
+            while left and (count := os.copy_file_range(read.fileno(), written.fileno(), left)):
+                left -= count
+        shutil.copyfileobj(read, written)  # what is left
+        mode = os.fstat(read.fileno()).st_mode | stat.S_IRUSR | stat.S_IWUSR
+        os.fchmod(written.fileno(), os.fstat(written.fileno()).st_mode & mode & 0o777)
+
+
+def _inner(node: yaml.Node | None) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [each for pair in node.value for each in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
