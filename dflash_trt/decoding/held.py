@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflash_trt.decoding.messages import DROPPED, Float32, VerifyInput, moves_of
+from dflash_trt.decoding.messages import DROPPED, FORGOTTEN, Float32, VerifyInput, moves_of
 from dflash_trt.engines.info import HELD
 
 STEP = 16  # features are handed over in multiples of it, so that few steps are bound
@@ -51,8 +51,9 @@ class Held:
         for each in [*self._runs]:
             self._end(each)
         for source, destination, _ in moves_of(moves):
-            self._parts[destination] = self._parts.pop(source, [])
-            self._ends[destination] = self._ends.pop(source, 0)
+            parts, end = self._parts.pop(source, []), self._ends.pop(source, 0)
+            if destination != FORGOTTEN:
+                self._parts[destination], self._ends[destination] = parts, end
         if wanted == DROPPED:
             for row in range(first_row, first_row + len(places)):
                 self._parts.pop(row, None)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 NO_HISTORY = NO_DRAFT = -1
 DROPPED = -1  # of drafts wanted: none, nor are these tokens' features to be kept for later ones
+FORGOTTEN = -1  # where a row moves whose sequence has ended
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -28,7 +29,7 @@ class VerifyInput(NamedTuple):
     """
 
     # [3 + 3m]: first cache row, drafts wanted (or DROPPED), candidates of each, and sequences that
-    # move before anything else is done: from which row, to which, and their tokens there
+    # move before anything else is done: from which row, to which (or FORGOTTEN), and their tokens
     batch: Int64
     rows: Int64  # [n, 4]: length 1..S, forced 1..length, position of the first token, budget
     tokens: Int64  # [n, S]

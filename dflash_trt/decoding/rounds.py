@@ -15,6 +15,7 @@ from dflash_trt.decoding.coupling import NO_TOKEN
 from dflash_trt.decoding.held import Held
 from dflash_trt.decoding.logprobs import committed_logprobs, no_logprobs
 from dflash_trt.decoding.messages import (
+    FORGOTTEN,
     NO_DRAFT,
     DraftInput,
     DraftOutput,
@@ -193,7 +194,7 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
 
 def needs_drafter(x: VerifyInput) -> bool:
     """Whether drafts are wanted, or cache rows move, the drafter's with the target's."""
-    return bool(x.batch[1] > 0 or len(x.batch) > 3)
+    return bool(x.batch[1] > 0 or (x.batch[4::3] != FORGOTTEN).any())
 
 
 def rounds_with(target: Engine, propose: Propose, held: Held | None = None) -> RunRound:
@@ -273,4 +274,5 @@ def _visible(engine: Engine, length: int) -> int:
 
 def _move_rows(engine: Engine, moves: list[int]) -> None:
     for source, destination, tokens in moves_of(moves):
-        engine.move_row(source, destination, tokens)
+        if destination != FORGOTTEN:
+            engine.move_row(source, destination, tokens)

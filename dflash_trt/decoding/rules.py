@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from dflash_trt.decoding.sampling import Float32, Int64, Sampling, weights
 
@@ -72,12 +73,13 @@ def encode(rules: Rules) -> bytes:
     return b"" if rules.greedy else json.dumps(asdict(rules)).encode()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)  # of a request's longest words each is 1 MB
 def decode(encoded: bytes) -> Rules:
-    """The inverse of `encode`; cached, since a request's rules stay the same round after round."""
-    if not encoded:
-        return Rules(Sampling(), 0, ())
-    fields = json.loads(encoded)
-    sampling = fields.pop("sampling")
-    sampling["bad_words"] = tuple(map(tuple, sampling["bad_words"]))
-    return Rules(Sampling(**sampling), fields["prompt_tokens"], tuple(fields["stop_ids"]))
+    """The inverse of `encode`; cached, since a request's rules stay the same round after round.
+
+    ValueError or RequestError for what `encode` never gives.
+    """
+    return _RULES.validate_json(encoded, strict=True) if encoded else Rules(Sampling(), 0, ())
+
+
+_RULES = TypeAdapter(Rules)

@@ -9,6 +9,7 @@ import numpy as np
 from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.messages import (
     DROPPED,
+    FORGOTTEN,
     NO_DRAFT,
     NO_HISTORY,
     RoundOutput,
@@ -71,6 +72,7 @@ class Scheduler:
         self._decoding: list[Sequence] = []
         self._prefilling: Sequence | None = None
         self._moves: list[tuple[int, int, Sequence]] = []  # from, to, which: see `VerifyInput`
+        self._used = 0  # rows, in the last step
         self._prefilled_last = False
         self._wanted = 0  # drafts, in the last step
         self._unwanted = 0  # see `_undrafted`; as of the last choice
@@ -243,7 +245,9 @@ class Scheduler:
         batch = [self._first_row + row, self._wanted, candidates]
         for source, destination, moved in self._moves:
             batch += [self._first_row + source, self._first_row + destination, moved.position]
-        self._moves = []
+        for left in range(self.active, self._used):
+            batch += [self._first_row + left, FORGOTTEN, 0]
+        self._moves, self._used = [], self.active
         x = VerifyInput(
             batch=np.array(batch),
             rows=np.array(rows),

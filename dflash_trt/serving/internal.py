@@ -1,5 +1,6 @@
 """What the processes of one server share and no client has: keys, a directory for a socket."""
 
+import hashlib
 import hmac
 import os
 import secrets
@@ -9,6 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dflash_trt.decoding.messages import Int64
 from dflash_trt.errors import ServerError
 
 KEY = "DFLASH_TRT_INTERNAL_KEY"  # the front shows it to `verify` and `draft`: 32 hex digits
@@ -56,9 +60,19 @@ def given(name: str) -> str:
     return value
 
 
-def is_key(name: str, shown: bytes) -> bool:
-    """Whether this is the key of that variable; the answer takes as long for any other."""
-    return hmac.compare_digest(shown, given(name).encode())
+def with_key(batch: Int64) -> Int64:
+    """The tensor `batch` as the internal models take it: the key's 128 bits come first."""
+    return np.concatenate((np.frombuffer(_digest(), np.int64), batch))
+
+
+def without_key(batch: Int64) -> Int64 | None:
+    """The inverse; None without the right key, which takes as long to see for any other."""
+    shown = np.ascontiguousarray(batch[:2]).tobytes()
+    return batch[2:] if hmac.compare_digest(shown, _digest()) else None
+
+
+def _digest() -> bytes:
+    return hashlib.blake2b(given(KEY).encode(), digest_size=16).digest()
 
 
 def client_parameters(client: str, gateway_key: str) -> dict[str, str]:
@@ -69,5 +83,6 @@ def client_parameters(client: str, gateway_key: str) -> dict[str, str]:
 def client_of(parameters: Mapping[str, Any]) -> str:
     """Who asks, by the gateway's word; "" for all who come without one."""
     shown = str(parameters.get("client_key", "")).encode()
-    trusted = os.environ.get(GATEWAY_KEY) and is_key(GATEWAY_KEY, shown)
+    key = os.environ.get(GATEWAY_KEY, "").encode()
+    trusted = key and hmac.compare_digest(shown, key)
     return str(parameters.get("client", "")) if trusted else ""

@@ -1,4 +1,7 @@
-"""What the Triton models `verify` and `draft` share: an engine, and one step of it per request."""
+"""What the Triton models `verify` and `draft` share: an engine, and one step of it per request.
+
+Whoever may infer can call them, too: they serve the front alone, which shows them the server's key.
+"""
 
 import json
 import os
@@ -9,21 +12,27 @@ from typing import Any, ClassVar
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.errors import RankError
-from dflash_trt.serving.internal import hide_shared_memory
+from dflash_trt.engines.info import EngineInfo
+from dflash_trt.errors import RankError, RequestError
+from dflash_trt.serving.internal import KEY, given, hide_shared_memory, without_key
 from dflash_trt.serving.tensors import from_request, to_tensors
 
 LAST_WORDS = 0.2  # seconds in which the answer leaves the process
 
 
 class EngineStep:
-    """A `TritonPythonModel` over `step(engine, input) -> output`, named tuples of arrays."""
+    """A `TritonPythonModel` over `step(engine, input) -> output`, named tuples of arrays.
+
+    check: raises RequestError for an input that the engine cannot step.
+    """
 
     load: ClassVar[Callable[[Path], Any]]
+    check: ClassVar[Callable[[EngineInfo, Any], None]]
     step: ClassVar[Callable[[Any, Any], Any]]
     input_type: ClassVar[type[Any]]
 
     def initialize(self, args: dict[str, str]) -> None:
+        given(KEY)  # or say now that there is none
         hide_shared_memory()
         parameters = json.loads(args["model_config"])["parameters"]
         engine = Path(args["model_repository"]) / parameters["engine"]["string_value"]
@@ -33,8 +42,16 @@ class EngineStep:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
+        cls = type(self)
+        batch = without_key(pb.get_input_tensor_by_name(request, "batch").as_numpy())
+        if batch is None:
+            return _invalid("This model is internal. Send requests to the model dflash.")
         try:
-            output = type(self).step(self.engine, from_request(self.input_type, request))
+            x = from_request(cls.input_type, request)._replace(batch=batch)
+            cls.check(self.engine.info, x)
+            output = cls.step(self.engine, x)
+        except RequestError as error:
+            return _invalid(str(error))
         except Exception as error:
             # Triton would send an exception's traceback, with server paths, to the client
             name = request.requested_output_names()
@@ -43,3 +60,7 @@ class EngineStep:
                 threading.Timer(LAST_WORDS, os._exit, [1]).start()
             return pb.InferenceResponse(error=pb.TritonError("The engine step failed."))
         return pb.InferenceResponse(to_tensors(output._asdict()))
+
+
+def _invalid(message: str) -> Any:
+    return pb.InferenceResponse(error=pb.TritonError(message, pb.TritonError.INVALID_ARG))

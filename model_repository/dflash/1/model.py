@@ -13,7 +13,7 @@ from dflash_trt.serving import llm
 from dflash_trt.serving.chat import load_chat_template
 from dflash_trt.serving.front import Front
 from dflash_trt.serving.groups import EngineGoneError, Groups
-from dflash_trt.serving.internal import hide_shared_memory
+from dflash_trt.serving.internal import hide_shared_memory, with_key
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
@@ -71,7 +71,7 @@ def call_ensemble(verify_input):
     request = pb.InferenceRequest(
         model_name="draft_verify" if drafting else "verify",
         requested_output_names=list(output._fields),
-        inputs=to_tensors(verify_input._asdict()),
+        inputs=to_tensors({**verify_input._asdict(), "batch": with_key(verify_input.batch)}),
     )
     try:
         response = request.exec()

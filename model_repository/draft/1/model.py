@@ -1,5 +1,6 @@
 """The drafter's step of a round, as a Triton model. The work is in dflash_trt.decoding.rounds."""
 
+from dflash_trt.decoding.input_checks import check_draft_input
 from dflash_trt.decoding.messages import DraftInput
 from dflash_trt.decoding.rounds import draft
 from dflash_trt.engines.load import load_engine
@@ -7,4 +8,5 @@ from dflash_trt.serving.step import EngineStep
 
 
 class TritonPythonModel(EngineStep):
-    load, step, input_type = load_engine, staticmethod(draft), DraftInput
+    load, input_type = load_engine, DraftInput
+    check, step = staticmethod(check_draft_input), staticmethod(draft)

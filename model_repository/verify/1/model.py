@@ -3,6 +3,7 @@
 from functools import partial
 
 from dflash_trt.decoding.held import Held
+from dflash_trt.decoding.input_checks import check_verify_input
 from dflash_trt.decoding.messages import VerifyInput
 from dflash_trt.decoding.rounds import verify
 from dflash_trt.engines.load import load_engine
@@ -11,4 +12,5 @@ from dflash_trt.serving.step import EngineStep
 
 class TritonPythonModel(EngineStep):
     load, input_type = load_engine, VerifyInput
+    check = staticmethod(check_verify_input)
     step = staticmethod(partial(verify, held=Held()))
