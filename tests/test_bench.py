@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.bench import engine as bench_engine
+from dflash_trt.bench import run as bench_run
 from dflash_trt.bench.compare import compare
 from dflash_trt.bench.engine import Plan, measure_engine, tokens_of
 from dflash_trt.bench.engine_report import engine_page
@@ -108,6 +109,8 @@ def test_the_report_holds_the_runs_figures(measured: Path) -> None:
         (["--batch", "99"], "--batch 99 is more than the engines'"),
         (["--draft-tokens", "8"], "--draft-tokens 8 is not 1 to 7"),
         (["--draft-tokens", "many"], "'many' is no number"),
+        (["--batch", "0"], "--batch 0: 0 is too small"),
+        (["--temperature", "nan"], "nan is too small"),
         (["--context", "4000"], "a prompt of 4000 tokens"),
         (["--methods", "draft-model"], "needs a model"),
         (["--prompts", "synthetic:x"], "not synthetic:1 to"),
@@ -123,6 +126,36 @@ def test_bad_options_are_named(
 ) -> None:
     assert run_cli(monkeypatch, "bench", "engine", built, *arguments) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--users", "0"], "there is no load"),
+        (["--users", "0", "--rates", "0"], "--rates 0: 0 is too small"),
+    ],
+)
+def test_a_load_of_nothing_is_refused(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_cli(monkeypatch, "bench", "serve", "127.0.0.1:1", *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_an_interrupted_run_says_so(
+    built: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It shows what it has, and exits as what Ctrl-C ends does."""
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_run, "measure_with_threads", interrupted)
+    assert run_cli(monkeypatch, "bench", "engine", built) == 130
+    assert "Interrupted" in capsys.readouterr().out
 
 
 def pycode_lines() -> list[str]:

@@ -22,7 +22,7 @@ from live import serving
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving import supervisor
-from dflash_trt.serving.client import stream
+from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.process import Server
 from dflash_trt.serving.reaper import (
     SHARED_MEMORY,
@@ -373,9 +373,9 @@ def test_requests_that_take_too_long_are_told_so(built: Path) -> None:
     url = f"127.0.0.1:{ports.grpc}"
     options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
     with serving(built, ports, "--drain-seconds=0.5") as (process, _):
-        streams = [stream(url, "a", retries=0, **options) for _ in range(30)]
-        next(streams[0])
-        with ThreadPoolExecutor(30) as pool:
+        with Client(url, retries=0) as client, ThreadPoolExecutor(30) as pool:
+            streams = [client.stream("a", **options) for _ in range(30)]
+            next(streams[0])
             rest = [pool.submit(list, each) for each in streams]
             time.sleep(0.2)
             process.send_signal(signal.SIGTERM)
