@@ -296,12 +296,18 @@ def verify(
             f"Run `dflash-trt doctor {directory}` on its machine: it decodes and compares what is "
             "accepted",
         )
-    serving = manifest["config"]["serving"]
+    longest = manifest["config"]["serving"]["max_seq_len"]
+    if max_tokens >= longest:
+        raise RequestError(
+            f"--max-tokens is {max_tokens}, but this build's max_seq_len is {longest}, with the "
+            "prompt",
+            f"Give at most {longest - 1}, or build with a larger serving.max_seq_len",
+        )
     asked = read_prompts(
         prompts,
         load_encoding(directory / "tokenizer"),
         vocab_size=manifest["target"]["vocab_size"],
-        longest=serving["max_seq_len"] - max_tokens,
+        longest=longest - max_tokens,
     )
     with reporting() as report:
         found = check(
@@ -318,14 +324,16 @@ def verify(
         _print_json(**summary)
     else:
         print(
-            f"{found.identical}/{found.total} identical, tau {found.tau:.2f}, speedup "
-            f"{found.speedup:.2f}x ({found.dflash_tokens_per_s:.0f} tokens/s, target alone "
+            f"{found.identical}/{found.total} identical, one and {found.together} at a time; one "
+            f"at a time: tau {found.tau:.2f}, speedup {found.speedup:.2f}x "
+            f"({found.dflash_tokens_per_s:.0f} tokens/s, target alone "
             f"{found.plain_tokens_per_s:.0f})"
         )
     if (first := found.first_mismatch) is not None:
         print(
-            f"error: prompt {first.prompt} differs first at token {first.position}: the target "
-            f"alone gives id {first.expected}, DFlash gave {first.got}.",
+            f"error: prompt {first.prompt}{', decoded with others,' if first.together else ''} "
+            f"differs first at token {first.position}: the target alone gives id "
+            f"{first.expected}, DFlash gave {first.got}.",
             file=sys.stderr,
         )
         raise typer.Exit(1)

@@ -244,18 +244,25 @@ def test_verify_compares_dflash_with_the_target_alone(run: Any, home: Path, tmp_
     found = json.loads(result.out)
     assert (found["identical"], found["total"], found["first_mismatch"]) == (2, 2, None)
     assert 1 <= found["tau"] <= 8
-    for name in ("speedup", "dflash_tokens_per_s", "plain_tokens_per_s"):
-        assert found[name] > 0
+    assert found["together"] == 4
+    assert found["plain_tokens_per_s"] > 0
+    assert found["speedup"] == pytest.approx(
+        found["dflash_tokens_per_s"] / found["plain_tokens_per_s"]
+    )
     lines = [json.loads(line)["ids"] for line in outputs.read_text().splitlines()]
     assert [len(ids) for ids in lines] == [12, 12]
-    assert "2/2 identical" in run(*arguments).out
+    assert "2/2 identical, one and 4 at a time" in run(*arguments).out
+    long = run(*arguments[:-1], 5000)
+    assert_error(
+        long, 1, "--max-tokens is 5000, but this build's max_seq_len is 512", "at most 511"
+    )
 
 
 def test_verify_exits_1_and_shows_the_first_mismatch(
     run: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mismatch = check_module.Mismatch(prompt=1, position=4, expected=7, got=9)
-    report = check_module.Report(1, 2, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch, 9)
+    mismatch = check_module.Mismatch(prompt=1, position=4, expected=7, got=9, together=True)
+    report = check_module.Report(1, 2, 4, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch, 9)
     monkeypatch.setattr(check_module, "check", lambda *_: report)
     arguments = ("verify", home / "built", "--prompts", home / "prompts.jsonl", "--max-tokens", 5)
     result = run(*arguments, "--json")
@@ -265,8 +272,9 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
         "position": 4,
         "expected": 7,
         "got": 9,
+        "together": True,
     }
-    assert "prompt 1 differs first at token 4" in result.err
+    assert "prompt 1, decoded with others, differs first at token 4" in result.err
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.kept_costs import costs_of
@@ -17,7 +17,7 @@ from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.step import Engine
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import EngineError, RequestError
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,22 @@ class Mismatch:
     position: int
     expected: int
     got: int
+    together: bool  # it was decoded with others, and by itself without a difference
 
 
 @dataclass(frozen=True)
 class Report:
-    """Greedy decoding of all prompts, both ways.
+    """Greedy decoding of all prompts: with DFlash one at a time, then together, and by the target
+    alone, one at a time.
 
-    tau is over all rounds; speedup is the median over prompts of plain time / DFlash time; kept is
-    the share of rounds that committed draft token 1, 2, .. (tau = 1 + sum(kept)).
+    identical: prompts whose text is the target's both times. All else is of one at a time: tau is
+    over all rounds; kept is the share of rounds that committed draft token 1, 2, ..
+    (tau = 1 + sum(kept)); speedup is dflash_tokens_per_s / plain_tokens_per_s.
     """
 
     identical: int
     total: int
+    together: int  # sequences at a time
     tau: float
     kept: list[float]
     speedup: float
@@ -57,7 +61,8 @@ def check(
     speculation: Speculation,
     progress: Callable[[int], None],
 ) -> Report:
-    """Decode each prompt with DFlash and with the target alone; stop tokens are ignored.
+    """Decode each prompt with DFlash and with the target alone, then all of them with DFlash in all
+    of the engine's slots; stop tokens are ignored.
 
     `engines` holds `target/` and `drafter/`.
     `progress` is called with the number of prompts done.
@@ -68,8 +73,9 @@ def check(
     rounds, costs = in_process(target, drafter), None
     if speculation.policy == "adaptive":
         costs = costs_of(engines, "in_process", rounds)
-    dflash = _scheduler(target, rounds, *strategy(speculation, target.info, costs))
-    plain = _scheduler(target, in_process(target, None), Fixed(0))
+    slots = target.info.slots
+    dflash = _scheduler(target, slots, rounds, *strategy(speculation, target.info, costs))
+    plain = _scheduler(target, 1, in_process(target, None), Fixed(0))
     requests = [Request(prompt, max_tokens) for prompt in prompts]
     for warm_up in (dflash, plain):
         _decode(warm_up, Request(requests[0].prompt, min(max_tokens, 16)))
@@ -79,35 +85,54 @@ def check(
         # one after the other on each prompt, so that noise of the machine meets both
         fast, fast_seconds = _decode(dflash, request)
         slow, slow_seconds = _decode(plain, request)
+        if slow.finish_reason == "error":
+            raise EngineError(
+                f"the target's logits for prompt {done} are not finite numbers",
+                "Check the weights of its checkpoint, then build again",
+            )
         pairs.append((fast, slow))
         times.append((fast_seconds, slow_seconds))
         progress(done + 1)
+    mismatches = [_mismatch(i, fast, slow, together=False) for i, (fast, slow) in enumerate(pairs)]
+    # as often as it takes to fill all slots
+    again = islice(cycle(enumerate(requests)), max(slots, len(requests)) if slots > 1 else 0)
+    together = [(i, dflash.submit(request)) for i, request in again]
+    while dflash.busy:
+        dflash.step()
+    for i, sequence in together:
+        mismatches[i] = mismatches[i] or _mismatch(i, sequence, pairs[i][1], together=True)
     tokens = sum(len(fast.tokens) for fast, _ in pairs)
+    fast_total, slow_total = (sum(seconds) for seconds in zip(*times, strict=True))
     committed = [count for fast, _ in pairs for count in fast.committed_per_round]
     rounds_run = len(committed)
     return Report(
-        identical=sum(fast.tokens == slow.tokens for fast, slow in pairs),
+        identical=mismatches.count(None),
         total=len(pairs),
+        together=slots,
         tau=(tokens - len(pairs)) / rounds_run if rounds_run else 0.0,
         kept=[
             sum(count > i for count in committed) / max(rounds_run, 1)
             for i in range(1, max([drafter.info.block_size, *committed]))
         ],
-        speedup=median(slow / fast for fast, slow in times),
-        dflash_tokens_per_s=tokens / sum(fast for fast, _ in times),
-        plain_tokens_per_s=tokens / sum(slow for _, slow in times),
+        speedup=slow_total / fast_total,
+        dflash_tokens_per_s=tokens / fast_total,
+        plain_tokens_per_s=tokens / slow_total,
         outputs=[fast.tokens for fast, _ in pairs],
-        first_mismatch=_first_mismatch(pairs),
+        first_mismatch=next(filter(None, mismatches), None),
         rounds=rounds_run,
     )
 
 
 def _scheduler(
-    target: Engine, rounds: RunRound, policy: Policy, proposer: Proposer | None = None
+    target: Engine,
+    slots: int,
+    rounds: RunRound,
+    policy: Policy,
+    proposer: Proposer | None = None,
 ) -> Scheduler:
     return Scheduler(
         rounds,
-        slots=1,
+        slots=slots,
         max_seq_len=target.info.max_seq_len,
         prefill_chunk=target.info.widest,
         policy=policy,
@@ -123,9 +148,10 @@ def _decode(scheduler: Scheduler, request: Request) -> tuple[Decoded, float]:
     return sequence, time.perf_counter() - start
 
 
-def _first_mismatch(pairs: Sequence[tuple[Decoded, Decoded]]) -> Mismatch | None:
-    for prompt, (fast, slow) in enumerate(pairs):
-        for position, (got, expected) in enumerate(zip(fast.tokens, slow.tokens, strict=True)):
-            if got != expected:
-                return Mismatch(prompt, position, expected, got)
+def _mismatch(prompt: int, found: Decoded, alone: Decoded, *, together: bool) -> Mismatch | None:
+    """A sequence that failed has fewer tokens; -1 stands for what it lacks."""
+    for position, expected in enumerate(alone.tokens):
+        got = found.tokens[position] if position < len(found.tokens) else -1
+        if got != expected:
+            return Mismatch(prompt, position, expected, got, together)
     return None
