@@ -13,6 +13,7 @@ from rich.console import Console
 from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.engines.tensorrt_llm.host import check_host
 from dflash_trt.errors import ServerError
+from dflash_trt.manifest import Depth, check_build
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.process import Server, find_repository
 from dflash_trt.serving.security import Security, reach
@@ -26,10 +27,11 @@ def serve(
     metrics_port: int,
     security: Security | None = None,
     openai_port: int | None = None,
+    check: Depth | None = None,
 ) -> int:
     """Serves a built directory until SIGINT or SIGTERM; returns the exit code 0.
 
-    openai_port: where the OpenAI front answers; None: nowhere.
+    openai_port: where the OpenAI front answers; None: nowhere. check: see `check_build`.
     Raises `ServerError` when a port is taken, a model does not load at first, or the server dies
     again and again. A second signal ends it without waiting for running requests.
     """
@@ -41,6 +43,7 @@ def serve(
     bundle = find_repository(directory).parent / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
+    check_build(find_repository(directory).parent, check)
     server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)
     front = ExitStack()
     if openai_port is not None:  # before Triton, to say at once what is wrong with it
