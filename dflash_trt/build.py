@@ -19,14 +19,8 @@ from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import BuildError
 from dflash_trt.jobs import onnxruntime, tensorrt_llm
 from dflash_trt.jobs.job import Job
-from dflash_trt.manifest import (
-    MANIFEST,
-    Manifest,
-    inputs_manifest,
-    matching_manifest,
-    read_manifest,
-    write_manifest,
-)
+from dflash_trt.manifest import MANIFEST, Manifest, read_manifest
+from dflash_trt.provenance import inputs_manifest, matching_manifest, write_manifest
 
 if TYPE_CHECKING:
     from dflash_trt.engines.accuracy import Accuracy
@@ -65,12 +59,12 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             inputs = _beside(lambda: inputs_manifest(job, report))
             manifest = None
             if (output / MANIFEST).is_file():
-                manifest = matching_manifest(output, inputs.result())
+                manifest = matching_manifest(output, inputs.result(), report)
             built, accuracy = manifest is None, None
             if manifest is None:
                 written = job.write(scratch)
                 accuracy = written.accuracy
-                manifest = write_manifest(scratch, inputs.result(), written.digests, report)
+                manifest = write_manifest(scratch, inputs.result(), written.digests, job, report)
                 publish(scratch, output)
     except OSError as error:
         raise BuildError(

@@ -7,7 +7,7 @@ import sys
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,13 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Check = Annotated[
+    Literal["none", "quick", "full"] | None,
+    typer.Option(
+        help="How files are held against the manifest: quick leaves those from 256 MiB on at their "
+        "size. Default: full up to 16 GiB."
+    ),
+]
 Port = typer.Option(min=1, max=65535)
 
 
@@ -49,19 +56,22 @@ def build(
     for warning in result.warnings:
         print(f"{warning.result}: {warning}", file=sys.stderr)
     files = result.manifest["files"]
-    size = sum(entry["size"] for entry in files.values())
+    linked = sum(entry["size"] for entry in files.values() if "mtime_ns" in entry)
+    size = sum(entry["size"] for entry in files.values()) - linked
     if json_:
         _print_json(
             directory=str(result.directory),
             built=result.built,
             files=len(files),
             bytes=size,
+            linked_bytes=linked,
             seconds=round(result.seconds, 3),
             warnings=[str(warning) for warning in result.warnings],
         )
     elif result.built:
         print(
             f"built {directory} in {result.seconds:.1f} s: {len(files)} files, {size / 1e6:.1f} MB"
+            + f", and {linked / 1e6:.1f} MB of the checkpoints by link" * bool(linked)
         )
         if (cost := result.accuracy) is not None:
             print(
@@ -74,6 +84,29 @@ def build(
         print(f"serve it: dflash-trt serve {directory}")
     else:
         print(f"{directory} is already built from these inputs; nothing to do")
+
+
+@app.command()
+def check(
+    directory: Annotated[Path, typer.Argument(help="Directory that `build` wrote.")],
+    json_: Json = False,
+) -> None:
+    """Hold every file of a build against its manifest; exit 1 if one is another."""
+    from dflash_trt.manifest import differences, read_manifest
+    from dflash_trt.progress import reporting
+    from dflash_trt.report import show_differences
+
+    manifest = read_manifest(directory)
+    with reporting() as report:
+        found = differences(directory, manifest, "full", report)
+    files = manifest["files"]
+    if json_:
+        _print_json(directory=str(directory), intact=not found, files=len(files), **asdict(found))
+    elif not found:
+        print(f"{directory}: {len(files)} files as they were built")
+    else:
+        show_differences(asdict(found))
+    raise typer.Exit(1 if found else 0)
 
 
 @app.command()
@@ -216,6 +249,7 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long running requests may go on at SIGTERM.")
     ] = 20.0,
+    check: Check = None,
 ) -> None:
     """Run Triton on a built directory until it is told to stop; restart what dies."""
     from dflash_trt.serving.security import read_security
@@ -231,7 +265,7 @@ def serve(
         old_server_exposed=insecure_old_server,
     )
     raise typer.Exit(
-        run(repo, http_port, grpc_port, metrics_port, security, openai_port, drain_seconds)
+        run(repo, http_port, grpc_port, metrics_port, security, openai_port, drain_seconds, check)
     )
 
 
@@ -279,12 +313,12 @@ def verify(
     prompts: Annotated[Path, typer.Option(help='JSON lines with "text", "messages" or "ids".')],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode; EOS is ignored.")],
     outputs: Annotated[Path | None, typer.Option(help="Write token ids as JSON lines.")] = None,
+    check: Check = None,
     json_: Json = False,
 ) -> None:
     """Compare greedy DFlash decoding with the target alone; exit 1 on any difference."""
-    from dflash_trt.config.build import Speculation
-    from dflash_trt.decoding.check import check
-    from dflash_trt.manifest import read_manifest
+    from dflash_trt.decoding.check import check as run
+    from dflash_trt.manifest import check_build, read_manifest, speculation_of
     from dflash_trt.progress import reporting
     from dflash_trt.prompts import read_prompts
     from dflash_trt.serving.chat import load_encoding
@@ -296,6 +330,7 @@ def verify(
             f"Run `dflash-trt doctor {directory}` on its machine: it decodes and compares what is "
             "accepted",
         )
+    check_build(directory, check)
     longest = manifest["config"]["serving"]["max_seq_len"]
     if max_tokens >= longest:
         raise RequestError(
@@ -310,11 +345,11 @@ def verify(
         longest=longest - max_tokens,
     )
     with reporting() as report:
-        found = check(
+        found = run(
             directory / "engines",
             asked,
             max_tokens,
-            Speculation.model_validate(manifest["config"]["speculation"]),
+            speculation_of(manifest),
             lambda done: report("prompts", done, len(asked)),
         )
     if outputs is not None:
@@ -349,6 +384,7 @@ def doctor(
             help="Whether to load the model and decode. Default: if all else is well.",
         ),
     ] = None,
+    check: Check = None,
     json_: Json = False,
 ) -> None:
     """Check that this machine can run a build; exit 1 if it cannot."""
@@ -356,7 +392,7 @@ def doctor(
     from dflash_trt.report import show_checks
 
     found = []
-    for finding in examine(directory, generate):
+    for finding in examine(directory, generate, check):
         found.append(asdict(finding))
         if not json_:
             show_checks(found[-1:])

@@ -1,68 +1,92 @@
-"""`manifest.json`: what a build was made from and every file it holds, each with its digest."""
+"""`manifest.json` of a build: reads it, and holds every file against it."""
 
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import dflash_trt
-from dflash_trt.checkpoints.source import Report
-from dflash_trt.digests import Entry, entry, sha256
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.digests import LARGE, Entry, entry
 from dflash_trt.engines.info import COSTS_FILE, stamp
 from dflash_trt.errors import BuildError
-from dflash_trt.jobs.job import Job
-from dflash_trt.serving.repository import templates
+from dflash_trt.files import Size, read_as, read_json
 
 MANIFEST = "manifest.json"
+FULL = 16 << 30  # bytes of a build whose files are all digested unless asked otherwise
 
 Manifest = dict[str, Any]
+Depth = Literal["none", "quick", "full"]
+"""none: nothing is checked; quick: every size, and digests of files below 256 MiB; full: all."""
 
 
-def inputs_manifest(job: Job, report: Report) -> Manifest:
-    """Everything that decides a build's bytes; no path and no time, so that it repeats."""
-    config, models = job.config, {"target": job.target, "drafter": job.drafter}
-    inputs = {
-        role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
-        for role, model in models.items()
-    }
-    manifest = {
-        "dflash_trt": {"version": dflash_trt.__version__, "sha256": _own_digest()},
-        "name": config.name,
-        "config": config.model_dump(mode="json", exclude={"name", "target", "drafter"}),
-        **{role: model.known for role, model in models.items()},
-        "inputs": inputs,
-        "hub": {
-            role: {"id": getattr(config, role).hub, "commit": model.at.commit}
-            for role, model in models.items()
-            if model.at.commit
-        },
-    }
-    return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
+class _Open(BaseModel):
+    """What is read of a manifest; another version may write more."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
 
 
-def write_manifest(
-    directory: Path, inputs: Manifest, known: Mapping[Path, Entry], report: Report
-) -> Manifest:
-    """Write `manifest.json` over all files below `directory`; it must be the last file.
+class _Engine(_Open):
+    kind: str
 
-    known: the files whose digests were made as they were written. A link into an original
-    checkpoint has no digest here: that file is one of the inputs.
-    """
-    found = _files(directory)
-    ours = [file for file in found if not file.is_symlink() and file not in known]
-    files = digests(directory, ours, report, "hashing")
-    files |= {_name(directory, file): entry for file, entry in known.items()}
-    files |= {_name(directory, file): {**_stamp(file)} for file in found if file.is_symlink()}
-    manifest = {**inputs, "files": files}
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    return manifest
+
+class _Serving(_Open):
+    max_seq_len: Size | None = None
+
+
+class _Config(_Open):
+    engine: _Engine
+    serving: _Serving
+    speculation: dict[str, Any]
+
+
+class _Target(_Open):
+    vocab_size: Size
+
+
+class _Drafter(_Open):
+    block_size: Size
+
+
+class _File(_Open):
+    size: Annotated[int, Field(ge=0)] = 0
+
+
+class _Manifest(_Open):
+    dflash_trt: dict[str, str]
+    name: str
+    config: _Config
+    target: _Target
+    drafter: _Drafter
+    hub: dict[str, dict[str, str]] = {}
+    files: dict[str, _File]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Between a build and its manifest: files by their path in it, sorted."""
+
+    changed: list[str]
+    missing: list[str]
+    added: list[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.missing or self.added)
+
+    def __str__(self) -> str:
+        """The first few."""
+        kinds = (("changed", self.changed), ("missing", self.missing), ("added", self.added))
+        all_ = [f"{name} ({kind})" for kind, names in kinds for name in names]
+        return ", ".join(all_[:3]) + (f" and {len(all_) - 3} more" if len(all_) > 3 else "")
 
 
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a built directory; BuildError when `directory` is not one."""
+    file = directory / MANIFEST
     try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(file)
     except (OSError, ValueError):
         manifest = None
     if not isinstance(manifest, dict) or not {"dflash_trt", "config", "files"} <= manifest.keys():
@@ -70,68 +94,108 @@ def read_manifest(directory: Path) -> Manifest:
             f"{directory} is not a directory that dflash-trt built",
             "Make one with `dflash-trt build CONFIG`",
         )
+    try:
+        read_as(file, _Manifest)
+    except ValueError as error:
+        raise BuildError(
+            f"{file} is damaged ({error})", "Remove the directory and run `dflash-trt build` again"
+        ) from error
     return manifest
 
 
-def matching_manifest(output: Path, inputs: Manifest) -> Manifest | None:
-    """The manifest in `output`, if made from `inputs` and every file is there as it was."""
-    if not (output / MANIFEST).is_file():
-        return None
-    manifest = read_manifest(output)
-    same = {**manifest, "files": None} == {**inputs, "files": None}
-    return manifest if same and not changed_files(output, manifest) else None
+def speculation_of(manifest: Manifest) -> Speculation:
+    """BuildError where another version wrote what this one does not know."""
+    try:
+        return Speculation.model_validate(manifest["config"]["speculation"])
+    except ValidationError as error:
+        raise BuildError(
+            f"the build {manifest['name']} says what this version of dflash-trt does not know "
+            f"(config.speculation: {error.errors()[0]['msg']})",
+            "Run `dflash-trt build` again",
+        ) from error
 
 
-def changed_files(directory: Path, manifest: Manifest) -> list[str]:
-    """Files that are missing, more, or not as long as listed; links whose original has changed."""
-    found = {_name(directory, file): _stamp(file) for file in _files(directory)}
+def check_build(
+    directory: Path,
+    depth: Depth | None = None,
+    report: Callable[[str, int, int], None] = lambda *_: None,
+) -> None:
+    """BuildError unless the files are those that were built.
+
+    depth: None is full up to `FULL` bytes, else quick.
+    """
+    if depth == "none":
+        return
+    if found := differences(directory, read_manifest(directory), depth, report):
+        raise BuildError(
+            f"{directory} is not as it was built: {found}",
+            "Copy it here again, or remove it and run `dflash-trt build` again",
+        )
+
+
+def differences(
+    directory: Path,
+    manifest: Manifest,
+    depth: Depth | None = None,
+    report: Callable[[str, int, int], None] = lambda *_: None,
+) -> Differences:
+    """See `check_build`; "none" compares sizes. BuildError for a file that cannot be read."""
+    listed: dict[str, Entry] = manifest["files"]
+    found = {file_name(directory, file): file for file in files_of(directory)}
     del found[MANIFEST]
-    listed = {
-        name: {key: entry[key] for key in ("size", "mtime_ns") if key in entry}
-        for name, entry in manifest["files"].items()
-    }
-    return sorted(name for name in {*found, *listed} if found.get(name) != listed.get(name))
+    if depth is None:
+        size = sum(int(each.get("size", 0)) for each in listed.values())
+        depth = "full" if size <= FULL else "quick"
+    most = {"none": 0, "quick": LARGE, "full": float("inf")}[depth]
+    both, changed = sorted(found.keys() & listed.keys()), []
+    for done, name in enumerate(both):
+        report("checking files", done, len(both))
+        try:
+            if not _same(found[name], listed[name], most):
+                changed.append(name)
+        except OSError as error:
+            raise BuildError(
+                f"cannot read {found[name]}: {error.strerror}", "Make it readable, or build again"
+            ) from error
+    report("checking files", len(both), len(both))
+    return Differences(
+        changed, sorted(listed.keys() - found.keys()), sorted(found.keys() - listed.keys())
+    )
 
 
-def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -> dict[str, Entry]:
-    """What the manifest says of each file, by its path in `directory`."""
-    files, found = list(files), {}
-    for done, file in enumerate(files):
-        report(step, done, len(files))
-        found[_name(directory, file)] = entry(file)
-    report(step, len(files), len(files))
-    return found
+def _same(file: Path, listed: Entry, most: float) -> bool:
+    """most: bytes from which on a file is not digested."""
+    seen = file_stamp(file)
+    if not file.is_file() or any(seen.get(key) != listed.get(key) for key in ("size", "mtime_ns")):
+        return False
+    if seen["size"] >= most:
+        return True
+    return all(listed.get(key, value) == value for key, value in entry(file).items())
 
 
-def _own_digest() -> str:
-    """Of the code that builds: a build by older code is not the same build."""
-    package = Path(dflash_trt.__file__).parent
-    code = [file for file in package.rglob("*") if file.is_file()]
-    code = [x for x in code if not {"model_repository", "__pycache__"} & {*x.parts}]
-    models = [file for file in templates().rglob("*") if file.suffix in (".py", ".pbtxt")]
-    return sha256([*sorted(code), *sorted(models)])
-
-
-def _stamp(file: Path) -> dict[str, int]:
+def file_stamp(file: Path) -> dict[str, int]:
     """What shows without reading it that a file is another: of one of ours, the size is enough."""
     if not file.is_symlink():
         return {"size": file.stat().st_size}
     return stamp(file) if file.exists() else {}
 
 
-def _files(directory: Path) -> list[Path]:
+def files_of(directory: Path) -> list[Path]:
     """Every file below `directory`, sorted, but for what comes as it runs and is no part of it.
 
     Triton's Python leaves caches, and costs are kept beside the engines.
     """
-    found = [Path(at, name) for at, _, names in os.walk(directory) for name in names]
+    walked = os.walk(directory)
+    found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
     costs = str(directory / "engines" / COSTS_FILE)  # while it is written a number is behind it
     return sorted(
         file
         for file in found
-        if "__pycache__" not in file.parts and not str(file).startswith(costs)
+        if (file.is_symlink() or not file.is_dir())
+        and "__pycache__" not in file.parts
+        and not str(file).startswith(costs)
     )
 
 
-def _name(directory: Path, file: Path) -> str:
+def file_name(directory: Path, file: Path) -> str:
     return file.relative_to(directory).as_posix()

@@ -1,6 +1,6 @@
 """The reports of `dflash-trt inspect` as text: coloured on a terminal, plain elsewhere."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +27,11 @@ def show(report: dict[str, Any]) -> None:
 def show_checks(checks: list[dict[str, Any]]) -> None:
     """Print findings, as `asdict` gives them."""
     _print(_checks(checks))
+
+
+def show_differences(found: Mapping[str, list[str]]) -> None:
+    """Print `manifest.Differences`, as `asdict` gives them: a file a line."""
+    _print([(f"{kind}: {name}", "")] for kind, names in found.items() for name in names)
 
 
 def show_built(report: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from test_checkpoints import edit
 from dflash_trt.build import build
 from dflash_trt.checkpoints.target import load_target
 from dflash_trt.config import BuildConfig, Source
+from dflash_trt.digests import entry
 from dflash_trt.engines.tensorrt_llm.info import read_info, read_llm_args
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, DflashError, PairError
 from dflash_trt.files import copy_file
@@ -168,7 +169,7 @@ def test_linked_checkpoints_stay_where_they_are(pair: Path) -> None:
     assert link.readlink() == weights
     listed = read_manifest(pair / "linked")["files"]
     assert listed["engines/tensorrt_llm/target/model.safetensors"] == {
-        "size": weights.stat().st_size,
+        **entry(weights),
         "mtime_ns": weights.stat().st_mtime_ns,
     }
     assert not build(settings, pair / "linked", quiet).built

@@ -260,7 +260,8 @@ def test_a_build_that_was_not_copied_whole_is_found(built: Path, tmp_path: Path)
     (copy / "tokenizer" / "tokenizer.json").write_text("{}")
     first = next(examine(copy, False))
     assert (first.name, first.result) == ("files", "error")
-    assert first.found.startswith("engines/tensorrt_llm/target/model.safetensors and 1 more:")
+    assert "tokenizer/tokenizer.json (changed)" in first.found
+    assert "engines/tensorrt_llm/target/model.safetensors (missing)" in first.found
 
 
 @pytest.mark.usefixtures("installed", "machine")

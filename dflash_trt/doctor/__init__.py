@@ -11,7 +11,7 @@ from dflash_trt.doctor import gpus, place, runtime
 from dflash_trt.doctor.patient import Patient, Seen
 from dflash_trt.engines.tensorrt_llm.info import KIND
 from dflash_trt.errors import DflashError
-from dflash_trt.manifest import read_manifest
+from dflash_trt.manifest import Depth, read_manifest
 
 Look = Callable[[Patient], Seen]
 ANY_KIND: tuple[Look, ...] = (place.files, place.shared_memory, place.triton, place.ports)
@@ -28,13 +28,16 @@ OF_BUNDLE: tuple[Look, ...] = (
 )
 
 
-def examine(directory: Path, generate: bool | None) -> Iterator[Finding]:
+def examine(
+    directory: Path, generate: bool | None, depth: Depth | None = None
+) -> Iterator[Finding]:
     """Each check as it is made.
 
     generate: whether to let TensorRT-LLM decode a few prompts; None: if nothing is wrong before.
+    depth: how files are checked, see `manifest.check_build`.
     Raises BuildError when `directory` is no build.
     """
-    patient, wrong = Patient(directory.resolve(), read_manifest(directory)), False
+    patient, wrong = Patient(directory.resolve(), read_manifest(directory), depth), False
     bundle = patient.kind == KIND
     for look in (*ANY_KIND, *(OF_BUNDLE if bundle else ())):
         finding = _finding(look, patient)

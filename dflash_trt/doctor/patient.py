@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from dflash_trt.engines.tensorrt_llm.host import SeenGpu, gpus
 from dflash_trt.engines.tensorrt_llm.info import KIND, BundleInfo, read_info, read_llm_args
+from dflash_trt.manifest import Depth
 
 GIB = 1 << 30
 
@@ -24,6 +25,7 @@ class Patient:
 
     directory: Path
     manifest: dict[str, Any] = field(repr=False)
+    depth: Depth | None  # of the check of its files
 
     @property
     def kind(self) -> str:

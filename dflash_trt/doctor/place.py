@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 from dflash_trt.checkpoints.weights import INDEX, SINGLE, read_index
-from dflash_trt.doctor.patient import GIB, Patient, Seen, more
+from dflash_trt.doctor.patient import GIB, Patient, Seen
 from dflash_trt.errors import ServerError
-from dflash_trt.manifest import changed_files
+from dflash_trt.manifest import differences
 from dflash_trt.serving.launch import Ports, find_binary
 from dflash_trt.serving.process import check_ports
 from dflash_trt.serving.security import Security
@@ -19,13 +19,13 @@ PORTS = Ports(8000, 8001, 8002)  # `serve`'s own
 
 def files(patient: Patient) -> Seen:
     """A copy that broke off, or an original of `checkpoints: link` that is gone."""
-    changed = changed_files(patient.directory, patient.manifest)
-    if not changed:
-        sizes = [entry["size"] for entry in patient.manifest["files"].values() if "size" in entry]
-        return Seen("passed", f"{len(sizes)} files as they were built, {sum(sizes) / 1e9:.1f} GB")
+    files = patient.manifest["files"]
+    if not (found := differences(patient.directory, patient.manifest, patient.depth)):
+        size = sum(entry.get("size", 0) for entry in files.values())
+        return Seen("passed", f"{len(files)} files as they were built, {size / 1e9:.1f} GB")
     return Seen(
         "error",
-        f"{changed[0]}{more(changed)}: missing, new, or not as it was built",
+        f"not as it was built: {found}",
         "Copy the build here again, or run `dflash-trt build` again",
     )
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.engines.tensorrt_llm.host import check_host
 from dflash_trt.errors import ServerError
+from dflash_trt.manifest import Depth, check_build
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.process import Server, find_repository
 from dflash_trt.serving.security import Security, reach
@@ -31,11 +32,12 @@ def serve(
     security: Security | None = None,
     openai_port: int | None = None,
     drain_seconds: float = 20.0,
+    check: Depth | None = None,
 ) -> int:
     """Serves a built directory until SIGINT, SIGTERM or SIGHUP; returns the exit code 0.
 
     openai_port: where the OpenAI front answers; None: nowhere. drain_seconds: how long running
-    requests may go on when it is told to stop.
+    requests may go on when it is told to stop. check: see `check_build`.
     Raises `ServerError` when a port is taken or a model does not load at first. A second signal
     ends it without waiting for running requests.
     """
@@ -48,6 +50,7 @@ def serve(
     bundle = find_repository(directory).parent / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
+    check_build(find_repository(directory).parent, check)
     server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)
     front = ExitStack()
     if openai_port is not None:  # before Triton, to say at once what is wrong with it

@@ -11,10 +11,9 @@ from pathlib import Path
 import uvicorn
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
-from dflash_trt.config.build import Speculation
 from dflash_trt.engines.tensorrt_llm.info import KIND
 from dflash_trt.errors import ServerError
-from dflash_trt.manifest import read_manifest
+from dflash_trt.manifest import read_manifest, speculation_of
 from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
 from dflash_trt.serving.harmony import has_channels
@@ -53,7 +52,7 @@ def openai_front(
         spell=speller(tokenizer),
         channels=has_channels(tokenizer),
         most_drafts=most_drafts(
-            Speculation.model_validate(config["speculation"]),
+            speculation_of(manifest),
             manifest["drafter"]["block_size"],
             config["engine"]["kind"] == KIND,
         ),
