@@ -77,7 +77,7 @@ def spoil(rng: np.random.Generator, x: Any) -> Any:
 
 
 def _value(rng: np.random.Generator, dtype: np.dtype[Any]) -> Any:
-    if dtype == object:
+    if dtype.hasobject:
         return RULES[rng.integers(len(RULES))]
     if dtype == np.int64:
         return EDGES[rng.integers(len(EDGES))]

@@ -47,6 +47,7 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
         "max_seq_len": None,
         "prefill_chunk": 256,
         "max_queue": 64,
+        "max_per_client": None,
     }
 
 

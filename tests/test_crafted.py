@@ -40,12 +40,12 @@ def _run(
             first, _, _, *moves = x.batch.tolist()
             mine = {*range(first, first + len(x.rows))} | {to for _, to, _ in moves_of(moves)}
             step(engine, x)
-        except RequestError as error:
-            assert "internal" in str(error), number
+        except RequestError:
             assert not mine, number
             refused += 1
         except RuntimeError as error:  # an engine does not say how many tokens its drafter embeds
-            assert "Gather" in str(error), number
+            if "Gather" not in str(error):
+                raise
         others = [row for row in range(slots) if row not in mine]
         for was, caches in zip(before, engine._alike, strict=True):
             assert np.array_equal(was[:, others], caches[:, others], equal_nan=True), number

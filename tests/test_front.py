@@ -3,95 +3,22 @@
 from __future__ import annotations
 
 import json
-import queue
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from triton_metrics import Triton
+from fronts import VOCAB, WAIT, CountingModel, FakeReply, ask, open_front, submit, wait_until
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.costs import Costs
-from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
-from dflash_trt.engines.info import EngineInfo, write_info
-from dflash_trt.errors import RequestError
 from dflash_trt.serving.front import Front
-from dflash_trt.serving.groups import EngineGoneError, Groups
-from dflash_trt.serving.metrics import Metrics
+from dflash_trt.serving.groups import EngineGoneError
 from dflash_trt.serving.parts import Part
 from dflash_trt.serving.requests import parse_request
-from dflash_trt.serving.settings import Settings
-
-WAIT = 10.0
-VOCAB = 100
-
-
-class FakeReply:
-    """Keeps what the front sends."""
-
-    def __init__(self) -> None:
-        self.got: queue.Queue[tuple] = queue.Queue()
-        self.gone = threading.Event()
-        self.asked = 0
-
-    def send(self, part: Part, *, last: bool) -> None:
-        self.got.put((part, last))
-
-    def fail(self, code: str, message: str) -> None:
-        self.got.put((code, message))
-
-    def cancelled(self) -> bool:
-        self.asked += 1
-        return self.gone.is_set()
-
-    def next(self) -> tuple:
-        return self.got.get(timeout=WAIT)
-
-
-class CountingModel:
-    """A target that counts up by one, a drafter that is always right; `pause` holds a round."""
-
-    def __init__(self) -> None:
-        self.pause = threading.Event()
-        self.pause.set()
-        self.error: Exception | None = None
-        self.rounds = 0
-        self.seconds = 0.0  # of a round
-        self.prompts: list[int] = []  # first token of each prompt, in the order they were run
-        self.seen: list[tuple[int, int]] = []  # first cache row and rows of each step
-
-    def __call__(self, x: VerifyInput) -> RoundOutput:
-        if x.rows[0, 2] == 0:
-            self.prompts.append(int(x.tokens[0, 0]))
-        assert self.pause.wait(WAIT)
-        self.rounds += 1
-        self.seen.append((int(x.batch[0]), len(x.rows)))
-        time.sleep(self.seconds)
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-        lengths, forced, _, _ = x.rows.T
-        last = (x.tokens[np.arange(len(lengths)), lengths - 1] + 1) % VOCAB
-        drafts = (last[:, None] + np.arange(1, x.batch[1] + 1)) % VOCAB
-        n = len(lengths)
-        return RoundOutput(
-            results=np.column_stack([lengths - forced, last, np.zeros_like(last)]),
-            logprobs=np.zeros((n, 1, 1), np.float32),
-            logprob_ids=np.zeros((n, 1, 1), np.int64),
-            verify_seconds=0.0,
-            drafts=drafts,
-            next_candidate_ids=no_candidates(n)[0],
-            next_candidate_probs=no_candidates(n)[1],
-            draft_seconds=0.0,
-        )
 
 
 @pytest.fixture
@@ -99,100 +26,14 @@ def model() -> CountingModel:
     return CountingModel()
 
 
-@contextmanager
-def _front(model: CountingModel, **values: object) -> Iterator[Front]:
-    words = {f"w{i}": i for i in range(VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    settings = Settings(
-        tokenizer="",
-        engines="",
-        mode="ensemble",
-        eos_token_ids=frozenset({50}),
-        slots=2,
-        max_queue=1,
-        max_seq_len=400,
-        prefill_chunk=8,
-        block_size=4,
-        speculation=Speculation(draft_tokens=3),
-    )
-    settings = replace(settings, **values)
-    metrics = Metrics(Triton(), settings.most_drafts)
-    with tempfile.TemporaryDirectory() as engines:
-        _describe_target(Path(engines), settings)
-        groups = Groups(settings, Path(engines), model, metrics)
-    front = Front(settings, tokenizer, _template, groups, metrics)
-    yield front
-    model.pause.set()
-    front.close()
-    metrics.close()
-
-
-def _describe_target(engines: Path, settings: Settings) -> None:
-    (engines / "target").mkdir()
-    info = EngineInfo(
-        kind="onnxruntime",
-        role="target",
-        slots=settings.slots,
-        max_seq_len=settings.max_seq_len,
-        cache_len=settings.max_seq_len + 16,
-        threads=1,
-        vocab_size=VOCAB,
-        best=1,
-        pair_scores=False,
-        block_size=settings.block_size,
-        sample_from_anchor=False,
-        mask_token_id=0,
-        caches=(),
-        feature_size=1,
-        window=None,
-    )
-    write_info(engines / "target", info)
-
-
 @pytest.fixture
 def front(model: CountingModel) -> Iterator[Front]:
-    with _front(model) as front:
+    with open_front(model) as front:
         yield front
 
 
-def _template(**values: Any) -> str:
-    """A chat template: the contents, then what else was given."""
-    if not all(isinstance(m["content"], str) for m in values["messages"]):
-        raise RequestError("the chat template refuses the messages", "Send strings")
-    last = values["add_generation_prompt"] and values.get("word", "w9")
-    return " ".join([m["content"] for m in values["messages"]] + [last or "w8"])
-
-
-def _ask(
-    front: Front, text: str | None = "w1", timeout: float | None = None, **values: Any
-) -> FakeReply:
-    reply = FakeReply()
-    _submit(front, reply, text, timeout, **values)
-    return reply
-
-
-def _submit(
-    front: Front,
-    reply: FakeReply,
-    text: str | None = "w1",
-    timeout: float | None = None,
-    **values: Any,
-) -> None:
-    """Strings, and lists of them, are sent as bytes."""
-    if text is not None:
-        values["text_input"] = text
-    inputs = {}
-    for name, value in values.items():
-        elements = value if isinstance(value, list) else [value]
-        words = isinstance(elements[0], str)
-        encoded = [element.encode() for element in elements] if words else elements
-        inputs[name] = np.array(encoded, dtype=object if words else None)
-    front.submit(inputs, reply, timeout)
-
-
 def test_one_response_unless_a_stream_is_asked_for(front: Front) -> None:
-    part, last = _ask(front, max_tokens=10).next()
+    part, last = ask(front, max_tokens=10).next()
     assert last
     assert part.token_ids == list(range(2, 12))
     assert (part.prompt_tokens, part.completion_tokens, part.rounds) == (1, [10], [3])
@@ -213,7 +54,7 @@ def _stream(reply: FakeReply) -> list[Part]:
 def test_a_stream_gives_its_rounds_in_order(front: Front, model: CountingModel) -> None:
     """News that come while others are being sent are put together."""
     model.seconds = 0.01
-    parts = _stream(_ask(front, max_tokens=100, stream=True, ignore_eos=True))
+    parts = _stream(ask(front, max_tokens=100, stream=True, ignore_eos=True))
     assert len(parts) > 1
     assert [t for part in parts for t in part.token_ids] == [(2 + i) % VOCAB for i in range(100)]
     assert [t for part in parts for t in part.round_tokens] == [4] * 24 + [3]
@@ -226,50 +67,50 @@ def test_a_stream_gives_its_rounds_in_order(front: Front, model: CountingModel) 
 
 
 def test_end_of_text_ends_it_unless_ignored(front: Front) -> None:
-    part, _ = _ask(front, "w45", max_tokens=20).next()
+    part, _ = ask(front, "w45", max_tokens=20).next()
     assert part.finish_reason == ["stop"]
     assert part.token_ids == [46, 47, 48, 49, 50]
-    part, _ = _ask(front, "w45", max_tokens=20, ignore_eos=True).next()
+    part, _ = ask(front, "w45", max_tokens=20, ignore_eos=True).next()
     assert part.finish_reason == ["length"]
     assert len(part.token_ids) == 20
 
 
 def test_max_tokens_defaults_to_128_or_what_fits(front: Front) -> None:
-    assert _ask(front, ignore_eos=True).next()[0].completion_tokens == [128]
+    assert ask(front, ignore_eos=True).next()[0].completion_tokens == [128]
     long = " ".join(["w1"] * 390)
-    assert _ask(front, long, ignore_eos=True).next()[0].completion_tokens == [10]
+    assert ask(front, long, ignore_eos=True).next()[0].completion_tokens == [10]
 
 
 def test_a_failing_round_fails_its_requests_only(front: Front, model: CountingModel) -> None:
     model.error = RuntimeError("secret path /opt/x")
-    code, message = _ask(front).next()
+    code, message = ask(front).next()
     assert code == "INTERNAL"
     assert "secret" not in message
-    assert _ask(front, max_tokens=3).next()[0].token_ids == [2, 3, 4]
+    assert ask(front, max_tokens=3).next()[0].token_ids == [2, 3, 4]
 
 
 def test_a_cancelled_request_stops(front: Front, model: CountingModel) -> None:
     model.pause.clear()
-    reply = _ask(front, max_tokens=300, stream=True, ignore_eos=True)
+    reply = ask(front, max_tokens=300, stream=True, ignore_eos=True)
     reply.gone.set()
     part = reply.next()[0]  # although a round may be waiting
     if part != "CANCELLED":
         assert (part.finish_reason, part.token_ids) == (["cancelled"], [])
         assert reply.next()[0] == "CANCELLED"
     model.pause.set()  # that round may still run, and no other
-    assert _ask(front, max_tokens=4).next()[0].token_ids == [2, 3, 4, 5]
+    assert ask(front, max_tokens=4).next()[0].token_ids == [2, 3, 4, 5]
     assert model.rounds <= 1 + 2  # the two of the new request: its prompt's and one of four tokens
 
 
 def test_a_full_queue_refuses_at_once(front: Front, model: CountingModel) -> None:
     model.pause.clear()
-    held = [_ask(front, max_tokens=4) for _ in range(3)]  # 2 slots + 1 in the queue
-    code, message = _ask(front).next()
+    held = [ask(front, max_tokens=4) for _ in range(3)]  # 2 slots + 1 in the queue
+    code, message = ask(front).next()
     assert code == "UNAVAILABLE"
     assert "full" in message
     model.pause.set()
     assert [reply.next()[0].token_ids for reply in held] == [[2, 3, 4, 5]] * 3
-    assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
 
 
 class _AsksAgain(FakeReply):
@@ -282,16 +123,16 @@ class _AsksAgain(FakeReply):
     def send(self, part: Part, *, last: bool) -> None:
         super().send(part, last=last)
         if last:
-            self.got.put((_ask(self._front, max_tokens=1),))
+            self.got.put((ask(self._front, max_tokens=1),))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_place_is_free_as_soon_as_its_client_is_answered(
     model: CountingModel, stream: bool
 ) -> None:
-    with _front(model, slots=1, max_queue=0) as front:
+    with open_front(model, slots=1, max_queue=0) as front:
         reply = _AsksAgain(front)
-        _submit(front, reply, max_tokens=1, stream=stream)
+        submit(front, reply, max_tokens=1, stream=stream)
         assert reply.next()[0].token_ids == [2]
         (again,) = reply.next()
         assert again.next()[0].token_ids == [2]
@@ -328,7 +169,12 @@ def test_a_place_is_free_as_soon_as_its_client_is_answered(
         (b"", {"messages": b"{}"}, "not a JSON list"),
         (b"", {"messages": b'[{"role": "user", "content": 1}]'}, "refuses"),
         (b"", {"messages": b'[{"role": "u"}]', "tools": b"1"}, "tools is not a JSON list"),
-        (b"w1 " * 100_000, {}, "characters cannot be 400 tokens"),
+        (b"w1 " * 10_000, {}, "characters cannot be 400 tokens"),
+        (b"w1 " * 100_000, {}, "are 300000 bytes"),
+        (b"", {"messages": b" " * 100_000}, "are 100000 bytes"),
+        (b"w1", {"stop_words": b"w" * 257}, "stop_words has a word of 257 characters"),
+        (b"w1", {"bad_words": b"w" * 20_000}, "bad_words is 20000 bytes"),
+        (b"w1", {"n": 4}, "n is 4. Ask for 1 to 3"),
     ],
 )
 def test_a_bad_request_is_refused(front: Front, text: bytes, values: dict, words: str) -> None:
@@ -342,18 +188,18 @@ def test_a_bad_request_is_refused(front: Front, text: bytes, values: dict, words
     assert code == "INVALID_ARG"
     assert words in message
     assert "\n" not in message
-    assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
 
 
 def test_an_engine_that_is_gone_can_be_retried(front: Front, model: CountingModel) -> None:
     model.error = EngineGoneError("Stub process 'verify' is not healthy")
-    assert _ask(front).next()[0] == "UNAVAILABLE"
-    assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
+    assert ask(front).next()[0] == "UNAVAILABLE"
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
 
 
 def test_a_failed_stream_says_error_before_its_code(front: Front, model: CountingModel) -> None:
     model.seconds = 0.02
-    reply = _ask(front, max_tokens=300, stream=True, ignore_eos=True)
+    reply = ask(front, max_tokens=300, stream=True, ignore_eos=True)
     assert reply.next()[0].finish_reason == [""]
     model.error = RuntimeError("boom")
     while isinstance((got := reply.next())[0], Part) and got[0].finish_reason == [""]:
@@ -377,7 +223,7 @@ def test_a_failed_stream_says_error_before_its_code(front: Front, model: Countin
 def test_stop_words(
     front: Front, words: list[str], values: dict, text: str, tokens: int, stream: bool
 ) -> None:
-    parts = _stream(_ask(front, stop_words=words, stream=stream, ignore_eos=True, **values))
+    parts = _stream(ask(front, stop_words=words, stream=stream, ignore_eos=True, **values))
     assert "".join(part.text_output[0] for part in parts) == text
     assert [t for part in parts for t in part.token_ids] == list(range(2, 2 + tokens))
     ran_out = tokens == values.get("max_tokens")
@@ -387,12 +233,12 @@ def test_stop_words(
 
 
 def test_the_prompt_can_be_part_of_the_text(front: Front) -> None:
-    reply = _ask(front, "w1 w2", max_tokens=2, exclude_input_in_output=False)
+    reply = ask(front, "w1 w2", max_tokens=2, exclude_input_in_output=False)
     assert reply.next()[0].text_output == ["w1 w2w3 w4"]
 
 
 def test_several_choices_in_one_response(front: Front) -> None:
-    part, last = _ask(front, n=3, max_tokens=6).next()
+    part, last = ask(front, n=3, max_tokens=6).next()
     assert last
     assert part.index == [0, 1, 2]
     assert part.text_output == ["w2 w3 w4 w5 w6 w7"] * 3
@@ -402,7 +248,7 @@ def test_several_choices_in_one_response(front: Front) -> None:
 
 
 def test_several_choices_in_a_stream(front: Front) -> None:
-    parts = _stream(_ask(front, n=3, max_tokens=20, stream=True))
+    parts = _stream(ask(front, n=3, max_tokens=20, stream=True))
     for i in range(3):
         of_choice = [part for part in parts if part.index == [i]]
         assert [t for part in of_choice for t in part.token_ids] == list(range(2, 22))
@@ -411,8 +257,8 @@ def test_several_choices_in_a_stream(front: Front) -> None:
 
 def test_a_deadline_ends_a_text_as_it_is(front: Front, model: CountingModel) -> None:
     model.seconds = 0.05
-    running = [_ask(front, timeout=0.3, max_tokens=300, ignore_eos=True) for _ in range(2)]
-    waiting = _ask(front, timeout=0.15, max_tokens=300, ignore_eos=True)
+    running = [ask(front, timeout=0.3, max_tokens=300, ignore_eos=True) for _ in range(2)]
+    waiting = ask(front, timeout=0.15, max_tokens=300, ignore_eos=True)
     for reply in running:
         part, last = reply.next()
         assert last
@@ -422,18 +268,19 @@ def test_a_deadline_ends_a_text_as_it_is(front: Front, model: CountingModel) -> 
     part, last = waiting.next()
     assert last
     assert (part.finish_reason, part.completion_tokens) == (["cancelled"], [0])
-    assert _ask(front, max_tokens=1).next()[0].token_ids == [2]
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
 
 
 def test_a_lower_priority_number_is_served_first(model: CountingModel) -> None:
-    with _front(model, slots=1, max_queue=10) as front:
+    with open_front(model, slots=1, max_queue=10) as front:
         model.pause.clear()
         asked = [("w1", 0), ("w10", 5), ("w20", 5), ("w30", -1), ("w40", 9)]
         replies = []
         for text, priority in asked:
-            replies.append(_ask(front, text, max_tokens=2, priority=priority))
+            replies.append(ask(front, text, max_tokens=2, priority=priority))
             while not model.prompts:  # the first of them finds the row free
                 time.sleep(0.01)
+        wait_until(lambda: len(front._line) == 4)
         model.pause.set()
         for reply, (text, _) in zip(replies, asked, strict=True):
             assert reply.next()[0].token_ids[0] == int(text[1:]) + 1
@@ -444,7 +291,7 @@ def test_messages_go_through_the_template(front: Front) -> None:
     messages = json.dumps([{"role": "user", "content": "w1 w2"}, {"role": "x", "content": "w3"}])
 
     def ids(**values: Any) -> tuple[int, list[int]]:
-        part, _ = _ask(front, None, messages=messages, max_tokens=2, **values).next()
+        part, _ = ask(front, None, messages=messages, max_tokens=2, **values).next()
         return part.prompt_tokens, part.token_ids
 
     assert ids() == (4, [10, 11])
@@ -455,12 +302,12 @@ def test_messages_go_through_the_template(front: Front) -> None:
 
 
 def test_two_groups_of_rows_from_eight_sequences_on(model: CountingModel) -> None:
-    with _front(model, slots=12, max_queue=50) as front:
+    with open_front(model, slots=12, max_queue=50) as front:
         model.seconds = 0.005
-        few = [_ask(front, max_tokens=20) for _ in range(4)]
+        few = [ask(front, max_tokens=20) for _ in range(4)]
         assert all(reply.next()[0].token_ids == list(range(2, 22)) for reply in few)
         assert {row for row, _ in model.seen if row >= 6} == set()
-        many = [_ask(front, max_tokens=40) for _ in range(30)]
+        many = [ask(front, max_tokens=40) for _ in range(30)]
         assert all(reply.next()[0].token_ids == list(range(2, 42)) for reply in many)
     # each group keeps to its own half
     assert all(row + n <= 6 for row, n in model.seen if row < 6)
@@ -478,8 +325,8 @@ def test_costs_are_measured_when_the_models_are_loaded(
         raise answers.pop(0)
 
     monkeypatch.setattr("dflash_trt.serving.groups.costs_of", measure)
-    with _front(model, speculation=Speculation(), slots=12) as front:
-        part, _ = _ask(front, max_tokens=10).next()
+    with open_front(model, speculation=Speculation(), slots=12) as front:
+        part, _ = ask(front, max_tokens=10).next()
         assert (part.token_ids, part.rounds) == (list(range(2, 12)), [3])
     assert answers == []
     assert "steps cannot be measured" in caplog.text
@@ -493,17 +340,17 @@ def test_closing_while_models_are_being_loaded(
 
     monkeypatch.setattr("dflash_trt.serving.groups.costs_of", measure)
     before = threading.active_count()
-    with _front(model, speculation=Speculation(), slots=12) as front:
-        reply = _ask(front, max_tokens=10)
+    with open_front(model, speculation=Speculation(), slots=12) as front:
+        reply = ask(front, max_tokens=10)
     assert reply.next()[0] == "UNAVAILABLE"
     assert threading.active_count() == before
     assert model.rounds == 0
 
 
 def test_who_holds_a_row_is_asked_more_often_whether_he_has_gone(model: CountingModel) -> None:
-    with _front(model, max_queue=30) as front:
+    with open_front(model, max_queue=30) as front:
         model.pause.clear()
-        replies = [_ask(front, max_tokens=2) for _ in range(32)]
+        replies = [ask(front, max_tokens=2) for _ in range(32)]
         deadline = time.monotonic() + WAIT
         while replies[-1].asked < 3:
             assert time.monotonic() < deadline
@@ -517,7 +364,7 @@ def test_who_holds_a_row_is_asked_more_often_whether_he_has_gone(model: Counting
 
 def test_closing_answers_what_is_open(front: Front, model: CountingModel) -> None:
     model.pause.clear()
-    reply = _ask(front, max_tokens=300, ignore_eos=True)
+    reply = ask(front, max_tokens=300, ignore_eos=True)
     closer = threading.Thread(target=front.close)
     closer.start()
     model.pause.set()
@@ -530,8 +377,10 @@ def test_a_request_that_is_read_while_the_front_closes_is_answered(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_and_close(*given: Any) -> Any:
-        front.close()
+        closer = threading.Thread(target=front.close)
+        closer.start()
+        closer.join(0.5)  # it waits for the reader, which is here
         return parse_request(*given)
 
     monkeypatch.setattr("dflash_trt.serving.front.parse_request", read_and_close)
-    assert _ask(front).next()[0] == "UNAVAILABLE"
+    assert ask(front).next()[0] == "UNAVAILABLE"

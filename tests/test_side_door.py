@@ -25,10 +25,10 @@ class Asked:
     """Stands in for the front: keeps what it is asked (`Front.submit`)."""
 
     def __init__(self) -> None:
-        self.queue: Queue[tuple[Any, Any, float | None]] = Queue()
+        self.queue: Queue[tuple[Any, Any, float | None, str]] = Queue()
 
-    def submit(self, inputs: Any, reply: Any, timeout: float | None = None) -> None:
-        self.queue.put((inputs, reply, timeout))
+    def submit(self, *asked: Any) -> None:
+        self.queue.put(asked)
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +45,15 @@ def _door() -> Iterator[Asked]:
 
 
 def _knock() -> Knock:
-    return Knock({"text_input": np.array([b"\xff"], object), "n": np.array([2], np.int32)}, 1.5)
+    inputs = {"text_input": np.array([b"\xff"], object), "n": np.array([2], np.int32)}
+    return Knock(inputs, 1.5, "alice")
 
 
 def test_a_request_and_its_error_go_through() -> None:
     with _door() as asked, closing(_knock()) as knock:
-        inputs, reply, timeout = asked.queue.get(timeout=WAIT)
+        inputs, reply, timeout, client = asked.queue.get(timeout=WAIT)
         assert inputs["text_input"].tolist() == [b"\xff"]
-        assert (inputs["n"].tolist(), timeout) == ([2], 1.5)
+        assert (inputs["n"].tolist(), timeout, client) == ([2], 1.5, "alice")
         assert not knock.wait(0.01)
         assert not reply.cancelled()
         reply.fail("UNAVAILABLE", "é")
@@ -63,7 +64,7 @@ def test_a_request_and_its_error_go_through() -> None:
 def test_who_goes_away_has_cancelled() -> None:
     with _door() as asked:
         knock = _knock()
-        _, reply, _ = asked.queue.get(timeout=WAIT)
+        _, reply, *_ = asked.queue.get(timeout=WAIT)
         knock.close()
         assert reply.cancelled()
 

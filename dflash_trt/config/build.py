@@ -86,6 +86,11 @@ class Serving(Section):
     max_queue: Annotated[int, Field(ge=0, strict=True)] = Field(
         default=64, description="requests that wait for a slot before new ones are refused"
     )
+    max_per_client: Count | None = Field(
+        default=None,
+        description="sequences of one client, running and waiting, before its next are refused; "
+        "unset: no fixed limit, but it gives way to others when the queue is full",
+    )
 
 
 class BuildConfig(Section):

@@ -1,37 +1,29 @@
 """Where sequences wait for a row."""
 
-import heapq
-import threading
-
 from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.decoding.turns import Turns
 
 
 class Line:
-    """By priority, then first come, first served; two schedulers' threads may share it."""
+    """In turns of their clients; two schedulers' threads may share it."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Sequence]] = []
-        self._arrivals = 0
-        self._lock = threading.Lock()
+        self._turns: Turns[Sequence] = Turns()
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._turns)
 
     def put(self, sequence: Sequence) -> None:
-        with self._lock:
-            heapq.heappush(self._heap, (sequence.request.priority, self._arrivals, sequence))
-            self._arrivals += 1
+        self._turns.add(sequence, sequence.request.client, sequence.request.priority)
 
     def take(self) -> Sequence | None:
         """The next one, or None when nobody waits."""
-        with self._lock:
-            return heapq.heappop(self._heap)[2] if self._heap else None
+        return self._turns.take()
 
     def remove(self, sequence: Sequence) -> bool:
         """Whether it was waiting; it no longer is."""
-        with self._lock:
-            kept = [entry for entry in self._heap if entry[2] is not sequence]
-            found = len(kept) < len(self._heap)
-            self._heap = kept
-            heapq.heapify(self._heap)
-            return found
+        return self._turns.remove(sequence, sequence.request.client)
+
+    def newest(self, client: str) -> list[Sequence]:
+        """Those of a client that wait, the latest first."""
+        return self._turns.newest(client)

@@ -21,7 +21,8 @@ class Request:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop_ids: frozenset[int] = frozenset()
-    priority: int = 0  # lower is served first
+    priority: int = 0  # lower is served first, among those of its client
+    client: str = ""
 
     @cached_property
     def rules(self) -> Rules:

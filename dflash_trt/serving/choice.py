@@ -40,11 +40,19 @@ class Choice:
         self._seen = 0  # tokens given to the detokenizer
         self._tokens_given = 0
         self._rounds_given = 0
+        self._failed: Exception | None = None  # why its text cannot be given out
         if stop_words:
             # token by token: the text ends within a round
             sequence.ends = self._ends
 
     def _ends(self, token: int) -> bool:
+        try:
+            return self._stops(token)
+        except Exception as error:  # it is this sequence's alone: see `news`
+            self._failed = error
+            return True
+
+    def _stops(self, token: int) -> bool:
         text = self._detokenizer.push([token])
         self._seen += 1
         if self._stop_words is None or self._seen < self.sequence.request.sampling.min_tokens:
@@ -71,6 +79,8 @@ class Choice:
 
     def news(self, *, final_only: bool) -> Part | None:
         """What has come since the last time; None if it is nothing to give out yet."""
+        if self._failed is not None:
+            raise self._failed
         sequence = self.sequence
         last = sequence.finish_reason is not None
         if sequence.ends is None:

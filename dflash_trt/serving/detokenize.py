@@ -2,6 +2,8 @@
 
 from tokenizers import Tokenizer
 
+from dflash_trt.serving.panics import panics_as_errors
+
 HOLE = "\N{REPLACEMENT CHARACTER}"  # what a decoder gives for bytes that are not (yet) a character
 
 
@@ -36,5 +38,5 @@ class Detokenizer:
     def _decode(self, tokens: list[int]) -> str:
         if self._hidden is not None:
             tokens = [token for token in tokens if token not in self._hidden]
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=self._hidden is None)
-        return text
+        with panics_as_errors():
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=self._hidden is None))

@@ -16,7 +16,7 @@ from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.proposals import strategy
 from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.load import engine_kind
 from dflash_trt.serving.front import INTERNAL, UNAVAILABLE, Report
@@ -107,10 +107,11 @@ class Groups:
                     lambda: self._closing or group.scheduler.active or self._may_take(group), IDLE
                 )
             if group.scheduler.active or self._may_take(group):
+                held = group.scheduler.sequences
                 try:
                     self._step(group)
                 except Exception as error:
-                    self._give_up(group, error)
+                    self._give_up(group, held, error)
 
     def _step(self, group: _Group) -> None:
         scheduler = group.scheduler
@@ -120,11 +121,12 @@ class Groups:
                 self._report(sequence)
         before, start = scheduler.active, time.perf_counter()
         news = scheduler.step(take=self._may_take(group))
-        self._measure_step(scheduler, time.perf_counter() - start)
-        if scheduler.active > before and len(self._groups) > 1:
-            self.wake()  # it may be the other group's turn now
+        seconds = time.perf_counter() - start
         for sequence in news:
             self._report(sequence)
+        self._measure_step(scheduler, seconds)
+        if scheduler.active > before and len(self._groups) > 1:
+            self.wake()  # it may be the other group's turn now
 
     def _measure_step(self, scheduler: Scheduler, seconds: float) -> None:
         """Tell the metrics what a step took and what holds after it."""
@@ -188,16 +190,19 @@ class Groups:
                 log.exception("steps cannot be measured; the policy is fixed")
                 return
 
-    def _give_up(self, group: _Group, error: Exception) -> None:
-        """A round failed: its sequences end with an error, the group starts anew."""
+    def _give_up(self, group: _Group, held: list[Sequence], error: Exception) -> None:
+        """A step failed: its sequences end with an error, the group starts anew.
+
+        held: those that had rows before it; some may have ended in it, unreported.
+        """
         log.error("a round failed", exc_info=error)
-        sequences = group.scheduler.sequences
+        sequences = dict.fromkeys([*held, *group.scheduler.sequences])
         group.scheduler = self._new_scheduler(group.first_row, group.rows)
         code, message = INTERNAL, "A decoding round failed. The server's log says why."
         if isinstance(error, EngineGoneError):
             code, message = UNAVAILABLE, "An engine is not running. Try again later."
         for sequence in sequences:
-            sequence.finish_reason = "error"
+            sequence.finish_reason = sequence.finish_reason or "error"
             self._report(sequence, code, message)
 
 

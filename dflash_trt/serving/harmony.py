@@ -7,8 +7,6 @@ included; whoever answers chats tells the channels apart.
 
 from tokenizers import Tokenizer
 
-from dflash_trt.serving.stop_words import overlap
-
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 MARKERS = (START, CHANNEL, MESSAGE, END)
 THOUGHTS = "analysis"
@@ -62,3 +60,9 @@ class Channels:
             parts[self._thinks] += text
         else:
             self._header += text
+
+
+def overlap(text: str, word: str) -> int:
+    """How many of the last characters of `text` are the first ones of `word`, but not all of it."""
+    longest = min(len(text), len(word) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(word[:n])), 0)

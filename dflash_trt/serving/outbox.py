@@ -39,6 +39,8 @@ class Stream:
     deadline: float | None  # time.monotonic()
     choices: list[Choice]
     gone: bool = False  # the client is no longer there
+    client: str = ""
+    places: int = 0  # that it holds: see `places.Places`
     ended: dict[int, Part] = field(default_factory=dict)  # last part of each choice
     failure: tuple[str, str] | None = None  # code and message
 
@@ -72,18 +74,19 @@ class Outbox:
                 self._changed.notify()
             return not self._stopping
 
-    def post(self, stream: Stream, part: Part) -> None:
-        """Send a part of one choice, together with others of it that wait."""
-        key = (stream, part.index[0])
-        with self._changed:
-            waiting = self._pending.get(key)
-            self._pending[key] = part if waiting is None else follow(waiting, part)
-            self._changed.notify()
+    def post(
+        self, stream: Stream, part: Part | None, failure: tuple[str, str] | None = None
+    ) -> None:
+        """Send a part of one choice, together with others of it that wait.
 
-    def fail(self, stream: Stream, code: str, message: str) -> None:
-        """End a stream with an error, after what is pending."""
+        failure: code and message of an error that then ends the stream.
+        """
         with self._changed:
-            stream.failure = (code, message)
+            if part is not None:
+                key = (stream, part.index[0])
+                waiting = self._pending.get(key)
+                self._pending[key] = part if waiting is None else follow(waiting, part)
+            stream.failure = stream.failure or failure
             self._changed.notify()
 
     def close(self, timeout: float, code: str, message: str) -> None:
@@ -105,12 +108,12 @@ class Outbox:
                     self._changed.wait(POLL if self._live else IDLE)
                 pending, self._pending = self._pending, {}
                 live = list(self._live)
+                failed = [stream for stream in live if stream.failure is not None]
             # the first tokens of a text are waited for most
             for (stream, _), part in sorted(pending.items(), key=lambda item: _started(item[1])):
                 self._guarded(stream, self._send, part)
-            for stream in live:
-                if stream.failure is not None:
-                    self._guarded(stream, self._end)
+            for stream in failed:
+                self._guarded(stream, self._end)
             now = time.monotonic()
             if now >= next_look:
                 looks += 1
@@ -154,7 +157,7 @@ class Outbox:
             return
         stream.gone = stream.reply.cancelled()
         if stream.gone:
-            self.fail(stream, "CANCELLED", "The request was cancelled.")
+            self.post(stream, None, ("CANCELLED", "The request was cancelled."))
             self._drop(stream)
 
     def _forget(self, stream: Stream) -> None:

@@ -49,6 +49,7 @@ def write_repository(
         prefill_chunk=config.serving.prefill_chunk,
         block_size=drafter.block_size,
         speculation=config.speculation,
+        max_per_client=config.serving.max_per_client,
     )
     parameters = {
         "dflash": settings.to_parameters(),
@@ -79,6 +80,7 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
         "engines": ENGINES,
         "eos_token_ids": " ".join(map(str, sorted(set(ends)))),
         "max_queue": str(config.serving.max_queue),
+        "max_per_client": str(config.serving.max_per_client or ""),
     }
     for model in PUBLIC:
         _write_model(repository, model, config.name, parameters if model == "dflash" else {})

@@ -14,6 +14,7 @@ from dflash_trt.decoding.scheduler import check_request
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.chat import Render, parse_json, parse_messages
+from dflash_trt.serving.panics import panics_as_errors
 from dflash_trt.serving.settings import Settings
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
@@ -22,7 +23,9 @@ SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "logprobs"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-MOST_WORDS = 64  # stop words or bad words of a request
+MOST_WORDS, LONGEST_WORD, WORDS_BYTES = 64, 256, 2**14  # stop words or bad words of a request
+PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs")
+PROMPT_BYTES = 2**22  # of these together: 0.5 s to parse what JSON takes longest for
 
 Inputs = Mapping[str, "np.ndarray[Any, Any]"]
 
@@ -37,26 +40,39 @@ class Ask:
     stop_words: tuple[str, ...]
 
 
-def choices_asked(inputs: Inputs) -> int:
-    """n, the number of choices; RequestError when there cannot be so many."""
-    n: int = _value(inputs, "n", 1)
-    if not 1 <= n <= MOST_CHOICES:
-        raise RequestError(f"n is {n}", f"Ask for 1 to {MOST_CHOICES} choices.")
-    return n
+def choices_asked(inputs: Inputs, most: int = MOST_CHOICES) -> int:
+    """n, the number of choices; RequestError when there cannot be so many.
+
+    most: sequences that one client can have at all.
+    """
+    n, most = _value(inputs, "n", 1), min(most, MOST_CHOICES)
+    if not 1 <= n <= most:
+        raise RequestError(f"n is {n}", f"Ask for 1 to {most} choices.")
+    return int(n)
 
 
 def parse_request(
-    inputs: Inputs, tokenizer: Tokenizer, template: Render | None, settings: Settings
+    inputs: Inputs,
+    tokenizer: Tokenizer,
+    template: Render | None,
+    settings: Settings,
+    client: str = "",
 ) -> Ask:
-    """Raises `RequestError` for anything that cannot be run."""
+    """Raises `RequestError` for anything that cannot be run, before it takes long or much memory.
+
+    client: who asks.
+    """
+    most = settings.max_seq_len * _longest_token(tokenizer)  # characters
+    _check_bytes(inputs, most)
+    stop_words = _words(inputs, "stop_words")
     text, is_chat = _prompt_text(inputs, template)
-    if len(text) > settings.max_seq_len * _longest_token(tokenizer):
+    if len(text) > most:
         raise RequestError(
             f"The prompt's {len(text)} characters cannot be {settings.max_seq_len} tokens",
             "Shorten the prompt, or build with a larger serving.max_seq_len.",
         )
     # a chat template writes the special tokens itself
-    prompt: list[int] = tokenizer.encode(text, add_special_tokens=not is_chat).ids if text else []
+    prompt = _encode(tokenizer, [text], add_special_tokens=not is_chat)[0] if text else []
     if not prompt:
         raise RequestError("The prompt is empty", "Send at least one token of text.")
     room = settings.max_seq_len - len(prompt)
@@ -73,6 +89,7 @@ def parse_request(
         sampling=sampling,
         stop_ids=frozenset() if ignore_eos else settings.eos_token_ids,
         priority=_value(inputs, "priority", 0),
+        client=client,
     )
     check_request(request, settings.max_seq_len)
     if sampling.min_tokens > request.max_tokens:
@@ -85,7 +102,27 @@ def parse_request(
         for i in range(choices_asked(inputs))
     ]
     prefix = "" if _value(inputs, "exclude_input_in_output", True) else text
-    return Ask(choices, _value(inputs, "stream", False), prefix, _words(inputs, "stop_words"))
+    return Ask(choices, _value(inputs, "stream", False), prefix, stop_words)
+
+
+def _check_bytes(inputs: Inputs, most: int) -> None:
+    """Before it is parsed: whether a prompt of so many characters can be in there.
+
+    JSON has up to six bytes for a character, and names beside them.
+    """
+    size = sum(len(_value(inputs, name, b"")) for name in PROMPT_INPUTS)
+    limit = min(PROMPT_BYTES, 6 * most + 2**16)
+    if size > limit:
+        raise RequestError(
+            f"{', '.join(PROMPT_INPUTS)} are {size} bytes", f"Send at most {limit} in all."
+        )
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """Token ids of each. As a batch, since only that leaves other threads the interpreter."""
+    with panics_as_errors():
+        found = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    return [each.ids for each in found]
 
 
 def _prompt_text(inputs: Inputs, template: Render | None) -> tuple[str, bool]:
@@ -129,20 +166,26 @@ def _value(inputs: Inputs, name: str, default: Any) -> Any:
 
 def _words(inputs: Inputs, name: str) -> tuple[str, ...]:
     values = inputs[name].ravel().tolist() if name in inputs else []
+    if len(values) > MOST_WORDS:
+        raise RequestError(f"{name} has {len(values)} words", f"Send at most {MOST_WORDS}.")
+    if (size := sum(map(len, values))) > WORDS_BYTES:
+        raise RequestError(f"{name} is {size} bytes", f"Send at most {WORDS_BYTES}.")
     words = tuple(_decode(name, value) for value in values)
     if not all(words):
         raise RequestError(f"{name} holds an empty string", "Leave it out.")
-    if len(words) > MOST_WORDS:
-        raise RequestError(f"{name} has {len(words)} words", f"Send at most {MOST_WORDS}.")
+    if (longest := max(map(len, words), default=0)) > LONGEST_WORD:
+        raise RequestError(
+            f"{name} has a word of {longest} characters", f"Send at most {LONGEST_WORD} of each."
+        )
     return words
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Their token ids, at the start of a text and after a space, as vLLM reads them."""
     found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        plain = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False).ids)
-        spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False).ids)
+    texts = [space + word.lstrip() for word in words for space in ("", " ")]
+    ids = [tuple(each) for each in _encode(tokenizer, texts, add_special_tokens=False)]
+    for plain, spaced in zip(ids[::2], ids[1::2], strict=True):
         found[plain] = None
         if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
             found[spaced] = None

@@ -26,6 +26,7 @@ class Settings:
     block_size: int
     speculation: Speculation
     mode: str  # "ensemble", "in_process" or "tensorrt_llm"
+    max_per_client: int | None = None
 
     @property
     def most_drafts(self) -> int:
@@ -41,6 +42,7 @@ class Settings:
             "mode": self.mode,
             "eos_token_ids": " ".join(map(str, sorted(self.eos_token_ids))),
             "speculation": self.speculation.model_dump_json(),
+            "max_per_client": str(self.max_per_client or ""),
             **{name: str(getattr(self, name)) for name in numbers},
         }
 
@@ -57,6 +59,7 @@ class Settings:
             max_seq_len=int(parameters["max_seq_len"]),
             prefill_chunk=int(parameters["prefill_chunk"]),
             block_size=int(parameters["block_size"]),
+            max_per_client=int(parameters.get("max_per_client") or 0) or None,
         )
 
 

@@ -59,7 +59,7 @@ class SideDoor:
             if word := asked.get("control"):
                 return reply.say(self._front.obey(word)._asdict())
             inputs = {name: _array(values) for name, values in asked["inputs"].items()}
-            self._front.submit(inputs, reply, asked["timeout"])
+            self._front.submit(inputs, reply, asked["timeout"], asked["client"])
         except Exception:
             log.exception("a plain request could not be read")
             reply.fail("INTERNAL", "The request could not be read. The server's log says why.")
@@ -89,11 +89,17 @@ class _Reply:
 class Knock:
     """A request on its way through the door, for the process of `dflash_infer`."""
 
-    def __init__(self, inputs: Mapping[str, "np.ndarray[Any, Any]"], timeout: float | None) -> None:
-        """timeout: in seconds. OSError when the front is not there."""
+    def __init__(
+        self,
+        inputs: Mapping[str, "np.ndarray[Any, Any]"],
+        timeout: float | None,
+        client: str = "",
+    ) -> None:
+        """timeout: in seconds; client: who asks. OSError when the front is not there."""
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(str(_path()))
-        asked = {"inputs": {name: _values(inputs[name]) for name in inputs}, "timeout": timeout}
+        values = {name: _values(inputs[name]) for name in inputs}
+        asked = {"inputs": values, "timeout": timeout, "client": client}
         self._connection.sendall(json.dumps(asked).encode() + b"\n")
 
     def wait(self, seconds: float) -> bool:

@@ -1,6 +1,7 @@
 """Text that ends at a stop word, which is never given out, not even its beginning."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopWords:
@@ -8,6 +9,7 @@ class StopWords:
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
+        self._matched = [0] * len(words)  # characters of each that the text ends with
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -17,8 +19,9 @@ class StopWords:
         if places:
             given, self._held = self._held[: min(places)], ""
             return given, True
-        keep = max((overlap(self._held, word) for word in self._words), default=0)
-        cut = len(self._held) - keep
+        for i, word in enumerate(self._words):
+            self._matched[i] = _advance(word, self._matched[i], text)
+        cut = len(self._held) - max(self._matched, default=0)
         given, self._held = self._held[:cut], self._held[cut:]
         return given, False
 
@@ -28,7 +31,26 @@ class StopWords:
         return given
 
 
-def overlap(text: str, word: str) -> int:
-    """How many of the last characters of `text` are the first ones of `word`, but not all of it."""
-    longest = min(len(text), len(word) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(word[:n])), 0)
+def _advance(word: str, matched: int, text: str) -> int:
+    """How much of the word's beginning the text so far ends with, now that `text` has come.
+
+    The word is not in it. As Knuth, Morris and Pratt do: each character is looked at once.
+    """
+    shorter = _borders(word)
+    for character in text:
+        while matched and word[matched] != character:
+            matched = shorter[matched - 1]
+        matched += word[matched] == character
+    return matched
+
+
+@lru_cache(maxsize=256)
+def _borders(word: str) -> tuple[int, ...]:
+    """Of each beginning of the word, the longest shorter one that it ends with."""
+    found, matched = [0], 0
+    for character in word[1:]:
+        while matched and word[matched] != character:
+            matched = found[matched - 1]
+        matched += word[matched] == character
+        found.append(matched)
+    return tuple(found)

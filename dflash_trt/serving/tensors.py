@@ -50,5 +50,8 @@ def timeout(request: Any) -> float | None:
 
 
 def inputs(request: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """All input tensors of a request by name; optional ones that were not sent are absent."""
-    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    """All input tensors of a request by name; optional ones that were not sent are absent.
+
+    Copies: their memory is Triton's again when the model has taken the request.
+    """
+    return {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}

@@ -13,7 +13,7 @@ from dflash_trt.serving import llm
 from dflash_trt.serving.chat import load_chat_template
 from dflash_trt.serving.front import Front
 from dflash_trt.serving.groups import EngineGoneError, Groups
-from dflash_trt.serving.internal import hide_shared_memory, with_key
+from dflash_trt.serving.internal import client_of, hide_shared_memory, with_key
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
@@ -44,7 +44,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            self.front.submit(inputs(request), Reply(request), timeout(request))
+            client = client_of(parameters(request))
+            self.front.submit(inputs(request), Reply(request), timeout(request), client)
 
     def finalize(self):
         self.side_door.close()

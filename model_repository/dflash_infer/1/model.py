@@ -6,10 +6,10 @@ from contextlib import closing
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.serving.internal import hide_shared_memory
+from dflash_trt.serving.internal import client_of, hide_shared_memory
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.side_door import Knock
-from dflash_trt.serving.tensors import inputs, timeout, to_tensors
+from dflash_trt.serving.tensors import inputs, parameters, timeout, to_tensors
 
 log = logging.getLogger(__name__)
 
@@ -22,19 +22,18 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            # copies: the tensors' memory is Triton's again when this returns
-            tensors = {name: each.copy() for name, each in inputs(request).items()}
+            tensors = inputs(request)
             tensors.pop("stream", None)
-            sender = request.get_response_sender()
+            knock = tensors, timeout(request), client_of(parameters(request))
             # any number may wait; how many is the front's to decide
             threading.Thread(
-                target=respond, args=[sender, tensors, timeout(request)], daemon=True
+                target=respond, args=[request.get_response_sender(), knock], daemon=True
             ).start()
 
 
-def respond(sender, tensors, timeout):
+def respond(sender, knock):
     try:
-        response = ask(sender, tensors, timeout)
+        response = ask(sender, knock)
     except OSError:
         response = failure("UNAVAILABLE", "The model dflash is not running. Try again later.")
     except Exception:
@@ -43,8 +42,8 @@ def respond(sender, tensors, timeout):
     sender.send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def ask(sender, tensors, timeout):
-    with closing(Knock(tensors, timeout)) as knock:
+def ask(sender, knock):
+    with closing(Knock(*knock)) as knock:
         while not knock.wait(max(0.02, threading.active_count() / LOOKS)):
             if sender.is_cancelled():
                 return failure("CANCELLED", "The request was cancelled.")
