@@ -53,6 +53,8 @@ class TableModel:
             sample_from_anchor=False,
             most_verified=7,
             deepest=DRAFTS,
+            least_rows=1,
+            quantized=False,
         )
 
     def look_up(self, inputs: Mapping[str, Array]) -> Array:

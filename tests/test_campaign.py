@@ -1,5 +1,7 @@
 """Random pairs, storage, ranks, policies and traffic: every text is the target's, as if alone.
 
+A quantised target's log-probabilities are so bit for bit: where little is not lost, much may be.
+
 How many runs, and of which seed: DFLASH_TRT_RUNS and DFLASH_TRT_SEED, which the test prints. A run
 is one prompt decoded among others.
 """
@@ -52,6 +54,7 @@ STORAGE: dict[str, dict[str, Any]] = {
 class Expected(NamedTuple):
     request: Request
     tokens: list[int]
+    logprobs: list[list[float]]
     reason: str | None
 
 
@@ -72,7 +75,7 @@ def test_every_text_is_the_targets(
         for batch in range(BATCHES):
             scheduler, drawn, what = _scheduler(target.info, rounds, expected, dice)
             asked = [x for x in expected if drawn or not x.request.sampling.temperature]
-            for wrong in _decode(scheduler, asked, dice, verified):
+            for wrong in _decode(scheduler, asked, dice, verified, target.info.quantized):
                 different.append((pair_seed, *cell, batch, what, wrong))
                 print(f"different: {different[-1]}")
             runs += len(asked)
@@ -110,7 +113,7 @@ def _alone(target: Engine, dice: np.random.Generator) -> list[Expected]:
         prompt = dice.integers(318, size=length).tolist()
         request = Request(prompt, most, _sampling(dice), stops)
         (sequence,) = run_all(plain, [request])
-        found.append(Expected(request, sequence.tokens, sequence.finish_reason))
+        found.append(Expected(request, sequence.tokens, sequence.logprobs, sequence.finish_reason))
     return found
 
 
@@ -132,7 +135,7 @@ def _sampling(dice: np.random.Generator) -> Sampling:
         frequency_penalty=at_times(0.2, 0.0),
         min_tokens=at_times(5, 0),
         bad_words=at_times(((7,), (3, 11)), ()),
-        logprobs=at_times(2, None),
+        logprobs=at_times(5, None),
         seed=int(dice.integers(2**62)),
     )
 
@@ -170,9 +173,16 @@ def _scheduler(
 
 
 def _decode(
-    scheduler: Scheduler, asked: list[Expected], dice: np.random.Generator, verified: Counter[str]
-) -> list[tuple[Expected, list[int]]]:
-    """All in random order, joining while others run, some cancelled; returns what is different."""
+    scheduler: Scheduler,
+    asked: list[Expected],
+    dice: np.random.Generator,
+    verified: Counter[str],
+    bits: bool,
+) -> list[tuple[Expected, Sequence]]:
+    """All in random order, joining while others run, some cancelled; returns what is different.
+
+    bits: whether log-probabilities must be the same, too.
+    """
     waiting = [asked[i] for i in dice.permutation(len(asked))]
     pace, cancelled = dice.choice([0.2, 1.0]), dice.choice([0.0, 0.1])
     started: list[tuple[Expected, Sequence, int]] = []  # and at how many tokens it is cancelled
@@ -188,9 +198,10 @@ def _decode(
             if len(sequence.tokens) >= end:
                 scheduler.finish(sequence, "cancelled")
     return [
-        (each, sequence.tokens)
+        (each, sequence)
         for each, sequence, _ in started
         if sequence.tokens != each.tokens[: len(sequence.tokens)]
+        or (bits and sequence.logprobs != each.logprobs[: len(sequence.logprobs)])
         or sequence.finish_reason not in (each.reason, "cancelled")
         or (sequence.finish_reason != "cancelled" and len(sequence.tokens) != len(each.tokens))
     ]

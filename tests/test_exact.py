@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from conftest import MAX_SEQ_LEN, BuildPair
+from conftest import MAX_SEQ_LEN, SLOTS, BuildPair
 from exact import (
     NEW_TOKENS,
     Case,
@@ -23,10 +23,16 @@ from exact import (
     scheduler_of,
 )
 
-from dflash_trt.decoding.messages import RoundOutput, VerifyInput
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding import check as check_module
+from dflash_trt.decoding.check import check
+from dflash_trt.decoding.messages import RoundOutput, RunRound, VerifyInput
 from dflash_trt.decoding.policy import Fixed
+from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines.step import Engine as AnyEngine
 
 # every shape the issue names: families, GQA ratios 1, 2, 4, heads tied and not, blocks of 4, 8, 16,
 # 1 to 8 taps, tap counts other than the drafter's layer count
@@ -294,3 +300,61 @@ def test_up_to_the_last_position(case_of: CaseOf) -> None:
         sequences = run_all(scheduler, requests)
         for i, sequence in enumerate(sequences):
             assert sequence.tokens == greedy[i // 2][: requests[i].max_tokens]
+
+
+def test_verify_notices_what_neighbours_change(
+    case_of: CaseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that is right about every prompt alone, and wrong about the last of several."""
+    case = case_of(ONE, True)
+    engines, speculation = case.built.target_engine.parent, Speculation(draft_tokens=7)
+    found = check(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
+    assert (found.identical, found.first_mismatch) == (4, None)
+
+    def broken(target: AnyEngine, drafter: AnyEngine | None) -> RunRound:
+        rounds = in_process(target, drafter)
+
+        def run(x: VerifyInput) -> RoundOutput:
+            output = rounds(x)
+            if len(x.rows) == SLOTS:
+                output.results[-1, 1] ^= 1
+            return output
+
+        return run
+
+    monkeypatch.setattr(check_module, "in_process", broken)
+    found = check(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
+    assert found.identical < found.total == 4
+    assert found.first_mismatch is not None
+    assert found.first_mismatch.together
+    assert found.outputs == case.greedy
+
+
+# --- logits that are no numbers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(logprobs=1), Sampling(0.7, seed=1)])
+@pytest.mark.parametrize("drafts", [0, 7])
+@pytest.mark.parametrize("position", [8, 20])  # while its prompt is taken in, and behind it
+def test_a_row_without_numbers_fails_alone(
+    sampling: Sampling, drafts: int, position: int, case_of: CaseOf
+) -> None:
+    """Nor does whoever has its cache row next notice."""
+    case = case_of(ONE, True)
+    target = Engine(case.built.target_engine)
+    rounds = in_process(target, Engine(case.built.drafter_engine) if drafts else None)
+    scheduler = scheduler_of(rounds, Fixed(drafts), slots=2, prefill_chunk=4)
+    first = scheduler.submit(Request(case.prompts[0], NEW_TOKENS))
+    broken = scheduler.submit(Request(case.prompts[1], NEW_TOKENS, sampling))
+    after = scheduler.submit(Request(case.prompts[2][:5], NEW_TOKENS))
+    while broken.position < position:
+        scheduler.step()
+    row = scheduler.sequences.index(broken)
+    for caches in target._alike:
+        caches[:, row, :, 0] = np.nan
+    while scheduler.busy:
+        scheduler.step()
+    assert [s.finish_reason for s in (first, broken, after)] == ["length", "error", "length"]
+    assert first.tokens == case.greedy[0]
+    (expected,) = reference.greedy(case.built.pair.target_dir, [case.prompts[2][:5]], NEW_TOKENS)
+    assert after.tokens == expected

@@ -22,7 +22,8 @@ from dflash_trt.build import build
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.inspect import inspect
 from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
-from dflash_trt.checkpoints.pair import CHECKS, findings
+from dflash_trt.checkpoints.pair import CHECKS, check_pair, findings
+from dflash_trt.checkpoints.target import load_target
 from dflash_trt.checkpoints.zlab import default_taps
 from dflash_trt.cli import main
 from dflash_trt.config import BuildConfig
@@ -149,6 +150,18 @@ def test_each_check_fires_on_its_fault(spoiled: Path, name: str) -> None:
     spoil, others = CASES[name]
     spoil(spoiled / "target", spoiled / "drafter")
     assert bad(spoiled).keys() == {name, *others}
+
+
+def test_a_tied_head_of_its_own_has_to_be_the_embedding(spoiled: Path) -> None:
+    target = spoiled / "target"
+    edit(target, tie_word_embeddings=True)
+    assert bad(spoiled) == {"target-head": "error"}
+    pair = load_target(target), load_drafter(spoiled / "drafter")
+    with pytest.raises(PairError, match=r"own lm_head\.weight is not its embedding"):
+        check_pair(*pair, None)
+    # both hold the embedding, as transformers would have saved them
+    edit_weights(target, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"] + 0}))
+    assert bad(spoiled) == {}
 
 
 def test_faults_that_need_more_than_one_pair(spoiled: Path) -> None:

@@ -307,3 +307,19 @@ def _build(case: Case, source: Path, engine: Path) -> None:
 def _operators(engine: Path) -> set[str]:
     model = onnx.load(engine / "model.onnx", load_external_data=False)
     return {node.op_type for node in model.graph.node}
+
+
+def test_sinks_do_not_show_how_many_rows_are_seen(cases: Callable[[str], Case]) -> None:
+    """Bit for bit: the sum of a softmax starts with the sink, wherever the last row is."""
+    built = cases("gpt-oss").built
+    engine, tokens = Engine(built.target_engine), built.texts[0][:30]
+    found = []
+    for visible in (32, 40, 45, 160):
+        step = engine.step(0, 1, 30, visible, 30)
+        step.inputs["tokens"][:] = tokens
+        step.inputs["positions"][:] = step.inputs["head_rows"][:] = np.arange(30)
+        step.inputs["write_index"][:] = 0
+        step.inputs["mask"][:] = np.tri(30, visible, dtype=bool)
+        step.run()
+        found.append(step.outputs["logits"].copy())
+    assert all((each == found[0]).all() for each in found)

@@ -14,13 +14,19 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from exact import target_step
+from exact import run_all, scheduler_of, target_step
+from guesses import COSTS, AtRandom, Guesses
 from pairs import make_pair, teach
 
 from dflash_trt.build import BuildResult, build
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
+from dflash_trt.decoding.policy import Fixed
+from dflash_trt.decoding.proposals import strategy
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.digests import LARGE
 from dflash_trt.engines.accuracy import _check_fused
 from dflash_trt.engines.info import read_info
@@ -132,18 +138,43 @@ def test_quantised_text_is_the_quantised_targets_own(
     assert 0 < np.sqrt(np.mean(error**2) / np.mean(logits(original) ** 2)) < 1.5 * rms
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_logits_do_not_depend_on_their_neighbours(
+    taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str
+) -> None:
+    """Bit for bit: whatever else is decoded, proposed, or taken in by which chunks."""
+    pair, known = taught
+    build_pair(pair, tmp_path / "built", quantize=quantize)
+    engines = tmp_path / "built" / "engines"
+    target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
+    logprobs = Sampling(logprobs=20)
+    requests = [Request(text[:n], 24, logprobs) for text in known[:3] for n in (1, 2, 17)]
+    alone = run_all(scheduler_of(in_process(target, None), Fixed(0), slots=1), requests)
+    texts = {id(r): found.tokens for r, found in zip(requests, alone, strict=True)}
+    rounds = in_process(target, drafter)
+    for policy, chunk in ((Fixed(0), 5), (Fixed(1), 1), (Fixed(7), 16), (AtRandom(7, 0), 160)):
+        guesses = Guesses(texts, target.info, 0) if isinstance(policy, AtRandom) else None
+        scheduler = scheduler_of(rounds, policy, guesses, prefill_chunk=chunk)
+        for found, expected in zip(run_all(scheduler, requests), alone, strict=True):
+            assert found.tokens == expected.tokens
+            assert found.logprobs == expected.logprobs
+
+
+def test_of_a_quantised_target_no_trees_are_verified(
     taught: tuple[Path, list[list[int]]], tmp_path: Path
 ) -> None:
+    """Attention adds up a tree's tokens in another order than a chain's."""
     pair, _ = taught
-    build_pair(pair, tmp_path / "built", quantize="int8")
-    engine = Engine(tmp_path / "built" / "engines" / "target")
-    whole = {name: array.copy() for name, array in target_step(engine, TEXT, 0).items()}
-    for i, token in enumerate(TEXT):
-        alone = target_step(engine, [token], i, row=1)
-        assert (alone["logits"][0] == whole["logits"][i]).all()
-        assert (alone["features"][0, 0] == whole["features"][0, i]).all()
-        assert (alone["top_ids"][0] == whole["top_ids"][i]).all()
+    for quantize, trees in ((None, True), ("int8", False)):
+        build_pair(pair, tmp_path / "built", quantize=quantize)
+        info = read_info(tmp_path / "built" / "engines" / "target", KIND)
+        ids, probs = np.array([[1, 2], [3, 4]]), np.array([[0.5, 0.4], [0.5, 0.4]], np.float32)
+        sequence = Sequence(Request([1], 24), tokens=[1])
+        sequence.candidates = ids, probs
+        _, proposer = strategy(Speculation(), info, COSTS["cheap"])
+        assert proposer is not None
+        ((offer, *_),) = (row.offers for row in proposer.rows([sequence], 1))
+        assert offer.is_chain is not trees
 
 
 @pytest.mark.parametrize("bits", [4, 8])

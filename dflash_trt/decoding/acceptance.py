@@ -84,8 +84,8 @@ def accept_by_rules(
 ) -> list[Kept | None]:
     """Which drafts of each row are kept (1: the first), and the target's token after them.
 
-    own `[n, D + 1]`: the target's likeliest token after the anchor and after each draft; logits
-    `[n, D + 1, vocab]`. None: these are no numbers, which hurts that row alone.
+    own `[n, D + 1]`: the target's likeliest token after the anchor and after each draft, NO_TOKEN
+    where there are no numbers; logits `[n, D + 1, vocab]`. None: a row needed one of those.
     """
     kept: list[Kept | None] = [None] * len(own)
     rows: list[_Row] = []
@@ -109,7 +109,8 @@ def accept_by_rules(
     places = [(row, path) for row in drawing for path in (row.paths() if few else ([],))]
     while rows:
         for (row, path), token in zip(places, _draw(places, logits), strict=True):
-            known[row.i, _node(path)] = token
+            node = _node(path)
+            known[row.i, node] = NO_TOKEN if own[row.i][node] == NO_TOKEN else token
         places = []
         for row in rows:
             path, found = walk(row.drafts, row.parents, partial(_known, known, row.i))

@@ -32,7 +32,7 @@ from dflash_trt.decoding.path import best_path, draw_paths
 from dflash_trt.decoding.rules import decode
 from dflash_trt.decoding.sampling import propose
 from dflash_trt.decoding.tree import ancestors, depths
-from dflash_trt.engines.step import Engine
+from dflash_trt.engines.step import NOTHING, Engine
 
 
 def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOutput:
@@ -90,12 +90,20 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
             for i, line in enumerate(x.tokens.tolist())
         ]
         results = [[-1, 0] if token == NO_TOKEN else [kept, token] for kept, token in results]
+    _clear_failed(engine, first_row, results)
     older = [0] * n
     if held is not None:
         features, older = held.pass_on(x, [accepted for accepted, *_ in results], features)
     for result, count in zip(results, older, strict=True):
         result.insert(2, count)
     return VerifyOutput(np.array(results), features, logprobs, ids, time.perf_counter() - start)
+
+
+def _clear_failed(engine: Engine, first_row: int, results: Sequence[Sequence[int]]) -> None:
+    """What has no finite logits may have left entries that are no numbers, for the row's next."""
+    for i, (accepted, *_) in enumerate(results):
+        if accepted < 0:
+            engine.move_row(NOTHING, first_row + i, engine.info.cache_len)
 
 
 def _keep(engine: Engine, row: int, place: int, path: list[int], features: Float32) -> None:
@@ -150,6 +158,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     step.inputs["features"][:] = x.features
     step.inputs["head_rows"][:] = _draft_rows(n, size, first, depth)
     step.run()
+    _clear_failed(engine, first_row, results)
     outputs = step.outputs
     ids = outputs["top_ids"].reshape(n, depth, -1)
     pairs = outputs.get("pair_scores")

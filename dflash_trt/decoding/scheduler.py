@@ -154,7 +154,7 @@ class Scheduler:
         if drafts:
             self._policy.prefilled(n, drawn, report.draft)
         sequence.verified(len(chunk), wanted)
-        if not last:
+        if not last and output.results[0, 0] >= 0:
             return []
         # others go on as was chosen for them: many short texts would have a choice every few rounds
         goes_on = self._decoding and not drafts

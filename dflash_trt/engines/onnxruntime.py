@@ -12,7 +12,14 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.step import BoundSteps, Step, cache_names, step_tensors, token_moves
+from dflash_trt.engines.step import (
+    NOTHING,
+    BoundSteps,
+    Step,
+    cache_names,
+    step_tensors,
+    token_moves,
+)
 from dflash_trt.errors import EngineError
 
 if TYPE_CHECKING:
@@ -70,7 +77,8 @@ class Engine:
 
         def move() -> None:
             for caches in self._alike:
-                caches[:, destination, :, :tokens] = caches[:, source, :, :tokens]
+                moved = caches[:, :, :, :tokens]
+                moved[:, destination] = 0 if source == NOTHING else moved[:, source]
 
         if self._leader is not None:
             self._leader.move_row(source, destination, tokens, move)

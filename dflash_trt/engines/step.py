@@ -8,6 +8,7 @@ import numpy as np
 
 from dflash_trt.engines.info import EngineInfo
 
+NOTHING = -1  # in place of a cache row: see `Engine.move_row`
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape of each
 
 
@@ -62,7 +63,10 @@ class Engine(Protocol):
         """
 
     def move_row(self, source: int, destination: int, tokens: int) -> None:
-        """Copy one sequence's first tokens to another cache row, so that active rows stay dense."""
+        """Copy one sequence's first tokens to another cache row, so that active rows stay dense.
+
+        From NOTHING come zeros: a masked entry must be finite, since it is multiplied by 0.
+        """
 
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         """Close ranks behind a tree of drafts, of which some were accepted.

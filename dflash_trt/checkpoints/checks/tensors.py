@@ -1,5 +1,7 @@
 """The tensors against the configs, and what one model borrows from the other."""
 
+import numpy as np
+
 from dflash_trt.checkpoints.checks import Found
 from dflash_trt.checkpoints.drafter import drafter_shapes
 from dflash_trt.checkpoints.outline import Pair
@@ -10,12 +12,21 @@ from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 HEAD = "lm_head.weight"
+ROWS = 512  # read at a time
 
 
 def target_head(pair: Pair) -> Found:
     """Both models end in the target's head; a wrong tie_word_embeddings takes another matrix."""
     target = pair.target.loaded
     tied, stored = target.spec.tie_word_embeddings, HEAD in target.weights.names
+    embedding = f"{target.spec.prefix}embed_tokens.weight"
+    if tied and stored and not _equal(target.weights, HEAD, embedding):
+        return Found(
+            False,
+            f"the target's tie_word_embeddings is true, but its own {HEAD} is not its embedding: "
+            "some engines take the embedding for its head, transformers what is stored",
+            f"Set tie_word_embeddings to false if {HEAD} is right, else remove that tensor",
+        )
     return Found(
         tied or stored,
         f"the target's tie_word_embeddings is {str(tied).lower()} and it has "
@@ -72,6 +83,14 @@ def dtype(pair: Pair) -> Found:
         f"the target's tensors are {', '.join(of[0])}, the drafter's {', '.join(of[1])}",
         "Take the drafter in bfloat16",
     )
+
+
+def _equal(weights: Weights, *names: str) -> bool:
+    """Whether two matrices hold the same numbers; they are read in pieces."""
+    if weights.shape(names[0]) != weights.shape(names[1]):
+        return False
+    pieces = (weights.pieces(name, ROWS) for name in names)
+    return all(np.array_equal(a, b) for a, b in zip(*pieces, strict=False))
 
 
 def _tensors(

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflash_trt.engines.info import read_info
-from dflash_trt.engines.step import BoundSteps, Step, cache_names, step_tensors, token_moves
+from dflash_trt.engines.step import (
+    NOTHING,
+    BoundSteps,
+    Step,
+    cache_names,
+    step_tensors,
+    token_moves,
+)
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.gpu import Gpu
 from dflash_trt.engines.tensorrt.library import make_log, sizes, trt
@@ -67,6 +74,7 @@ class Engine:
             shape = (len(names), slots, heads, rows, head_dim)
             self._alike.append(self._gpu.memory(shape, self._plan.dtype))
             self._caches.update(zip(names, self._alike[-1], strict=True))
+        self._zero = self._gpu.memory((1,), self._plan.dtype)
         self._large: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._steps = BoundSteps(BOUND_STEPS)
         self._gpu.wait()
@@ -85,7 +93,8 @@ class Engine:
         def move() -> None:
             for caches in self._alike:
                 moved = caches[:, :, :, :tokens]
-                self._gpu.copy(moved[:, source], moved[:, destination])
+                what = self._zero if source == NOTHING else moved[:, source]
+                self._gpu.copy(what, moved[:, destination])
 
         if self._leader is not None:
             self._leader.move_row(source, destination, tokens, move)
