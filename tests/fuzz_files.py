@@ -81,7 +81,7 @@ def special(file: Path, chance: random.Random) -> None:
         file.mkdir()
     elif how == "hole":
         file.touch()
-        os.truncate(file, chance.choice([1, 1 << 20, 1 << 26, 1 << 29]))
+        os.truncate(file, chance.choice([1, 1 << 20, 1 << 26, 1 << 28]))
     elif how == "link":
         file.symlink_to(chance.choice(["/etc/passwd", "/", "nowhere", "../target/config.json"]))
     elif how == "loop":
