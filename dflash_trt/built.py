@@ -19,7 +19,7 @@ def inspect_built(directory: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(directory)
     kept = kept_costs(directory / "engines")
-    here = this_machine(directory / "engines", mode="") if kept else {}
+    here = {**this_machine(directory / "engines", mode="")} if kept else {}
     here = {name: value for name, value in here.items() if name not in ("mode", "threads")}
     return {
         "directory": str(directory),

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from blake3 import blake3
 
+from dflash_trt.files import open_regular
+
 LARGE = 1 << 28
 CHUNK = 1 << 20  # bytes read at a time: what stays in a core's cache
 
@@ -45,7 +47,7 @@ def sha256(files: Iterable[Path]) -> str:
 
 
 def _read(file: Path, digest: Hash) -> None:
-    with file.open("rb", buffering=0) as stream:
+    with open_regular(file) as stream:
         # not a memory map, as blake3 has: its pages would count as memory of the build
         chunk = memoryview(bytearray(min(CHUNK, file.stat().st_size + 1)))
         while size := stream.readinto(chunk):

@@ -4,11 +4,12 @@ Whatever is wrong with a file is an OSError, with its content a ValueError.
 """
 
 import errno
+import io
 import json
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
@@ -31,14 +32,20 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)  # making o
 
 def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
     """OSError when it is no regular file, or has more than `most` bytes."""
+    with open_regular(file) as stream:
+        if (size := os.fstat(stream.fileno()).st_size) > most:
+            raise OSError(errno.EFBIG, f"it has more than {most >> 10} KiB", str(file))
+        return stream.read(size)
+
+
+def open_regular(file: Path) -> io.FileIO:
+    """Open to read, unbuffered; OSError when it is no regular file."""
     # a pipe would be waited for, and a device may never end
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(file))
-        data = stream.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most >> 10} KiB", str(file))
-    return data
+    stream = io.FileIO(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+    return stream
 
 
 def read_text(file: Path, most: int = MAX_JSON) -> str:
@@ -56,12 +63,12 @@ def parse_json(text: bytes | str, **options: Any) -> Any:
         value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, **options)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [value]
+    inner: Iterable[Any] = [value]
     for _ in range(MAX_DEPTH):
-        inner = chain.from_iterable(x.values() if isinstance(x, dict) else x for x in level)
         level = [each for each in inner if isinstance(each, dict | list)]
         if not level:
             return value
+        inner = chain.from_iterable(x.values() if isinstance(x, dict) else x for x in level)
     raise ValueError("it is nested too deeply")
 
 

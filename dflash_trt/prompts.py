@@ -7,7 +7,7 @@ from typing import Any
 from dflash_trt.errors import RequestError
 from dflash_trt.files import parse_json, read_text
 
-MAX_PROMPTS = 1 << 28  # bytes of a file of them
+MAX_PROMPTS = 1 << 26  # bytes of a file of them
 Prompt = str | Sequence[Mapping[str, Any]]  # a text as it is, or messages for the chat template
 WRONG = (
     'not an object with "text" (a string), "messages" (a list of objects with a role) or "ids" '

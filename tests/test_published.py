@@ -15,7 +15,7 @@ import yaml
 from huggingface_hub import constants
 from published import PAIRS, write_pair
 
-from dflash_trt import manifest
+from dflash_trt import manifest, provenance
 from dflash_trt.build import build
 from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
 from dflash_trt.checkpoints.pair import findings
@@ -69,7 +69,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(constants, "HF_HUB_CACHE", str(directory))
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
         # to hash and copy the holes would take minutes and show nothing
-        patch.setattr(manifest, "entry", lambda file: {"size": file.stat().st_size})
+        for module in (manifest, provenance):
+            patch.setattr(module, "entry", lambda file: {"size": file.stat().st_size})
         patch.setattr(bundle, "copy", copy_without_holes)
         yield directory
 

@@ -33,7 +33,7 @@ from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.graphs.quantised import codes, scales
-from dflash_trt.manifest import digests
+from dflash_trt.provenance import digests
 from dflash_trt.serving.process import find_repository
 
 TEXT = list(range(40, 100))

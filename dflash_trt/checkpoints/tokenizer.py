@@ -8,7 +8,7 @@ from dflash_trt.checkpoints.files import check_inside, read_bytes
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files import copy_file
 
-MAX_TOKENIZER = 1 << 28  # bytes; the longest that is published has about 40 MB
+MAX_TOKENIZER = 1 << 26  # bytes; the longest that is published has about 40 MB
 REQUIRED = "tokenizer.json"
 OPTIONAL = (
     "added_tokens.json",
@@ -50,10 +50,14 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     file = directory / REQUIRED
     data = read_bytes(file, MAX_TOKENIZER)
     try:
-        return Tokenizer.from_buffer(data)
+        tokenizer = Tokenizer.from_buffer(data)
     except BaseException as error:  # the library raises bare Exception, and where it panics that
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise CheckpointError(
             f"{file} is not a tokenizer ({error})", "Download or export the tokenizer again"
         ) from error
+    # a file may ask for both, and no prompt may be cut or grow: transformers does neither
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -5,10 +5,11 @@ It is no part of the build: `manifest.json` does not list it, and a rebuild drop
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from dflash_trt.atomic import replace_text
 from dflash_trt.decoding.costs import Costs, measure
@@ -25,7 +26,19 @@ KEPT = 8  # machines, those measured last
 
 ROLES = ("target", "drafter")
 
-Machine = Mapping[str, str | int]
+
+class Machine(TypedDict):
+    """What decides the time of a round, engines included."""
+
+    cpu: str
+    cores: int
+    gpu: str  # "" without one
+    kind: str
+    library: str
+    mode: str
+    threads: int
+    target: str  # SHA-256 of its engine.json
+    drafter: str
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,7 @@ class _Kept:
 
     __pydantic_config__: ClassVar = EXACT
 
-    machine: dict[str, str | int]
+    machine: Machine
     costs: Costs
 
 
@@ -48,17 +61,17 @@ def costs_of(engines: Path, mode: str, run_round: RunRound, threads: int | None 
     for machine, costs in kept_costs(engines):
         if machine == here:
             return costs
-    target, drafter = (read_info(engines / role, str(here["kind"])) for role in ROLES)
+    target, drafter = (read_info(engines / role, here["kind"]) for role in ROLES)
     log.info("measuring what rounds cost on this machine")
     costs = measure(run_round, drafter.block_size, target.slots, target.max_seq_len)
     keep_costs(engines, here, costs)
     return costs
 
 
-def this_machine(engines: Path, mode: str, threads: int | None = None) -> dict[str, str | int]:
-    """What decides the time of a round, engines included; arguments as in `costs_of`."""
+def this_machine(engines: Path, mode: str, threads: int | None = None) -> Machine:
+    """Arguments as in `costs_of`."""
     kind = engine_kind(engines / "target")
-    info = read_info(engines / "target", kind)
+    info, _ = (read_info(engines / role, kind) for role in ROLES)
     if info.plan is None:
         library, gpu = f"{kind} {versions()[kind]}", ""
     else:
@@ -75,7 +88,8 @@ def this_machine(engines: Path, mode: str, threads: int | None = None) -> dict[s
         "library": library,
         "mode": mode,
         "threads": info.threads if threads is None else threads,
-        **{role: sha256([engines / role / ENGINE_FILE]) for role in ROLES},
+        "target": sha256([engines / "target" / ENGINE_FILE]),
+        "drafter": sha256([engines / "drafter" / ENGINE_FILE]),
     }
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.checkpoints.drafter import is_drafter
 from dflash_trt.checkpoints.kinds import OURS
 from dflash_trt.checkpoints.outline import Outline, Pair, outline_drafter, outline_target
 from dflash_trt.checkpoints.pair import Finding, findings
@@ -40,6 +41,8 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
         config.speculation.draft_tokens,
         config.serving.max_seq_len,
     )
+    if pair.target.refusal and is_drafter(pair.target.values):
+        raise pair.target.refusal
     target_files = checkpoint_files(pair.target, weights=not by_id)
     tokenizer_files(pair.target.directory)  # raises where there is none
     drafter_files = checkpoint_files(pair.drafter)

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from dflash_trt.config.build import Speculation
 from dflash_trt.engines.info import most_verified
 from dflash_trt.engines.tensorrt_llm.info import KIND
+from dflash_trt.errors import BuildError
 
 # the request parameter by which a client asks for "CODE: message" errors: in a gRPC stream errors
 # have no code of their own
 CODED_ERRORS = "coded_errors"
+COUNTS = ("slots", "max_seq_len", "block_size")  # what is at least 1
+NUMBERS = (*COUNTS, "max_queue", "prefill_chunk")
+MODES = ("ensemble", "in_process", KIND)
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,6 @@ class Settings:
 
     def to_parameters(self) -> dict[str, str]:
         """As strings, all that Triton's parameters can hold."""
-        numbers = ("slots", "max_queue", "max_seq_len", "prefill_chunk", "block_size")
         return {
             "tokenizer": self.tokenizer,
             "engines": self.engines,
@@ -43,24 +46,37 @@ class Settings:
             "eos_token_ids": " ".join(map(str, sorted(self.eos_token_ids))),
             "speculation": self.speculation.model_dump_json(),
             "max_per_client": str(self.max_per_client or ""),
-            **{name: str(getattr(self, name)) for name in numbers},
+            **{name: str(getattr(self, name)) for name in NUMBERS},
         }
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> "Settings":
-        return cls(
-            tokenizer=parameters["tokenizer"],
-            engines=parameters["engines"],
-            mode=parameters["mode"],
-            eos_token_ids=frozenset(map(int, parameters["eos_token_ids"].split())),
-            speculation=Speculation.model_validate_json(parameters["speculation"]),
-            slots=int(parameters["slots"]),
-            max_queue=int(parameters["max_queue"]),
-            max_seq_len=int(parameters["max_seq_len"]),
-            prefill_chunk=int(parameters["prefill_chunk"]),
-            block_size=int(parameters["block_size"]),
-            max_per_client=int(parameters.get("max_per_client") or 0) or None,
-        )
+        """BuildError where one is missing or wrong."""
+        try:
+            settings = cls(
+                tokenizer=parameters["tokenizer"],
+                engines=parameters["engines"],
+                mode=parameters["mode"],
+                eos_token_ids=frozenset(map(int, parameters["eos_token_ids"].split())),
+                speculation=Speculation.model_validate_json(parameters["speculation"]),
+                slots=int(parameters["slots"]),
+                max_queue=int(parameters["max_queue"]),
+                max_seq_len=int(parameters["max_seq_len"]),
+                prefill_chunk=int(parameters["prefill_chunk"]),
+                block_size=int(parameters["block_size"]),
+                max_per_client=int(parameters.get("max_per_client") or 0) or None,
+            )
+            small = [name for name in NUMBERS if getattr(settings, name) < (name in COUNTS)]
+            if small or (settings.max_per_client or 1) < 1:
+                raise ValueError("a number is too small")
+            if settings.mode not in MODES:
+                raise ValueError(f"there is no mode {settings.mode!r}")
+        except (KeyError, ValueError) as error:
+            raise BuildError(
+                f"the parameters in the config.pbtxt of model dflash are wrong ({error})",
+                "Run `dflash-trt build` again",
+            ) from error
+        return settings
 
 
 def most_drafts(speculation: Speculation, block_size: int, tensorrt_llm: bool) -> int:
