@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ from pathlib import Path
 
 from load import metric
 
+from dflash_trt.serving.gateway.process import Gateway
 from dflash_trt.serving.launch import Ports
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server import free_ports
 
 WAIT = 60.0
 ROOT = Path(__file__).parent.parent
@@ -48,6 +52,21 @@ def serving(
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def openai_front(
+    directory: Path, port: int, triton: Ports, security: Security | None = None
+) -> Iterator[Gateway]:
+    """A gateway of its own over a Triton that runs already, ready."""
+    gateway = Gateway(directory, free_ports().http, triton, security or Security(), port)
+    with tempfile.NamedTemporaryFile() as log:
+        try:
+            gateway.start(Path(log.name))
+            gateway.tell("ready")
+            yield gateway
+        finally:
+            gateway.stop()
 
 
 def metrics(server: Ports) -> str:
