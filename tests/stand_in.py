@@ -66,7 +66,7 @@ OUTPUTS = {
     ),
 }
 PARAMETERS = {"timeout", "coded_errors"}
-MAY_HAVE = {"client"}
+MAY_HAVE = {"client", "client_key"}
 
 Inputs = dict[str, Any]
 Answer = Callable[[Inputs, "Call"], Iterator[service_pb2.ModelStreamInferResponse]]

@@ -69,7 +69,6 @@ class Server:
         self._runtime = internal.new_runtime()
         self.log = self._runtime / "server.log"
         self.log.touch(0o600)
-        self.gateway_key = internal.new_key()  # see `internal.client_parameters`
         self.control = Control(self._runtime / internal.SOCKET)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -124,7 +123,7 @@ class Server:
                 | self._variables
                 | {
                     internal.KEY: internal.new_key(),
-                    internal.GATEWAY_KEY: self.gateway_key,
+                    internal.GATEWAY_KEY: self.security.client_key,
                     internal.RUNTIME: str(self._runtime),
                 },
                 cwd=self._directory,

@@ -3,7 +3,6 @@
 import ipaddress
 import os
 import re
-import secrets
 import ssl
 import subprocess
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.internal import new_key
 
 LOOPBACK = "127.0.0.1"
 # 26.07; older ones have known holes, up to a way around the very keys (CVE-2026-24207, May 2026)
@@ -47,7 +47,8 @@ class Security:
     admin_key: str | None = field(default=None, repr=False)
     api_key: str | None = field(default=None, repr=False)  # OpenAI's; None: the inference key
     # the gateway's; it also closes what nobody was given a key to
-    own_key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    own_key: str = field(default_factory=new_key, repr=False)
+    client_key: str = field(default_factory=new_key, repr=False)  # see `internal.client_parameters`
 
     @property
     def exposed(self) -> bool:

@@ -10,7 +10,6 @@ from dflash_trt.engines.tensorrt_llm.info import KIND
 # the request parameter by which a client asks for "CODE: message" errors: in a gRPC stream errors
 # have no code of their own
 CODED_ERRORS = "coded_errors"
-CLIENT = "client"  # the request parameter that says who asks
 
 
 @dataclass(frozen=True)

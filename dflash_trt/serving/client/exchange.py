@@ -18,7 +18,7 @@ from dflash_trt.errors import (
 from dflash_trt.prompts import Prompt
 from dflash_trt.serving.client.fields import MODEL, to_request
 from dflash_trt.serving.client.results import Chunk, to_chunks
-from dflash_trt.serving.settings import CLIENT, CODED_ERRORS
+from dflash_trt.serving.settings import CODED_ERRORS
 
 TIMEOUT = 600.0  # seconds, when a request does not say
 MAX_TIMEOUT = 1e9  # seconds; Triton counts microseconds
@@ -42,14 +42,14 @@ class Exchange:
         retries: int,
     ) -> None:
         fields = dict(options)
-        timeout, client = fields.pop("timeout", None), fields.pop("client", None)
+        timeout, parameters = fields.pop("timeout", None), fields.pop("parameters", None)
         self._timeout = TIMEOUT if timeout is None else float(timeout)
         if not 0 < self._timeout < MAX_TIMEOUT:
             raise RequestError(f"timeout is {timeout}", "Give seconds, more than 0")
         self._request = to_request(prompt, fields, stream=stream)
         self._request.parameters[CODED_ERRORS].bool_param = True
-        if client is not None:
-            self._request.parameters[CLIENT].string_param = client
+        for name, value in (parameters or {}).items():
+            self._request.parameters[name].string_param = value
         self._address = address
         self._open = fields.get("n") or 1  # choices that have not ended
         self._retries = retries

@@ -37,7 +37,7 @@ class Options(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool | None
     timeout: float | None  # seconds, more than 0; 600
-    client: str | None  # for whom this is asked, where one connection serves many
+    parameters: Mapping[str, str] | None  # request parameters of Triton's, beside the tensors
 
 
 DATATYPES = {

@@ -7,10 +7,10 @@ of two equal names.
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.settings import CLIENT
 
 MAX_DIMENSIONS = 8
 WIDTHS = {  # bytes of an element; of BYTES at least: its length comes first
@@ -21,10 +21,13 @@ WIDTHS = {  # bytes of an element; of BYTES at least: its length comes first
 }
 
 
-def checked(body: bytes, action: str, json_size: str | None, client: str) -> tuple[bytes, int]:
+def checked(
+    body: bytes, action: str | None, json_size: str | None, added: Mapping[str, str]
+) -> tuple[bytes, int]:
     """The body to send on, and how much of it is JSON.
 
-    action: the last part of the path; json_size: the header Inference-Header-Content-Length.
+    action: what is asked of a model, None: nothing; json_size: the header
+    Inference-Header-Content-Length; added: parameters that the request gets, whatever it says.
     Raises RequestError for all that Triton should not see.
     """
     try:
@@ -45,11 +48,11 @@ def checked(body: bytes, action: str, json_size: str | None, client: str) -> tup
             parameters = document.setdefault("parameters", {})
             if not isinstance(parameters, dict):
                 raise RequestError("parameters is not a JSON object", "Send one")
-            parameters[CLIENT] = client
+            parameters |= added
         elif size != len(body):
             raise RequestError("this request takes no binary data", "Send JSON only")
-        elif action in ("generate", "generate_stream"):
-            document[CLIENT] = client
+        elif action is not None:  # generate makes parameters of what is no input
+            document |= added
         written = json.dumps(
             document, ensure_ascii=False, allow_nan=False, separators=(",", ":")
         ).encode()

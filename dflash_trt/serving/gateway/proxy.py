@@ -12,6 +12,7 @@ from dflash_trt.errors import RequestError, UnavailableError
 from dflash_trt.serving.gateway.checks import checked
 from dflash_trt.serving.gateway.door import Door, State
 from dflash_trt.serving.gateway.routes import Refusal, Route, check_access, find
+from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.security import GATEWAY_KEY, LOOPBACK, Security
 
 JSON_SIZE = "inference-header-content-length"
@@ -48,9 +49,10 @@ def triton_door(
         headers[GATEWAY_KEY] = security.own_key
         body = None
         if request.method == "POST":
-            size, client = request.headers.get(JSON_SIZE), scope["client"][0]
+            size = request.headers.get(JSON_SIZE)
+            who = client_parameters(scope["client"][0], security.client_key)
             try:
-                body, json_size = checked(await request.body(), route.action or "", size, client)
+                body, json_size = checked(await request.body(), route.action, size, who)
             except RequestError as error:
                 return await refuse(400, str(error))(scope, receive, send)
             if size is not None:

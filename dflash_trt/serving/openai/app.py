@@ -15,6 +15,7 @@ from dflash_trt.errors import DeadlineError, DflashError, ServerError
 from dflash_trt.serving.client import AsyncClient, Chunk, Summary
 from dflash_trt.serving.harmony import Channels
 from dflash_trt.serving.health import Health
+from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.openai import answers, failures
 from dflash_trt.serving.openai.answers import CHAT, TEXT, Style
 from dflash_trt.serving.openai.failures import Failure
@@ -33,6 +34,7 @@ class Served:
     spell: Spell
     most_drafts: int  # of a round
     client: AsyncClient
+    client_key: str  # see `internal.client_parameters`
     triton: Health
     channels: bool = False  # whether the model's text has them (harmony)
 
@@ -89,7 +91,8 @@ async def _answer(
             "model_not_found",
         )
     prompt, options = fields.request()
-    options["client"] = request.client.host if request.client else ""
+    host = request.client.host if request.client else ""
+    options["parameters"] = client_parameters(host, served.client_key)
     head = {
         "id": style.id_prefix + uuid.uuid4().hex,
         "object": style.chunk_object if fields.stream else style.object,

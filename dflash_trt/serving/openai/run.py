@@ -44,6 +44,7 @@ def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:
             config["engine"]["kind"] == KIND,
         ),
         client=client,
+        client_key=security.client_key,
         triton=health_of(settings.triton, security),
     )
     admit = _admission(security.api_key or security.inference_key, state)
