@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from load import metric
@@ -55,11 +55,15 @@ def serving(
 
 
 @contextmanager
-def openai_front(
-    directory: Path, port: int, triton: Ports, security: Security | None = None
+def gateway_over(
+    triton: Ports,
+    http_port: int,
+    security: Security | None = None,
+    directory: Path = ROOT,
+    openai_port: int | None = None,
 ) -> Iterator[Gateway]:
     """A gateway of its own over a Triton that runs already, ready."""
-    gateway = Gateway(directory, free_ports().http, triton, security or Security(), port)
+    gateway = Gateway(directory, http_port, triton, security or Security(), openai_port)
     with tempfile.NamedTemporaryFile() as log:
         try:
             gateway.start(Path(log.name))
@@ -67,6 +71,12 @@ def openai_front(
             yield gateway
         finally:
             gateway.stop()
+
+
+def openai_front(
+    directory: Path, port: int, triton: Ports, security: Security | None = None
+) -> AbstractContextManager[Gateway]:
+    return gateway_over(triton, free_ports().http, security, directory, port)
 
 
 def metrics(server: Ports) -> str:

@@ -34,9 +34,12 @@ class Parser(h11.Connection):
 
     def next_event(self) -> Any:
         event = super().next_event()
-        self._pieces = self._pieces + 1 if isinstance(event, h11.Data) else 0
-        if self._pieces > MAX_PIECES:
-            raise h11.RemoteProtocolError("a body in too many pieces")
+        if isinstance(event, h11.Request):
+            self._pieces = 0
+        elif isinstance(event, h11.Data):
+            self._pieces += 1
+            if self._pieces > MAX_PIECES:
+                raise h11.RemoteProtocolError("a body in too many pieces")
         return event
 
 
