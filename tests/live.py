@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from load import metric
 
+from dflash_trt.serving.gateway.process import Gateway
 from dflash_trt.serving.launch import Ports
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server import free_ports
 
 WAIT = 60.0
 ROOT = Path(__file__).parent.parent
@@ -48,6 +52,31 @@ def serving(
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def gateway_over(
+    triton: Ports,
+    http_port: int,
+    security: Security | None = None,
+    directory: Path = ROOT,
+    openai_port: int | None = None,
+) -> Iterator[Gateway]:
+    """A gateway of its own over a Triton that runs already, ready."""
+    gateway = Gateway(directory, http_port, triton, security or Security(), openai_port)
+    with tempfile.NamedTemporaryFile() as log:
+        try:
+            gateway.start(Path(log.name))
+            gateway.tell("ready")
+            yield gateway
+        finally:
+            gateway.stop()
+
+
+def openai_front(
+    directory: Path, port: int, triton: Ports, security: Security | None = None
+) -> AbstractContextManager[Gateway]:
+    return gateway_over(triton, free_ports().http, security, directory, port)
 
 
 def metrics(server: Ports) -> str:

@@ -23,7 +23,7 @@ import openai
 import pytest
 import stand_in
 import trustme
-from live import serving
+from live import openai_front, serving
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
@@ -32,11 +32,10 @@ from dflash_trt.build import build
 from dflash_trt.config import Source, load_config
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.client import Client
+from dflash_trt.serving.gateway.door import BODY_LIMIT
 from dflash_trt.serving.launch import Ports
-from dflash_trt.serving.openai.app import BODY_LIMIT
-from dflash_trt.serving.openai.run import KEY, openai_front
 from dflash_trt.serving.openai.spelling import speller
-from dflash_trt.serving.security import Security, Tls
+from dflash_trt.serving.security import API_KEY, Security, Tls, read_security
 from dflash_trt.serving.server import free_ports, running_server, serve
 
 ROOT = Path(__file__).parents[1]
@@ -367,25 +366,35 @@ def test_an_unknown_model_is_404(api: openai.OpenAI) -> None:
 def test_the_key(
     built: Path, triton: Ports, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "key").write_text("s3cret\n")
-    for name, value in ((KEY, "s3cret"), (f"{KEY}_FILE", str(tmp_path / "key"))):
-        monkeypatch.delenv(KEY, raising=False)
+    own = "s3cret-0123456789"
+    (tmp_path / "key").write_text(f"{own}\n")
+    for name, value in ((API_KEY, own), (f"{API_KEY}_FILE", str(tmp_path / "key"))):
+        monkeypatch.delenv(API_KEY, raising=False)
         monkeypatch.setenv(name, value)
-        port = free_ports().http
-        with openai_front(built, port, triton):
+        port, security = free_ports().http, read_security("127.0.0.1")
+        assert security.inference_key == own  # Triton's ports are not left open
+        with openai_front(built, port, triton, security):
             base = f"http://127.0.0.1:{port}"
-            assert openai.OpenAI(base_url=f"{base}/v1", api_key="s3cret").models.list().data
-            for key in ("guess", "s3cret2"):
+            assert openai.OpenAI(base_url=f"{base}/v1", api_key=own).models.list().data
+            for key in ("guess", f"{own}2"):
                 api = openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0)
                 with pytest.raises(openai.AuthenticationError, match="key"):
                     api.models.list()
                 with pytest.raises(openai.AuthenticationError):
                     api.completions.create(model="pycode", prompt=PROMPT)
-            assert httpx.get(f"{base}/v1/models").status_code == 401
+            for path in ("v1/models", "docs", "openapi.json", "none"):
+                assert httpx.get(f"{base}/{path}").status_code == 401
             assert httpx.get(f"{base}/health").status_code == 200
-    monkeypatch.setenv(f"{KEY}_FILE", str(tmp_path / "none"))
-    with pytest.raises(ServerError, match="cannot read"), openai_front(built, 0, triton):
-        pass
+    monkeypatch.setenv(f"{API_KEY}_FILE", str(tmp_path / "none"))
+    with pytest.raises(ServerError, match="cannot read"):
+        read_security("127.0.0.1")
+    monkeypatch.delenv(f"{API_KEY}_FILE")
+    monkeypatch.setenv(API_KEY, "short")  # Triton does not take it
+    with pytest.raises(ServerError, match=rf"{API_KEY} alone .*--inference-key-file"):
+        read_security("127.0.0.1")
+    (tmp_path / "key").write_text("inference-0123456789")
+    security = read_security("127.0.0.1", inference_key_file=tmp_path / "key")
+    assert (security.api_key, security.inference_key) == ("short", "inference-0123456789")
 
 
 def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
@@ -624,7 +633,9 @@ def test_the_front_shows_triton_its_key(built: Path) -> None:
         with openai_front(built, port, ports, Security(inference_key="s3cret")):
             body = {"model": "pycode", "prompt": "a"}
             url = f"http://127.0.0.1:{port}/v1/completions"
-            assert httpx.post(url, json=body, timeout=WAIT).status_code == 200
+            assert httpx.post(url, json=body, timeout=WAIT).status_code == 401
+            bearer = {"Authorization": "Bearer s3cret"}  # it is OpenAI's key too
+            assert httpx.post(url, json=body, timeout=WAIT, headers=bearer).status_code == 200
         assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
 
 
@@ -758,8 +769,7 @@ def test_what_is_wrong_at_the_start_is_named(built: Path, tmp_path: Path) -> Non
 
 
 def test_without_the_extra_the_fix_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "dflash_trt.serving.openai.run")
+    monkeypatch.setitem(sys.modules, "fastapi", None)
     ports = free_ports()
     with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[openai\]'"):
         serve(built, ports.http, ports.grpc, ports.metrics, openai_port=free_ports().http)

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 from live import serving
 
@@ -23,6 +24,7 @@ from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving import supervisor
 from dflash_trt.serving.client import Client, stream
+from dflash_trt.serving.gateway.process import Gateway
 from dflash_trt.serving.process import Server
 from dflash_trt.serving.reaper import (
     SHARED_MEMORY,
@@ -30,7 +32,8 @@ from dflash_trt.serving.reaper import (
     command_line,
     processes_naming,
 )
-from dflash_trt.serving.server import free_ports
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server import free_ports, prepare
 
 pytestmark = pytest.mark.soak
 
@@ -44,8 +47,9 @@ LONG = 400  # tokens of a request that is still running when something happens t
 @dataclass
 class Supervised:
     server: Server
+    gateway: Gateway
     said: list[str]
-    told: list[bool]  # whether it is ready
+    told: list[str]  # to the gateway
     result: Future[None]  # of supervise()
     text: list[int]  # what the server answers while it is well
 
@@ -54,6 +58,10 @@ class Supervised:
             return self.server.process.pid
         (pid,) = (pid for pid, name in self.server.stubs().items() if name == model)
         return pid
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway._sockets['http'].getsockname()[1]}"
 
     def regions(self) -> set[str]:
         return {path.name for path in SHARED_MEMORY.glob(f"{self.server.shm_prefix}*")}
@@ -91,12 +99,18 @@ def _infer(server: Server, max_tokens: int) -> int | None:
 
 @contextmanager
 def _supervised(directory: Path) -> Iterator[Supervised]:
-    stop, said, told = threading.Event(), list[str](), list[bool]()
-    with ThreadPoolExecutor(1) as pool, Server(directory, free_ports()) as server:
+    stop, said, told = threading.Event(), list[str](), list[str]()
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        server, gateway = prepare(stack, directory, free_ports(), Security())
+        stack.enter_context(server)
+        gateway.start(server.log)
         server.wait_ready()
-        result = pool.submit(supervisor.supervise, server, stop, said.append, told.append)
+        gateway.tell("ready")
+        tell = gateway.tell
+        gateway.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
+        result = pool.submit(supervisor.supervise, server, gateway, stop, said.append)
         try:
-            yield Supervised(server, said, told, result, _ask(server, 32))
+            yield Supervised(server, gateway, said, told, result, _ask(server, 32))
         finally:
             stop.set()
             result.result(WAIT)
@@ -191,6 +205,18 @@ def test_it_never_gives_up(built: Path, tmp_path: Path, monkeypatch: pytest.Monk
         assert _ask(each.server, 32) == each.text
 
 
+def test_a_killed_gateway_is_replaced_alone(supervised: Supervised) -> None:
+    pid = supervised.gateway._process.pid  # type: ignore[union-attr]
+    before, url = supervised.pid("dflash"), supervised.gateway_url
+    os.kill(pid, signal.SIGKILL)
+    supervised.wait_until("the gateway ended (exit -9)")
+    deadline = time.monotonic() + WAIT
+    while httpx.get(f"{url}/v2/health/ready", timeout=WAIT).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert supervised.pid("dflash") == before
+
+
 def test_it_survives_a_lack_of_files(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, failures = Server.start, iter([OSError(24, "Too many open files")])
 
@@ -227,9 +253,9 @@ def test_a_hung_model_of_plain_requests_is_noticed_under_load(
             assert "no answer of dflash_infer" in each.wait_until("restarting the server")
         finally:
             over.set()
-        assert each.told[0] is False
+        assert each.told[0] == "unready"
         each.wait_until("ready again")
-        assert each.told[-1] is True
+        assert each.told[-1] == "ready"
         busy.result(WAIT)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from dflash_trt.serving.launch import Ports
-from dflash_trt.serving.security import Security, reach
+from dflash_trt.serving.security import LOOPBACK, Security, reach
 
 # one token, over the whole way that a request takes
 PROBE = {
@@ -72,7 +72,7 @@ class Health:
 def health_of(ports: Ports, security: Security) -> Health:
     """Of the server that listens, or will, on these ports."""
     return Health(
-        f"http://{reach(security.http_host)}:{ports.http}",
+        f"http://{LOOPBACK}:{ports.http}",
         f"http://{reach(security.host)}:{ports.metrics}/metrics",
         security.headers,
     )

@@ -4,9 +4,11 @@ The binary of the `nvidia-pytriton` wheel runs in place, but its Python backend 
 this Python beside the backend library: a runtime directory of symbolic links gives it that.
 """
 
+import errno
 import importlib.util
 import os
 import shutil
+import socket
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -25,6 +27,26 @@ class Ports:
     http: int
     grpc: int
     metrics: int
+
+
+def bind(kind: str, host: str, port: int) -> socket.socket:
+    """A socket of that address; ServerError where that cannot be. kind: `http` or the like."""
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except (OSError, OverflowError) as error:
+        bound.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+            raise ServerError(
+                f"this machine does not have the address {host}",
+                "Give one that it has, or 0.0.0.0 for all: --host ADDRESS",
+            ) from None
+        raise ServerError(
+            f"port {port} ({kind}) is in use or may not be used",
+            f"Stop what listens on it, or give another: --{kind}-port PORT",
+        ) from None
+    return bound
 
 
 @dataclass(frozen=True)
@@ -87,7 +109,7 @@ def command(
         *binary.arguments,
         "--model-control-mode=explicit",  # who has the admin key may load and unload models
         "--load-model=*",
-        f"--http-address={security.http_host}",
+        f"--http-address={LOOPBACK}",
         f"--grpc-address={security.host}",
         f"--metrics-address={security.host}",
         f"--http-port={ports.http}",

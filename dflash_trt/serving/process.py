@@ -1,17 +1,15 @@
 """A tritonserver process: start it, wait until it is ready, stop it whatever state it is in."""
 
-import errno
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from dflash_trt.engines.info import ENGINE_FILE, rank_directory, read_info
@@ -25,6 +23,7 @@ from dflash_trt.serving.health import health_of
 from dflash_trt.serving.launch import (
     EXIT_TIMEOUT,
     Ports,
+    bind,
     command,
     environment,
     find_binary,
@@ -37,7 +36,7 @@ from dflash_trt.serving.reaper import (
     processes_naming,
 )
 from dflash_trt.serving.repository import LLMAPI
-from dflash_trt.serving.security import Security, check_exposure
+from dflash_trt.serving.security import LOOPBACK, Security, check_exposure
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
@@ -70,7 +69,6 @@ class Server:
         self._runtime = internal.new_runtime()
         self.log = self._runtime / "server.log"
         self.log.touch(0o600)
-        self.gateway_key = internal.new_key()  # see `internal.client_parameters`
         self.control = Control(self._runtime / internal.SOCKET)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -125,7 +123,7 @@ class Server:
                 | self._variables
                 | {
                     internal.KEY: internal.new_key(),
-                    internal.GATEWAY_KEY: self.gateway_key,
+                    internal.GATEWAY_KEY: self.security.client_key,
                     internal.RUNTIME: str(self._runtime),
                 },
                 cwd=self._directory,
@@ -269,32 +267,14 @@ def _variables(repository: Path) -> dict[str, str]:
 
 
 def check_ports(ports: Ports, security: Security) -> None:
-    """ServerError unless this machine has the addresses and nothing listens on the ports."""
-    taken: list[int] = []
-    for kind, port, host in (
-        ("http", ports.http, security.http_host),
-        ("grpc", ports.grpc, security.host),
-        ("metrics", ports.metrics, security.host),
-    ):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except (OSError, OverflowError) as error:
-                if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
-                    raise ServerError(
-                        f"this machine does not have the address {host}",
-                        "Give one that it has, or 0.0.0.0 for all: --host ADDRESS",
-                    ) from None
-                usable = False
-            else:
-                usable = port not in taken
-        if not usable:
-            raise ServerError(
-                f"port {port} ({kind}) is in use or may not be used",
-                f"Stop what listens on it, or give another: --{kind}-port PORT",
-            )
-        taken.append(port)
+    """ServerError unless this machine has the address and nothing listens on the ports."""
+    with ExitStack() as stack:
+        for kind, port, host in (
+            ("http", ports.http, LOOPBACK),
+            ("grpc", ports.grpc, security.host),
+            ("metrics", ports.metrics, security.host),
+        ):
+            stack.enter_context(bind(kind, host, port)).listen()  # so that no two are the same
 
 
 def _reason(log: str) -> str:

@@ -16,11 +16,12 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.engines.tensorrt_llm.info import KIND
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.llmapi import model_yaml
+from dflash_trt.serving.security import INTERNAL
 from dflash_trt.serving.settings import Settings
 
 TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")
-MODELS = (*PUBLIC, "draft_verify", "verify", "draft")
+MODELS = (*PUBLIC, *INTERNAL)
 LLMAPI = "tensorrt_llm"  # the name of TensorRT-LLM's own model
 
 

@@ -1,8 +1,8 @@
 """Who may reach the server and what they must show: address, TLS and keys."""
 
 import ipaddress
+import os
 import re
-import secrets
 import ssl
 import subprocess
 from contextlib import suppress
@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.internal import new_key
 
 LOOPBACK = "127.0.0.1"
 # 26.07; older ones have known holes, up to a way around the very keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)
 CHANGES = ("model-repository", "shared-memory", "trace", "logging")  # always behind a key
 LOOKS = ("model-config", "statistics")  # behind the admin key when there is one
+# Triton's own HTTP is the gateway's only: all of its APIs want a key of each start
+GATEWAY_KEY = "gateway-key"
+APIS = (*CHANGES, *LOOKS, "health", "metadata", "inference")
+INTERNAL = ("draft_verify", "verify", "draft")  # models that only the front asks
+API_KEY = "DFLASH_TRT_API_KEY"  # or the name with _FILE: a file that holds it
+KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,10 @@ class Security:
     old_server_exposed: bool = False  # the risk was accepted
     inference_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
-    # closes what nobody was given a key to
-    own_key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    api_key: str | None = field(default=None, repr=False)  # OpenAI's; None: the inference key
+    # the gateway's; it also closes what nobody was given a key to
+    own_key: str = field(default_factory=new_key, repr=False)
+    client_key: str = field(default_factory=new_key, repr=False)  # see `internal.client_parameters`
 
     @property
     def exposed(self) -> bool:
@@ -48,20 +57,23 @@ class Security:
 
     @property
     def http_host(self) -> str:
-        """Triton's HTTP has no TLS: when gRPC has it, HTTP stays on this machine."""
+        """HTTP has no TLS: when gRPC has it, HTTP stays on this machine."""
         return LOOPBACK if self.tls else self.host
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers that a request needs."""
-        return {"inference-key": self.inference_key} if self.inference_key else {}
+        """The headers that Triton's own HTTP wants with every request."""
+        return {GATEWAY_KEY: self.own_key}
 
     def arguments(self) -> list[str]:
         """The arguments for tritonserver. The keys are among them: it knows no other way."""
         closed = (*CHANGES, *LOOKS) if self.admin_key else CHANGES
-        arguments = _restrict(closed, "admin-key", self.admin_key or self.own_key)
+        arguments = [
+            f"--http-restricted-api={','.join(APIS)}:{GATEWAY_KEY}={self.own_key}",
+            _restrict(closed, "admin-key", self.admin_key or self.own_key),
+        ]
         if self.inference_key:
-            arguments += _restrict(("inference",), "inference-key", self.inference_key)
+            arguments.append(_restrict(("inference",), "inference-key", self.inference_key))
         if self.tls:
             arguments += [
                 "--grpc-use-ssl=true",
@@ -90,12 +102,21 @@ def read_security(
         raise ServerError(
             f"--host {host} is not an IPv4 address", "Give one, such as 127.0.0.1 or 0.0.0.0"
         ) from None
+    inference_key = _read_key("--inference-key-file", inference_key_file)
+    api_key = _read_api_key()
+    if api_key and not inference_key and not KEY.fullmatch(api_key):
+        raise ServerError(
+            f"{API_KEY} alone would leave Triton's ports open: Triton takes keys of 16 to 256 "
+            "letters, digits, - or _ only",
+            "Make such a key, or give another one to Triton: --inference-key-file FILE",
+        )
     return Security(
         host,
         _read_tls(grpc_cert, grpc_key, grpc_ca),
         old_server_exposed,
-        inference_key=_read_key("--inference-key-file", inference_key_file),
+        inference_key=inference_key or api_key,
         admin_key=_read_key("--admin-key-file", admin_key_file),
+        api_key=api_key,
     )
 
 
@@ -164,9 +185,8 @@ def _version(binary: Path) -> tuple[int, ...]:
     return (int(found[1]), int(found[2])) if found else ()
 
 
-def _restrict(apis: tuple[str, ...], header: str, key: str) -> list[str]:
-    rule = f"{','.join(apis)}:{header}={key}"
-    return [f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"]
+def _restrict(apis: tuple[str, ...], header: str, key: str) -> str:
+    return f"--grpc-restricted-protocol={','.join(apis)}:{header}={key}"
 
 
 def _read_tls(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
@@ -198,9 +218,25 @@ def _read_key(option: str, path: Path | None) -> str | None:
         raise ServerError(
             f"{option} {path} cannot be read: {error}", "Give a text file with the key"
         ) from None
-    if not re.fullmatch(r"[\w-]{16,256}", key):
+    if not KEY.fullmatch(key):
         raise ServerError(
             f"{option} {path} does not hold a key: 16 to 256 letters, digits, - or _",
             f"Make one: openssl rand -hex 32 > {path}",
         )
+    return key
+
+
+def _read_api_key() -> str | None:
+    """The key of OpenAI's clients, from the environment."""
+    file = os.environ.get(f"{API_KEY}_FILE")
+    if not file:
+        return os.environ.get(API_KEY) or None
+    try:
+        key = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(
+            f"cannot read {file}: {error}", f"Correct the variable {API_KEY}_FILE"
+        ) from error
+    if not key:
+        raise ServerError(f"{file} is empty", "Write the key into it")
     return key

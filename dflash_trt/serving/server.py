@@ -5,7 +5,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from rich.console import Console
 
 from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.engines.tensorrt_llm.host import check_host
-from dflash_trt.errors import ServerError
 from dflash_trt.manifest import Depth, check_build
+from dflash_trt.serving.gateway.process import Gateway
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.process import Server, find_repository
 from dflash_trt.serving.security import Security, reach
@@ -51,19 +52,24 @@ def serve(
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
     check_build(find_repository(directory).parent, check)
-    server = Server(directory, Ports(http_port, grpc_port, metrics_port), security)
-    front = ExitStack()
-    if openai_port is not None:  # before Triton, to say at once what is wrong with it
-        front.enter_context(_openai_front(directory, openai_port, server))
-    # the front ends before the server, which its open streams would hold up
-    with front, _told_to_stop(server) as asked_to_stop, server, front:
+    security = security or Security()
+    ports = Ports(http_port, grpc_port, metrics_port)
+    with ExitStack() as stack:
+        server, gateway = prepare(stack, directory, ports, security, openai_port)
+        asked_to_stop = stack.enter_context(_told_to_stop(server))
+        stack.enter_context(server)
+        # the gateway ends before Triton, which its open streams would hold up
+        stack.callback(gateway.stop)
+        gateway.start(server.log)
         if server.security.exposed and server.security.old_server_exposed:
             say("warning: other machines may reach a server with known security holes")
         say(f"starting Triton (log: {server.log}) ...")
         if server.wait_ready(asked_to_stop, say):
+            gateway.tell("ready")
             with suppress(OSError):
-                console.print(_how_to_call(server.ports, server.security, openai_port))
-            supervise(server, asked_to_stop, say)
+                console.print(_how_to_call(ports, security, openai_port))
+            supervise(server, gateway, asked_to_stop, say)
+            gateway.tell(f"drain {drain_seconds}")
             _drain(server, drain_seconds, say)
         say("stopping ...")
     return 0
@@ -86,9 +92,25 @@ def _drain(server: Server, seconds: float, say: Callable[[str], None]) -> None:
 @contextmanager
 def running_server(directory: Path, security: Security | None = None) -> Iterator[Ports]:
     """A ready server on free ports, for as long as the block lasts; nobody supervises it."""
-    with Server(directory, free_ports(), security) as server:
+    ports = free_ports()
+    with ExitStack() as stack:
+        server, gateway = prepare(stack, directory, ports, security or Security())
+        stack.enter_context(server)
+        stack.callback(gateway.stop)
+        gateway.start(server.log)
         server.wait_ready()
-        yield server.ports
+        gateway.tell("ready")
+        yield ports
+
+
+def prepare(
+    stack: ExitStack, directory: Path, ports: Ports, security: Security, openai: int | None = None
+) -> tuple[Server, Gateway]:
+    """Neither of them started; the gateway has its ports, and gives them back with the stack."""
+    inside = replace(ports, http=free_ports().http)  # Triton's own
+    gateway = Gateway(directory, ports.http, inside, security, openai)
+    stack.callback(gateway.stop)
+    return Server(directory, inside, security), gateway
 
 
 def free_ports() -> Ports:
@@ -120,17 +142,6 @@ def _told_to_stop(server: Server) -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _openai_front(directory: Path, port: int, server: Server) -> AbstractContextManager[None]:
-    try:
-        from dflash_trt.serving.openai.run import openai_front  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ServerError(
-            f"--openai-port needs the Python package {error.name}",
-            "Run: pip install 'dflash-trt[openai]'",
-        ) from error
-    return openai_front(directory, port, server.ports, server.security)
 
 
 def _now() -> str:

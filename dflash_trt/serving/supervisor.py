@@ -8,9 +8,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.gateway.process import Gateway
 from dflash_trt.serving.process import Server
 
 POLL = 0.25  # seconds between two looks at the processes
@@ -20,20 +20,17 @@ DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in
 HEALTHY = 120.0  # seconds of service after which a restart is no longer one of a row
 
 Say = Callable[[str], None]
-Tell = Callable[[bool], None]  # whether the server is ready
 
 
-def supervise(
-    server: Server, stop: threading.Event, say: Say, tell: Tell = lambda ready: None
-) -> None:
-    """Watches a ready server until `stop` is set; `tell` hears of each change of readiness.
+def supervise(server: Server, gateway: Gateway, stop: threading.Event, say: Say) -> None:
+    """Watches a ready server until `stop` is set; the gateway hears of each change of readiness.
 
     Whatever died, the whole server is started again: `verify` and `draft` hold the KV caches of all
     requests, and the clients of a dead `dflash` or `dflash_infer` would never hear of it.
     """
     row, since = 0, time.monotonic()
-    while (problem := _watch(server, stop, say, tell)) is not None:
-        tell(False)
+    while (problem := _watch(server, gateway, stop, say)) is not None:
+        gateway.tell("unready")
         if time.monotonic() - since > HEALTHY:
             row = 0
         while not _restart(server, problem, row, stop, say):
@@ -41,7 +38,7 @@ def supervise(
                 return
             row += 1
         row, since = row + 1, time.monotonic()
-        tell(True)
+        gateway.tell("ready")
 
 
 def _restart(server: Server, problem: str, row: int, stop: threading.Event, say: Say) -> bool:
@@ -64,11 +61,11 @@ def _restart(server: Server, problem: str, row: int, stop: threading.Event, say:
     return True
 
 
-def _watch(server: Server, stop: threading.Event, say: Say, tell: Tell) -> str | None:
+def _watch(server: Server, gateway: Gateway, stop: threading.Event, say: Say) -> str | None:
     """Waits for a problem; None when `stop` is set."""
     over = threading.Event()
     hangs: queue.SimpleQueue[str] = queue.SimpleQueue()
-    arguments = (server, over, hangs, tell)
+    arguments = (server, gateway, over, hangs)
     threading.Thread(target=_watch_requests, args=arguments, daemon=True).start()
     try:
         while not stop.wait(POLL):
@@ -76,16 +73,22 @@ def _watch(server: Server, stop: threading.Event, say: Say, tell: Tell) -> str |
                 return problem
             if not hangs.empty():
                 return hangs.get()
-            with suppress(OSError):
+            try:
                 if server.guard():
                     say("the process that cleans up after `serve` ended; started another")
+                if (code := gateway.poll()) is not None:
+                    say(f"the gateway ended (exit {code}); starting another")
+                    gateway.start(server.log)
+            except (OSError, ServerError) as error:
+                say(f"{error} It is tried again.")
+                stop.wait(DELAYS[-1])
     finally:
         over.set()
     return None
 
 
 def _watch_requests(
-    server: Server, over: threading.Event, hangs: "queue.SimpleQueue[str]", tell: Tell
+    server: Server, gateway: Gateway, over: threading.Event, hangs: "queue.SimpleQueue[str]"
 ) -> None:
     """Reports a server in which no round succeeds though one is asked for, or a model that does
     not hand requests on.
@@ -108,7 +111,7 @@ def _watch_requests(
             return
         if ready != all(answered.values()):
             ready = not ready
-            tell(ready)
+            gateway.tell("ready" if ready else "unready")
         for road, last in alive.items():
             if now - last > HANG_TIMEOUT:
                 what = f"no answer of {road}" if road else "no round"

@@ -21,6 +21,7 @@ from dflash_trt.serving.client.results import Chunk, to_chunks
 from dflash_trt.serving.settings import CODED_ERRORS
 
 TIMEOUT = 600.0  # seconds, when a request does not say
+MAX_TIMEOUT = 1e9  # seconds; Triton counts microseconds
 CODES = ("INVALID_ARG", "UNAVAILABLE", "INTERNAL", "CANCELLED")  # of the model's errors
 # what Triton says of a model whose process died, and while it is loaded again
 RESTARTING = ("is not healthy", "has no available versions", "is not at ready state")
@@ -41,9 +42,14 @@ class Exchange:
         retries: int,
     ) -> None:
         fields = dict(options)
-        self._timeout = float(fields.pop("timeout", None) or TIMEOUT)
+        timeout, parameters = fields.pop("timeout", None), fields.pop("parameters", None)
+        self._timeout = TIMEOUT if timeout is None else float(timeout)
+        if not 0 < self._timeout < MAX_TIMEOUT:
+            raise RequestError(f"timeout is {timeout}", "Give seconds, more than 0")
         self._request = to_request(prompt, fields, stream=stream)
         self._request.parameters[CODED_ERRORS].bool_param = True
+        for name, value in (parameters or {}).items():
+            self._request.parameters[name].string_param = value
         self._address = address
         self._open = fields.get("n") or 1  # choices that have not ended
         self._retries = retries

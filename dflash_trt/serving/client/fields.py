@@ -36,7 +36,8 @@ class Options(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]] | None  # for the chat template, as the next two
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool | None
-    timeout: float | None  # seconds; 600
+    timeout: float | None  # seconds, more than 0; 600
+    parameters: Mapping[str, str] | None  # request parameters of Triton's, beside the tensors
 
 
 DATATYPES = {

@@ -2,34 +2,28 @@
 
 import asyncio
 import json
-import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from dflash_trt.errors import DeadlineError, DflashError, ServerError
 from dflash_trt.serving.client import AsyncClient, Chunk, Summary
 from dflash_trt.serving.harmony import Channels
 from dflash_trt.serving.health import Health
+from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.openai import answers, failures
 from dflash_trt.serving.openai.answers import CHAT, TEXT, Style
-from dflash_trt.serving.openai.body_limit import BodyLimit
 from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.fields import ChatFields, TextFields
 from dflash_trt.serving.openai.spelling import Spell
 
-BODY_LIMIT = 2_000_000  # bytes
 DONE = b"data: [DONE]\n\n"
-
 NOT_READY = "The server is not ready."
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,30 +33,17 @@ class Served:
     models: tuple[str, ...]  # the names a request may give
     spell: Spell
     most_drafts: int  # of a round
-    connect: Callable[[], AsyncClient]
+    client: AsyncClient
+    client_key: str  # see `internal.client_parameters`
     triton: Health
     channels: bool = False  # whether the model's text has them (harmony)
-    key: str | None = None  # that requests to /v1 must bring
 
 
-def create_app(served: Served, body_limit: int = BODY_LIMIT) -> FastAPI:
-    """The application; it connects to Triton when it starts."""
-
-    @asynccontextmanager
-    async def connected(app: FastAPI) -> AsyncIterator[None]:
-        async with served.connect() as client:
-            app.state.client = client
-            yield
-
-    def authorized(request: Request) -> None:
-        given = request.headers.get("authorization", "").encode()
-        if served.key and not secrets.compare_digest(given, f"Bearer {served.key}".encode()):
-            raise Failure(401, "The API key is missing or wrong.", code="invalid_api_key")
-
-    app = FastAPI(title="dflash-trt", lifespan=connected)
-    app.add_middleware(BodyLimit, limit=body_limit)
+def create_app(served: Served) -> FastAPI:
+    """The application."""
+    app = FastAPI(title="dflash-trt")
     failures.install(app)
-    v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorized)])
+    v1 = APIRouter(prefix="/v1")
     created = int(time.time())
 
     @v1.post("/chat/completions")
@@ -109,8 +90,9 @@ async def _answer(
             "model",
             "model_not_found",
         )
-    client: AsyncClient = request.app.state.client
     prompt, options = fields.request()
+    host = request.client.host if request.client else ""
+    options["parameters"] = client_parameters(host, served.client_key)
     head = {
         "id": style.id_prefix + uuid.uuid4().hex,
         "object": style.chunk_object if fields.stream else style.object,
@@ -118,14 +100,13 @@ async def _answer(
         "model": fields.model,
     }
     if fields.stream:
-        chunks = client.stream(prompt, **options)
-        # what is wrong before the first token still gets its own status code
-        first = await _while_connected(request, anext(chunks))
+        chunks = served.client.stream(prompt, **options)
+        first = await anext(chunks)  # what is wrong before it still gets its own status code
         events = _events(served, head, style, first, chunks, fields.include_usage)
         return StreamingResponse(
             events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
-    completion = await _while_connected(request, client.generate(prompt, **options))
+    completion = await served.client.generate(prompt, **options)
     for each in completion.choices:
         _check_end(each.summary)
     only = completion.choices[0] if len(completion.choices) == 1 else None
@@ -172,16 +153,16 @@ async def _events(
                 texts = [answers.text(token, served.spell) for token in chunk.token_ids]
                 offsets[chunk.index] += sum(map(len, texts))
             rounds += chunk.round_tokens
-            yield _event({**head, "choices": [choice], **nothing})
+            yield to_event({**head, "choices": [choice], **nothing})
         if include_usage:
             only = ended[0] if len(ended) == 1 else None
             totals = {
                 "usage": answers.usage(ended),
                 "metrics": only and answers.metrics(only, rounds, served.most_drafts),
             }
-            yield _event({**head, "choices": [], **totals})
+            yield to_event({**head, "choices": [], **totals})
     except DflashError as error:
-        yield _event(failures.to_failure(error).body())
+        yield to_event(failures.to_failure(error).body())
     finally:
         await rest.aclose()
     yield DONE
@@ -193,7 +174,8 @@ async def _chain(first: Chunk, rest: AsyncIterator[Chunk]) -> AsyncIterator[Chun
         yield chunk
 
 
-def _event(data: dict[str, Any]) -> bytes:
+def to_event(data: dict[str, Any]) -> bytes:
+    """As a server-sent event."""
     return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
 
 
@@ -203,22 +185,3 @@ def _check_end(summary: Summary) -> None:
         raise DeadlineError("the request took longer than its timeout", "Give a longer timeout")
     if summary.finish_reason == "error":
         raise ServerError("a choice ended with an error", "Look at the server's log")
-
-
-async def _while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Failure(499, "The client has gone.")  # nobody reads it
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

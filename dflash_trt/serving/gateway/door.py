@@ -1,0 +1,178 @@
+"""What every HTTP request goes through before an application has it, and what ends it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dflash_trt.errors import UnavailableError
+
+BODY_LIMIT = 2_000_000  # bytes; Triton 2.51 survived 6 MB, sent in one piece
+BODY_TIME = 10.0  # seconds in which a body must be here
+BUFFER_LIMIT = 256_000_000  # bytes of all bodies at the same time
+
+NOT_READY = "The server is not ready. Try again later."
+STOPPING = "The server is stopping. Try again later."
+FULL = "The server is full. Try again later."
+FAILED = "The server failed. Its log says why."
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class State:
+    """What all doors share: whether requests are taken, and those that are running."""
+
+    ready: bool = False
+    draining: bool = False
+    running: set["asyncio.Task[None]"] = field(default_factory=set)
+    buffered: int = 0  # bytes of bodies
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def refusal(self) -> str:
+        """Why no request is taken now; empty when they are."""
+        return STOPPING if self.draining else "" if self.ready else NOT_READY
+
+    def drain(self, seconds: float) -> None:
+        """Takes no requests any more; `drained` is set when none runs, or after the time."""
+        self.draining = True
+        asyncio.get_running_loop().call_later(seconds, self.drained.set)
+        self.leave(None)
+
+    def leave(self, task: "asyncio.Task[None] | None") -> None:
+        if task:
+            self.running.discard(task)
+        if self.draining and not self.running:
+            self.drained.set()
+
+    def end(self) -> None:
+        """Ends what still runs: its clients are told so."""
+        self.draining = True
+        self.drained.set()
+        for task in self.running:
+            task.cancel()
+
+
+@dataclass(frozen=True)
+class Door:
+    """An ASGI application before another: it reads whole bodies, and watches for the client.
+
+    admit: the refusal of a request whose body is not read, or None; refuse: an error as this door
+    words it, from a status and a message; event: the same as the end of an event stream.
+    """
+
+    app: ASGIApp
+    state: State
+    admit: Callable[[HTTPConnection], Response | None]
+    refuse: Callable[[int, str], Response]
+    event: Callable[[int, str], bytes]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _Answer(send, self.state)
+        refusal = self.admit(HTTPConnection(scope))
+        if refusal is not None:
+            return await refusal(scope, receive, answer.send)
+        body = bytearray()
+        try:
+            problem = await asyncio.wait_for(self._read(receive, body), BODY_TIME)
+        except asyncio.TimeoutError:
+            problem = 408, f"The body was not here within {BODY_TIME:.0f} s."
+        try:
+            if problem is None:
+                problem = await self._run(scope, receive, bytes(body), answer)
+            if problem is not None:
+                await self._fail(scope, receive, answer, *problem)
+        finally:
+            self.state.buffered -= len(body)
+
+    async def _read(self, receive: Receive, body: bytearray) -> tuple[int, str] | None:
+        """Fills `body`; the status and message of what is wrong with it."""
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return 400, "The client has gone."  # nobody reads it
+            body += message["body"]
+            self.state.buffered += len(message["body"])
+            if len(body) > BODY_LIMIT:
+                return 413, f"The body has more than {BODY_LIMIT} bytes."
+            if self.state.buffered > BUFFER_LIMIT:
+                return 503, FULL
+            more = message["more_body"]
+        return None
+
+    async def _run(
+        self, scope: Scope, receive: Receive, body: bytes, answer: "_Answer"
+    ) -> tuple[int, str] | None:
+        """Runs the application until its end, the client's going or the gateway's stop."""
+        given = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            if given:
+                return given.pop()
+            await asyncio.Event().wait()  # that the client has gone is seen below
+            raise AssertionError
+
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        async def run() -> None:
+            await self.app(scope, replay, answer.send)
+
+        running, watching = asyncio.create_task(run()), asyncio.create_task(gone())
+        self.state.running.add(running)
+        try:
+            await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done() and not answer.complete:
+                running.cancel()
+            await asyncio.wait((running,))
+        finally:
+            running.cancel()
+            watching.cancel()
+            self.state.leave(running)
+        if running.cancelled():
+            return 503, STOPPING
+        error = running.exception()
+        if isinstance(error, UnavailableError):
+            return 503, str(error)
+        if error is not None:
+            log.error("a request failed", exc_info=error)
+            return 500, FAILED
+        return None
+
+    async def _fail(
+        self, scope: Scope, receive: Receive, answer: "_Answer", status: int, message: str
+    ) -> None:
+        if not answer.started:
+            response = self.refuse(status, message)
+            if status == 408:  # the rest would be waited for
+                response.headers["Connection"] = "close"
+            await response(scope, receive, answer.send)
+        elif answer.streams and not answer.complete:
+            await answer.send({"type": "http.response.body", "body": self.event(status, message)})
+        # the connection is closed where an answer is not complete
+
+
+class _Answer:
+    """How far an answer has come."""
+
+    def __init__(self, send: Send, state: State) -> None:
+        self._send = send
+        self._state = state
+        self.started = self.streams = self.complete = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = dict(message["headers"])
+            self.streams = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+            if self._state.draining:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await self._send(message)
+        self.started = True
+        self.complete = message["type"] == "http.response.body" and not message.get("more_body")

@@ -1,0 +1,140 @@
+"""The gateway's process as `serve` sees it."""
+
+import importlib.util
+import os
+import select
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from dflash_trt.errors import ServerError
+from dflash_trt.manifest import read_manifest
+from dflash_trt.serving.gateway.settings import LISTENING, Settings, codec
+from dflash_trt.serving.launch import HOST, Ports, bind
+from dflash_trt.serving.reaper import KILL_TIMEOUT
+from dflash_trt.serving.security import Security
+
+START_TIMEOUT = 60.0  # seconds
+STOP_TIMEOUT = 5.0  # seconds
+
+
+class Gateway:
+    """Listens on the HTTP ports from the start on; `start` starts its process, anew if it died.
+
+    http_port, openai_port: where clients come (None: no OpenAI front); triton: where Triton is.
+    Raises ServerError when a port is taken or the OpenAI front cannot be, BuildError when
+    `directory` is no build.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        http_port: int,
+        triton: Ports,
+        security: Security,
+        openai_port: int | None = None,
+    ) -> None:
+        if openai_port is not None:
+            _check_openai(directory, security)
+        self._sockets: dict[str, socket.socket] = {}
+        self._process: subprocess.Popen[str] | None = None
+        self._state = "unready"
+        try:
+            self._listen("http", security.http_host, http_port)
+            if openai_port is not None:
+                self._listen("openai", HOST, openai_port)
+        except ServerError:
+            self.stop()
+            raise
+        listeners = {name: each.fileno() for name, each in self._sockets.items()}
+        self._settings = Settings(listeners, directory, triton, security)
+
+    def _listen(self, name: str, host: str, port: int) -> None:
+        self._sockets[name] = bind(name, host, port)
+        self._sockets[name].listen()  # so that nobody else takes the port
+
+    def start(self, log: Path) -> None:
+        """Returns when it answers; it is ready once it is, or was, told so.
+
+        Raises ServerError when it does not start, with its last words, which are in `log`.
+        """
+        with log.open("a") as stderr:
+            begin = stderr.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dflash_trt.serving.gateway"],
+                env=os.environ | {"PYTHONSAFEPATH": "1"},  # nothing from the working directory
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                pass_fds=list(self._settings.listeners.values()),
+                start_new_session=True,  # Ctrl-C reaches us; we tell it
+            )
+        self._write(codec.dump_json(self._settings).decode())  # keys: never among the arguments
+        assert self._process.stdout is not None
+        if not _says(self._process.stdout, LISTENING):
+            self._process.kill()
+            said = log.read_text(errors="replace")[begin:].splitlines()
+            reason = said[-1] if said else "it said nothing"
+            raise ServerError(f"the gateway did not start: {reason}", f"Read its log: {log}")
+        self._write(self._state)
+
+    def poll(self) -> int | None:
+        """The exit code of the process when it has ended."""
+        return None if self._process is None else self._process.poll()
+
+    def tell(self, words: str) -> None:
+        """`ready`, `unready`, `drain SECONDS`: takes requests, or none, or ends when none runs."""
+        self._state = words
+        self._write(words)
+
+    def _write(self, words: str) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # `poll` says it
+            self._process.stdin.write(f"{words}\n")
+            self._process.stdin.flush()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether the process has ended within `timeout` seconds."""
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        """Ends the process, running requests too, and gives the ports back; bounded."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+            if not self.wait(STOP_TIMEOUT):
+                self._process.kill()
+                self.wait(KILL_TIMEOUT)
+            self._process.stdout.close()
+        for each in self._sockets.values():
+            each.close()
+
+
+def _says(stream: IO[str], word: str) -> bool:
+    """Whether that is its first line, in time."""
+    readable, _, _ = select.select([stream], [], [], START_TIMEOUT)
+    return bool(readable) and stream.readline().strip() == word
+
+
+def _check_openai(directory: Path, security: Security) -> None:
+    if importlib.util.find_spec("fastapi") is None:  # found, not imported
+        raise ServerError(
+            "--openai-port needs the Python package fastapi",
+            "Run: pip install 'dflash-trt[openai]'",
+        )
+    if security.tls and security.tls.ca:
+        raise ServerError(
+            "--openai-port does not go with --grpc-ca: the front has no certificate to show",
+            "Leave out one of the two",
+        )
+    read_manifest(directory)

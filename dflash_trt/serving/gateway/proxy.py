@@ -1,0 +1,107 @@
+"""Triton's HTTP, checked and passed on, streams as they come."""
+
+import json
+
+import aiohttp
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+from dflash_trt.errors import RequestError, UnavailableError
+from dflash_trt.serving.gateway.checks import checked
+from dflash_trt.serving.gateway.door import Door, State
+from dflash_trt.serving.gateway.routes import Refusal, Route, check_access, find
+from dflash_trt.serving.internal import client_parameters
+from dflash_trt.serving.security import GATEWAY_KEY, LOOPBACK, Security
+
+JSON_SIZE = "inference-header-content-length"
+PASSED_ON = ("traceparent", "tracestate")  # headers of a request
+PASSED_BACK = ("Content-Type", "Content-Length", "Inference-Header-Content-Length")
+CONNECT_TIME = 5.0  # seconds
+
+
+def triton_door(
+    port: int, security: Security, state: State, session: aiohttp.ClientSession
+) -> Door:
+    """Triton's HTTP on `port` of this machine; who asks becomes a parameter of the request."""
+
+    def admit(request: HTTPConnection) -> Response | None:
+        route = _route(request.scope)
+        if isinstance(route, Refusal):
+            return refuse(route.status, route.message)
+        if route.action == "live":
+            return Response()
+        if route.action == "ready" and state.refusal:
+            return Response(status_code=400)  # as Triton does
+        try:
+            check_access(route, request.headers, security)
+        except Refusal as refusal:
+            return refuse(refusal.status, refusal.message)
+        if request.headers.get("content-encoding", "identity") != "identity":
+            return refuse(415, "A compressed body is not taken. Send it as it is.")
+        return refuse(503, state.refusal) if state.refusal else None
+
+    async def forward(scope: Scope, receive: Receive, send: Send) -> None:
+        request, route = Request(scope, receive), _route(scope)
+        assert isinstance(route, Route)  # it was admitted
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        headers[GATEWAY_KEY] = security.own_key
+        body = None
+        if request.method == "POST":
+            size = request.headers.get(JSON_SIZE)
+            who = client_parameters(scope["client"][0], security.client_key)
+            try:
+                body, json_size = checked(await request.body(), route.action, size, who)
+            except RequestError as error:
+                return await refuse(400, str(error))(scope, receive, send)
+            if size is not None:
+                headers[JSON_SIZE] = str(json_size)
+        url = URL(f"http://{LOOPBACK}:{port}{scope['raw_path'].decode()}", encoded=True)
+        try:
+            async with session.request(request.method, url, data=body, headers=headers) as answer:
+                await _pass_back(answer, send)
+        except aiohttp.ClientError:
+            raise UnavailableError("The server does not answer", "Try again later") from None
+
+    return Door(forward, state, admit, refuse, event)
+
+
+def open_session() -> aiohttp.ClientSession:
+    """To Triton: as many connections as there are requests, and no header that nobody sent."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIME),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+        auto_decompress=False,
+    )
+
+
+def refuse(status: int, message: str) -> Response:
+    """As Triton words it."""
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    return JSONResponse({"error": message}, status, headers)
+
+
+def event(_status: int, message: str) -> bytes:
+    return f"data: {json.dumps({'error': message})}\n\n".encode()
+
+
+def _route(scope: Scope) -> Route | Refusal:
+    try:
+        return find(scope["method"], scope["raw_path"].decode())
+    except Refusal as refusal:
+        return refusal
+
+
+async def _pass_back(answer: aiohttp.ClientResponse, send: Send) -> None:
+    headers = [
+        (name.lower().encode(), answer.headers[name].encode())
+        for name in PASSED_BACK
+        if name in answer.headers
+    ]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    async for chunk in answer.content.iter_any():
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

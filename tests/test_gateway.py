@@ -1,0 +1,414 @@
+"""The gateway's process over a fake Triton: what it lets through, to whom, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_triton import FakeTriton, fake_triton
+from live import gateway_over
+
+from dflash_trt.errors import RequestError, ServerError
+from dflash_trt.serving.gateway.checks import checked
+from dflash_trt.serving.gateway.connections import HEADER_TIME, MAX_PIECES
+from dflash_trt.serving.gateway.door import BODY_LIMIT, BODY_TIME
+from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.launch import Ports
+from dflash_trt.serving.security import GATEWAY_KEY, Security
+from dflash_trt.serving.server import free_ports
+
+WAIT = 60.0
+INFER, STREAM = "models/dflash_infer/infer", "models/dflash/generate_stream"
+GENERATE = "models/dflash/generate"
+KEY, ADMIN_KEY = "inference-0123456789", "admin-0123456789"
+OK = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+
+
+@dataclass
+class Door:
+    triton: FakeTriton
+    gateway: Gateway
+    security: Security
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v2"
+
+    def post(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(f"{self.url}/{path}", content=content, headers=names, timeout=WAIT)
+
+    def get(self, path: str, **headers: str) -> int:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.get(f"{self.url}/{path}", headers=names, timeout=WAIT).status_code
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT)
+        connection.sendall(sent)
+        return connection
+
+
+def start(stack: ExitStack, security: Security | None = None) -> Door:
+    triton, port = stack.enter_context(fake_triton()), free_ports().http
+    security = security or Security()
+    ports = Ports(triton.port, 1, 1)
+    return Door(triton, stack.enter_context(gateway_over(ports, port, security)), security, port)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Door]:
+    with ExitStack() as stack:
+        yield start(stack)
+
+
+@pytest.fixture
+def door(shared: Door) -> Door:
+    shared.triton.seen.clear()
+    shared.triton.cancelled.clear()
+    shared.triton.go.set()
+    return shared
+
+
+@pytest.fixture
+def own() -> Iterator[Door]:
+    with ExitStack() as stack:
+        yield start(stack)
+
+
+def post_bytes(path: str, body: bytes) -> bytes:
+    head = f"POST /v2/{path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+BAD: dict[str, Any] = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "no object": [],
+    "no UTF-8": b'{"inputs": "\xff"}',
+    "half a character": b'{"inputs": [], "id": "\\ud800"}',
+    "not a number": b'{"inputs": [], "x": NaN}',
+    "more than a number": b'{"inputs": [], "x": 1e999}',
+    "no inputs": {"text_input": "a"},
+    "inputs of another type": {"inputs": {"a": 1}},
+    "no name": {"inputs": [{**OK, "name": 5}]},
+    "beyond all memory": {"inputs": [{**OK, "shape": [1 << 40], "datatype": "FP32", "data": [1]}]},
+    "a large product": {"inputs": [{**OK, "shape": [1 << 30] * 4}]},
+    "equal names": b'{"inputs": [{"name": "a", "data": [1], "shape": [1], "shape": [9]}]}',
+    "a negative size": {"inputs": [{**OK, "shape": [-1]}]},
+    "a size of a half": {"inputs": [{**OK, "shape": [0.5]}]},
+    "a size of true": {"inputs": [{**OK, "shape": [True]}]},
+    "too many dimensions": {"inputs": [{**OK, "shape": [1] * 1000}]},
+    "no shape": {"inputs": [{"name": "text_input", "datatype": "BYTES", "data": ["a"]}]},
+    "less data": {"inputs": [{**OK, "shape": [2]}]},
+    "no data": {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES"}]},
+    "bytes that are not there": {
+        "inputs": [{"name": "a", "shape": [1], "parameters": {"binary_data_size": 4}}]
+    },
+    "parameters of another type": {"inputs": [OK], "parameters": [1]},
+    "deep": b'{"inputs": [{"name": "a", "shape": [1], "data": ' + b"[" * 500_000,
+    "deep and whole": b'{"inputs": ' + b"[" * 400_000 + b"]" * 400_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_body_does_not_reach_triton(door: Door, name: str) -> None:
+    answer = door.post(INFER, BAD[name])
+    assert answer.status_code == 400
+    assert set(answer.json()) == {"error"}
+    assert door.triton.seen == []
+
+
+def test_bad_binary_tensors() -> None:
+    def check(shape: list[int], datatype: str, binary: bytes, size: int | None = None) -> bytes:
+        parameters = {"binary_data_size": len(binary) if size is None else size}
+        each = {"name": "a", "shape": shape, "datatype": datatype, "parameters": parameters}
+        head = json.dumps({"inputs": [each]}).encode()
+        body, length = checked(head + binary, "infer", str(len(head)), {})
+        return body[length:]
+
+    assert check([2], "INT32", b"12345678") == b"12345678"
+    assert check([1], "BYTES", b"\1\0\0\0a") == b"\1\0\0\0a"
+    for arguments in (
+        ([3], "INT32", b"12345678"),
+        ([1 << 30], "BYTES", b"\1\0\0\0a"),
+        ([1], "NUMBER", b"1234"),
+        ([1], "INT32", b"12345678", 4),  # bytes that nobody asks for
+        ([1], "INT32", b"1234", 8),
+        ([1], "INT32", b"1234", -4),
+    ):
+        with pytest.raises(RequestError):
+            check(*arguments)  # type: ignore[arg-type]
+    for length in ("-1", "x", "9" * 30, "\N{SUPERSCRIPT TWO}"):
+        with pytest.raises(RequestError, match="Inference-Header-Content-Length"):
+            checked(b"{}", "infer", length, {})
+
+
+def test_what_triton_gets(door: Door) -> None:
+    """Its own key, who asks, a length; nothing of what a client might say in their place."""
+    forged = {"client": "somebody", "client_key": "guess"}
+    infer = {"inputs": [OK], "parameters": {"timeout": 5, **forged}}
+    lies = {GATEWAY_KEY.replace("-", "_"): "guess", "x_forwarded_for": "1.2.3.4"}
+    assert door.post(INFER, infer, **lies).json() == {"done": True}
+    assert door.post(GENERATE, {"text_input": "é", **forged}, traceparent="00-1").status_code == 200
+    (path, headers, body), (_, traced, generate) = door.triton.seen
+    assert path == f"/v2/{INFER}"
+    assert headers[GATEWAY_KEY] == door.security.own_key
+    assert int(headers["content-length"]) == len(body)
+    assert headers.keys() <= {"host", GATEWAY_KEY, "content-length", "content-type"}
+    who = {"client": "127.0.0.1", "client_key": door.security.client_key}
+    assert json.loads(body) == {"inputs": [OK], "parameters": {"timeout": 5, **who}}
+    assert json.loads(generate) == {"text_input": "é", **who}
+    assert traced["traceparent"] == "00-1"
+
+
+def test_a_chunked_body_gets_a_length(door: Door) -> None:
+    pieces = iter([b'{"text_input"', b': "a"}'])
+    answer = httpx.post(f"{door.url}/{GENERATE}", content=pieces, timeout=WAIT)
+    assert answer.status_code == 200
+    _, headers, body = door.triton.seen[0]
+    assert json.loads(body)["text_input"] == "a"
+    assert "transfer-encoding" not in headers
+
+
+def test_routes(door: Door) -> None:
+    for path in ("", "models/dflash", "models/dflash/versions/1/config", "models/stats"):
+        assert door.get(path) == 200
+    for path in ("none", "models/a/b", "models/a%2f..%2fb", "repository/models/x/load"):
+        assert door.get(path) in (404, 405)
+    assert httpx.get(f"http://127.0.0.1:{door.port}/metrics").status_code == 404
+    assert door.get(INFER) == 405
+    for model in ("verify", "draft", "draft_verify", "verify/versions/1"):
+        answer = door.post(f"models/{model}/infer", {"inputs": [OK]})
+        assert (answer.status_code, "internal" in answer.json()["error"]) == (403, True)
+    assert door.post(INFER, {"inputs": [OK]}, content_encoding="gzip").status_code == 415
+    assert door.triton.seen == []
+
+
+def test_the_keys() -> None:
+    security = Security(inference_key=KEY, admin_key=ADMIN_KEY)
+    with ExitStack() as stack:
+        door = start(stack, security)
+        door.triton.go.set()
+        for key, status in (("", 403), ("guess", 403), (KEY, 200)):
+            given = {"inference_key": key}
+            for path, body in ((INFER, {"inputs": [OK]}), (GENERATE, {"text_input": "a"})):
+                assert door.post(path, body, **given).status_code == status
+        for key, status in (("", 403), (KEY, 403), (ADMIN_KEY, 200)):
+            given = {"admin_key": key}
+            for path in ("models/dflash/config", "models/stats", "logging"):
+                assert door.get(path, **given) == status
+            assert door.post("repository/index", **given).status_code == status
+        assert door.get("health/ready") == door.get("models/dflash") == 200
+        command = Path(f"/proc/{door.gateway._process.pid}/cmdline").read_text()  # type: ignore[union-attr]
+        assert not any(secret in command for secret in (KEY, ADMIN_KEY, security.own_key))
+
+
+def test_a_stream_flows_and_ends_with_its_client(door: Door) -> None:
+    with httpx.stream("POST", f"{door.url}/{STREAM}", json={"text_input": "a"}) as answer:
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(3)] == ['data: {"number": 0}', "", 'data: {"number": 1}']
+        assert not door.triton.cancelled.is_set()
+    assert door.triton.cancelled.wait(WAIT), "the stream goes on"
+
+
+def test_large_bodies(door: Door) -> None:
+    just = json.dumps({"text_input": "a" * (BODY_LIMIT - 100)}).encode()
+    assert door.post(GENERATE, just).status_code == 200
+    answer = door.post(GENERATE, just + b" " * 200)
+    assert (answer.status_code, str(BODY_LIMIT) in answer.json()["error"]) == (413, True)
+    assert len(door.triton.seen) == 1
+
+
+def test_a_flood_of_chunks_is_refused_early(door: Door) -> None:
+    head = f"POST /v2/{GENERATE} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with door.connect(head.encode()) as connection:
+        begun = time.monotonic()
+        sent = 0
+        try:
+            while sent < 1_000_000:
+                connection.sendall(b"1\r\na\r\n" * 1000)
+                sent += 1000
+        except OSError:
+            pass  # closed
+    assert sent < 100 * MAX_PIECES
+    assert time.monotonic() - begun < WAIT
+    assert door.get("health/live") == 200
+    assert door.triton.seen == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /v2 HT", post_bytes(GENERATE, b"{ }")[:-2]],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_half_a_request_is_closed(door: Door, sent: bytes) -> None:
+    limit = max(HEADER_TIME, BODY_TIME)
+    with door.connect(sent) as connection:
+        begun = time.monotonic()
+        answer = connection.recv(9999)
+        while connection.recv(9999):
+            pass
+        assert 0.5 * limit < time.monotonic() - begun < WAIT
+    assert answer == b"" if not sent.startswith(b"POST") else b" 408 " in answer
+
+
+def test_until_it_is_ready_it_says_so_at_once(own: Door) -> None:
+    own.gateway.tell("unready")
+    own.triton.go.set()
+    deadline = time.monotonic() + WAIT
+    while own.get("health/ready") != 400:
+        assert time.monotonic() < deadline
+    assert own.get("models/dflash/ready") == 400
+    assert own.get("health/live") == 200
+    answer = own.post(GENERATE, {"text_input": "a"})
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert "not ready" in answer.json()["error"]
+    own.gateway.tell("ready")
+    while own.get("health/ready") != 200:
+        assert time.monotonic() < deadline
+    assert own.post(GENERATE, {"text_input": "a"}).status_code == 200
+
+
+def test_a_drain_lets_running_requests_end(own: Door) -> None:
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(own.post, INFER, {"inputs": [OK]})
+        while not own.triton.seen:
+            time.sleep(0.01)
+        own.gateway.tell("drain 600")
+        while own.get("health/ready") != 400:
+            time.sleep(0.01)
+        refused = own.post(INFER, {"inputs": [OK]})
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert refused.headers["Connection"] == "close"
+        assert own.gateway.poll() is None
+        own.triton.go.set()
+        assert running.result(WAIT).json() == {"done": True}
+    assert own.gateway.wait(WAIT)
+    assert own.gateway.poll() == 0
+
+
+def test_a_drain_that_is_over_ends_streams_with_an_event(own: Door) -> None:
+    with (
+        ThreadPoolExecutor() as pool,
+        httpx.stream("POST", f"{own.url}/{STREAM}", json={"text_input": "a"}) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines) == 'data: {"number": 0}'
+        waiting = pool.submit(own.post, INFER, {"inputs": [OK]})
+        while len(own.triton.seen) < 2:
+            time.sleep(0.01)
+        own.gateway.tell("drain 0.5")
+        *_, last, _ = lines
+        assert "stopping" in json.loads(last.removeprefix("data: "))["error"]
+        refused = waiting.result(WAIT)
+        assert (refused.status_code, "stopping" in refused.json()["error"]) == (503, True)
+    assert own.triton.cancelled.wait(WAIT)
+    assert own.gateway.wait(WAIT)
+    assert own.gateway.poll() == 0
+
+
+def test_without_triton_a_request_is_503() -> None:
+    port = free_ports().http
+    with gateway_over(Ports(free_ports().http, 1, 1), port):
+        answer = httpx.post(f"http://127.0.0.1:{port}/v2/{GENERATE}", json={}, timeout=WAIT)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+
+
+def test_it_ends_with_its_parent_and_gives_the_port_back(own: Door) -> None:
+    process = own.gateway._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()  # as when `serve` was killed
+    assert process.wait(WAIT) == 0
+    own.gateway.stop()
+    with socket.create_server(("127.0.0.1", own.port)):
+        pass
+
+
+def test_a_dead_one_is_started_again_on_the_same_port(own: Door, tmp_path: Path) -> None:
+    assert own.gateway._process is not None
+    own.gateway._process.kill()
+    assert own.gateway.wait(WAIT)
+    assert own.gateway.poll() == -signal.SIGKILL
+    own.gateway.tell("ready")  # to nobody
+    own.gateway.start(tmp_path / "log")
+    own.gateway.tell("ready")
+    own.triton.go.set()
+    assert own.post(GENERATE, {"text_input": "a"}).status_code == 200
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=rf"port {port} \(http\) .*--http-port"):
+            Gateway(Path(), port, free_ports(), Security())
+
+
+FLOOD = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+sys.path.insert(0, sys.argv[1])
+from live import gateway_over
+from dflash_trt.serving.launch import Ports
+with gateway_over(Ports(int(sys.argv[2]), 1, 1), int(sys.argv[3])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_half_open_connections_keep_nobody_out(tmp_path: Path) -> None:
+    """300 of them at 256 descriptors; a request is answered while they are there."""
+    with fake_triton() as triton, ExitStack() as stack:
+        triton.go.set()
+        port = free_ports().http
+        here = str(Path(__file__).parent)
+        process = subprocess.Popen(
+            [sys.executable, "-c", FLOOD, here, str(triton.port), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            for _ in range(300):
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                connection.sendall(b"POST /v2/models/dflash/generate HTTP/1.1\r\nContent-Le")
+            answer = httpx.post(f"http://127.0.0.1:{port}/v2/{GENERATE}", json={}, timeout=10)
+            assert answer.status_code == 200
+            [log] = tmp_path.iterdir()
+            assert log.read_text() == ""  # not even once too many descriptors
+        finally:
+            process.communicate("", timeout=WAIT)
+    assert process.returncode == 0
+
+
+def test_many_at_once(door: Door) -> None:
+    barrier = threading.Barrier(16)
+
+    def ask(number: int) -> bool:
+        barrier.wait(WAIT)
+        return all(
+            door.post(GENERATE, {"text_input": f"{number}"}).status_code == 200 for _ in range(10)
+        )
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(ask, range(16)))
+    assert len(door.triton.seen) == 160

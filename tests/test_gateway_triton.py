@@ -1,0 +1,156 @@
+"""What ended Triton or `serve` before the gateway stood before it, over both of its doors.
+
+How many malformed requests, and of which seed: MALFORMED_COUNT and MALFORMED_SEED.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from live import serving
+from malformed_http import OPENAI, TRITON, Outcome, fault, request, send
+
+from dflash_trt.serving.launch import Ports
+from dflash_trt.serving.process import Server
+from dflash_trt.serving.server import free_ports, running_server
+
+COUNT = int(os.environ.get("MALFORMED_COUNT", "300"))
+SEED = int(os.environ.get("MALFORMED_SEED", "0"))
+WAIT = 60.0
+LONGEST = 10.0  # seconds to the answer to a malformed request, and after a flood
+INFER, GENERATE = "models/dflash_infer/infer", "models/dflash/generate"
+A = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+THREE = {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [3]}
+FP32 = {"name": "top_p", "shape": [1 << 40], "datatype": "FP32", "data": [1]}
+
+
+@pytest.fixture(scope="module")
+def server(built: Path) -> Iterator[Ports]:
+    """Nobody restarts it."""
+    with running_server(built) as ports:
+        yield ports
+
+
+def post(ports: Ports, path: str, content: bytes | Iterator[bytes]) -> int | None:
+    """The status; None when the connection was closed while we were sending."""
+    try:
+        url = f"http://127.0.0.1:{ports.http}/v2/{path}"
+        return httpx.post(url, content=content, timeout=WAIT).status_code
+    except httpx.TransportError:
+        return None
+
+
+def infer(ports: Ports, *inputs: dict[str, Any]) -> int | None:
+    return post(ports, INFER, json.dumps({"inputs": inputs or [A, THREE]}).encode())
+
+
+def chunks() -> Iterator[bytes]:
+    yield b'{"text_input": "'
+    for _ in range(1_000_000):
+        yield b"a"
+
+
+@pytest.mark.parametrize("name", ["shape", "4 MB", "chunks", "deep", "deep data", "binary"])
+def test_what_ended_triton(server: Ports, name: str) -> None:
+    if name == "shape":
+        assert infer(server, FP32) == 400
+    elif name == "4 MB":
+        assert infer(server, {**A, "data": ["a" * 4_000_000]}) in (413, None)
+    elif name == "chunks":
+        assert post(server, GENERATE, chunks()) in (400, None)
+    elif name == "deep":
+        deep = b"[" * 500_000 + b"]" * 500_000
+        assert post(server, GENERATE, b'{"text_input": "a", "x": ' + deep + b"}") == 400
+    elif name == "deep data":
+        text = json.dumps({"inputs": [{**A, "data": 5}]})
+        text = text.replace("5", "[" * 500_000 + '"a"' + "]" * 500_000)
+        assert post(server, INFER, text.encode()) == 400
+    else:
+        binary = {k: v for k, v in FP32.items() if k != "data"}
+        assert infer(server, {**binary, "parameters": {"binary_data_size": 4}}) == 400
+    assert infer(server) == 200
+
+
+def test_tritons_own_port_wants_a_key_before_it_parses(built: Path) -> None:
+    with Server(built, free_ports()) as server:
+        server.wait_ready()
+        for inputs in ([FP32], [A, THREE]):
+            assert infer(server.ports, *inputs) == 403
+        url = f"http://127.0.0.1:{server.ports.http}/v2/health/ready"
+        assert httpx.get(url).status_code == 403
+        assert server.health.probe(WAIT) == 200
+        server.kill()  # faster than stopping it
+
+
+@contextmanager
+def descriptors(count: int) -> Iterator[None]:
+    """So many for the processes that are started in this block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_half_open_connections_stop_nothing(built: Path) -> None:
+    """300 at each door with 256 descriptors: others are answered, and nothing is restarted."""
+    ports, port = free_ports(), free_ports().http
+    with ExitStack() as stack:
+        with descriptors(256):
+            process, _ = stack.enter_context(serving(built, ports, f"--openai-port={port}"))
+        for door in (ports.http, port):
+            for _ in range(300):
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", door)))
+                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Le")
+        begun = time.monotonic()
+        body = {"model": "pycode", "prompt": "a", "max_tokens": 3}
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        assert httpx.post(url, json=body, timeout=WAIT).status_code == 200
+        assert infer(ports) == 200
+        assert time.monotonic() - begun < LONGEST
+        process.send_signal(signal.SIGTERM)
+        said, complained = process.communicate(timeout=WAIT)
+        assert process.returncode == 0
+        assert "restarting" not in said
+        assert complained == ""
+
+
+def test_malformed_requests(built: Path) -> None:
+    ports, port = free_ports(), free_ports().http
+    doors = {TRITON: ports.http, OPENAI: port}
+    with serving(built, ports, f"--openai-port={port}") as (process, _):
+
+        def run(number: int) -> tuple[str, Outcome]:
+            wrong = request(SEED, number)
+            outcome = send(wrong, doors[wrong.door])
+            found = fault(wrong, outcome, LONGEST)
+            return (f"{number}: {found}: {outcome.answer[:300]!r}" if found else ""), outcome
+
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(run, range(COUNT)))
+        statuses = Counter(outcome.status for _, outcome in results)
+        slowest = max(outcome.seconds for _, outcome in results)
+        print(f"seed {SEED}: {dict(statuses)}, slowest {slowest:.1f} s")
+        assert [problem for problem, _ in results if problem] == []
+        assert statuses[400] > COUNT / 5
+        assert statuses[200] > 0
+        assert infer(ports) == 200
+        process.send_signal(signal.SIGTERM)
+        said, complained = process.communicate(timeout=WAIT)
+        assert process.returncode == 0
+        assert "restarting" not in said
+        assert complained == ""
