@@ -34,7 +34,8 @@ def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
     """OSError when it is no regular file, or has more than `most` bytes."""
     with open_regular(file) as stream:
         if (size := os.fstat(stream.fileno()).st_size) > most:
-            raise OSError(errno.EFBIG, f"it has more than {most >> 10} KiB", str(file))
+            limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
+            raise OSError(errno.EFBIG, f"it has more than {limit}", str(file))
         return stream.read(size)
 
 

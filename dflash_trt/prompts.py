@@ -1,5 +1,6 @@
 """Prompt files: JSON lines with `text`, `messages` or `ids`."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def _ids(entry: object, encode: Callable[[Prompt], list[int]]) -> list[int]:
 
 def prompt_of(entry: object) -> Prompt:
     """The `messages` of a line (a list of objects with a role), else its `text`; or ValueError."""
+    json.dumps(entry, ensure_ascii=False).encode()  # ValueError: half a surrogate pair is no text
     if isinstance(entry, dict):
         text, messages = entry.get("text"), entry.get("messages")
         if isinstance(messages, list) and all(

@@ -152,6 +152,12 @@ def test_lines_of_prompts_have_types(tmp_path: Path, line: str) -> None:
         read_prompts(tmp_path / "prompts", lambda _: [1], vocab_size=9, longest=9)
 
 
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text('{"messages": [{"role": "user", "content": "\\ud800"}]}')
+    with pytest.raises(RequestError, match=r"prompts:1: .* surrogates not allowed"):
+        read_prompts(tmp_path / "prompts", lambda _: [1], vocab_size=9, longest=9)
+
+
 @pytest.mark.parametrize("ends", [[1, True], True, [1.0], "12", {"1": 1}])
 def test_ends_are_whole_numbers(pair: Path, ends: object) -> None:
     (pair / "target" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))

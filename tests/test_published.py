@@ -71,7 +71,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # to hash and copy the holes would take minutes and show nothing
         for module in (manifest, provenance):
             patch.setattr(module, "entry", lambda file: {"size": file.stat().st_size})
-        patch.setattr(bundle, "copy", copy_without_holes)
+        patch.setattr(bundle, "copy_file", copy_without_holes)
         yield directory
 
 
