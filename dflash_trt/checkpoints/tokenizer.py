@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from dflash_trt.checkpoints.files import check_inside, read_bytes
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files import copy_file
+from dflash_trt.panics import panics_as_errors
 
 MAX_TOKENIZER = 1 << 26  # bytes; the longest that is published has about 40 MB
 REQUIRED = "tokenizer.json"
@@ -50,10 +51,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     file = directory / REQUIRED
     data = read_bytes(file, MAX_TOKENIZER)
     try:
-        tokenizer = Tokenizer.from_buffer(data)
-    except BaseException as error:  # the library raises bare Exception, and where it panics that
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises bare Exception
         raise CheckpointError(
             f"{file} is not a tokenizer ({error})", "Download or export the tokenizer again"
         ) from error

@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer
 
-from dflash_trt.serving.panics import panics_as_errors
+from dflash_trt.panics import panics_as_errors
 
 HOLE = "\N{REPLACEMENT CHARACTER}"  # what a decoder gives for bytes that are not (yet) a character
 

@@ -13,8 +13,8 @@ from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import check_request
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.errors import RequestError
+from dflash_trt.panics import panics_as_errors
 from dflash_trt.serving.chat import Render, parse_json, parse_messages
-from dflash_trt.serving.panics import panics_as_errors
 from dflash_trt.serving.settings import Settings
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
