@@ -191,5 +191,21 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not any(alive(pid) for pid in children)
 
 
+def test_the_process_of_a_template_has_no_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_TRT_INTERNAL_KEY", "secret")
+    before = {*children()}
+    render = load_chat_template(_tokenizer(tmp_path, CHATML))
+    (pid,) = {*children()} - before
+    assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert render is not None  # alive until here
+
+
+def children() -> list[int]:
+    own = Path("/proc/self/task") / Path("/proc/thread-self").readlink().name / "children"
+    return [int(word) for word in own.read_text().split()]
+
+
 def alive(pid: int) -> bool:
     return "dflash_trt.serving.template_process" in command_line(pid)

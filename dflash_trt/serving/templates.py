@@ -5,6 +5,7 @@ Templates are programs of the checkpoint, and a client chooses what they are giv
 """
 
 import json
+import os
 import signal
 import socket
 import struct
@@ -21,6 +22,7 @@ SECONDS = 2  # of processor time, for one text
 MEMORY = 512 << 20  # bytes beside what the process takes idle
 MOST = 64 << 20  # bytes of what goes in or comes out
 START_TIMEOUT, TIMEOUT = 60.0, 10.0  # seconds, also where other processes have the processor
+VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")  # and no key of the server's
 MODULE = "dflash_trt.serving.template_process"
 DONE, REFUSED, TOO_MUCH = b"+", b"-", b"!"  # how an answer begins
 
@@ -59,8 +61,9 @@ class Template:
 
     def _start(self) -> tuple[bytes, str]:
         self._link, theirs = socket.socketpair()
+        fd, known = theirs.fileno(), {k: v for k, v in os.environ.items() if k in VARIABLES}
         with theirs:
-            process = start_module(MODULE, theirs.fileno(), fds=(theirs.fileno(),))
+            process = start_module(MODULE, fd, fds=(fd,), environment=known)
         self._process, self._end = process, weakref.finalize(self, _end, self._link, process)
         state, text = self._ask(self._source, START_TIMEOUT)
         if state != DONE:
