@@ -48,7 +48,9 @@ def post(ports: Ports, path: str, content: bytes | Iterator[bytes]) -> int | Non
     """The status; None when the connection was closed while we were sending."""
     try:
         url = f"http://127.0.0.1:{ports.http}/v2/{path}"
-        return httpx.post(url, content=content, timeout=WAIT).status_code
+        answer = httpx.post(url, content=content, timeout=WAIT)
+        assert answer.text
+        return answer.status_code
     except httpx.TransportError:
         return None
 
@@ -82,6 +84,12 @@ def test_what_ended_triton(server: Ports, name: str) -> None:
         binary = {k: v for k, v in FP32.items() if k != "data"}
         assert infer(server, {**binary, "parameters": {"binary_data_size": 4}}) == 400
     assert infer(server) == 200
+
+
+def test_a_wrong_type_is_the_clients_fault(server: Ports) -> None:
+    """Triton calls it its own failure."""
+    assert post(server, GENERATE, b'{"text_input": "a", "max_tokens": "x"}') == 400
+    assert infer(server, {**A, "data": [5]}) == 400
 
 
 def test_tritons_own_port_wants_a_key_before_it_parses(built: Path) -> None:

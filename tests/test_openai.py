@@ -24,6 +24,7 @@ import pytest
 import stand_in
 import trustme
 from live import openai_front, serving
+from pydantic import ValidationError
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
@@ -34,6 +35,7 @@ from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.gateway.door import BODY_LIMIT
 from dflash_trt.serving.launch import Ports
+from dflash_trt.serving.openai.fields import ChatFields
 from dflash_trt.serving.openai.spelling import speller
 from dflash_trt.serving.security import API_KEY, Security, Tls, read_security
 from dflash_trt.serving.server import free_ports, running_server, serve
@@ -325,6 +327,26 @@ def test_bad_chat_requests_name_the_field(scripted: Scripted) -> None:
             api.chat.completions.create(model="pycode", **body)  # type: ignore[call-overload]
         assert caught.value.param == param
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{}] * 10_000},
+        {"messages": [{"role": "user", "content": [{}] * 10_000}]},
+        {"stop": [1] * 10_000},
+        {"bad_words": [1] * 10_000},
+        {"tools": [1] * 10_000},
+        {str(number): 1 for number in range(10_000)},
+    ],
+    ids=["messages", "content", "stop", "bad_words", "tools", "unknown"],
+)
+def test_a_body_full_of_faults_is_not_read_to_its_end(fields: dict[str, Any]) -> None:
+    """Pydantic's report of all of them took 2 GB for a body of 2 MB."""
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(ValidationError) as caught:
+        ChatFields.model_validate({"model": "pycode", "messages": messages, **fields})
+    assert caught.value.error_count() <= 3
 
 
 def test_bodies_that_are_no_request(url: str) -> None:

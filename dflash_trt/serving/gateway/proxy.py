@@ -19,6 +19,7 @@ JSON_SIZE = "inference-header-content-length"
 PASSED_ON = ("traceparent", "tracestate")  # headers of a request
 PASSED_BACK = ("Content-Type", "Content-Length", "Inference-Header-Content-Length")
 CONNECT_TIME = 5.0  # seconds
+UNPARSED = b'{"error":"Unable to parse '
 
 
 def triton_door(
@@ -96,12 +97,17 @@ def _route(scope: Scope) -> Route | Refusal:
 
 
 async def _pass_back(answer: aiohttp.ClientResponse, send: Send) -> None:
+    status, begin = answer.status, b""
+    if status == 500:
+        begin = await answer.read()
+        status = 400 if begin.startswith(UNPARSED) else 500  # the request is wrong, not Triton
     headers = [
         (name.lower().encode(), answer.headers[name].encode())
         for name in PASSED_BACK
         if name in answer.headers
     ]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": begin, "more_body": True})
     async for chunk in answer.content.iter_any():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

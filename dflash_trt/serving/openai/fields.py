@@ -4,11 +4,31 @@ Beside OpenAI's fields, the extensions that vLLM's users know. A field that woul
 refused unless its value asks for nothing; so is an unknown one.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    model_validator,
+)
 
 from dflash_trt.serving.client import Options, Prompt
+
+MAX_FIELDS = 100
+T = TypeVar("T")
+
+
+class FirstFault(FailFast):
+    """Ends at the first fault: a report of a million of them takes 10 s and 2 GB."""
+
+    __hash__ = object.__hash__  # a union wants one
+
+
+Many = Annotated[list[T], FirstFault()]
 
 
 def _not_done(*neutral: Any) -> AfterValidator:
@@ -46,7 +66,7 @@ class Fields(BaseModel):
     top_p: float | None = None
     n: int | None = Field(None, ge=1)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stream: bool | None = None
@@ -57,7 +77,7 @@ class Fields(BaseModel):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: Many[str] | None = None
     priority: int | None = None
     timeout: float | None = Field(None, gt=0, le=3600)  # seconds
     # accepted, without effect on the answer
@@ -71,6 +91,13 @@ class Fields(BaseModel):
     # refused
     logit_bias: Annotated[Any, _not_done({})] = None
     response_format: Annotated[Any, _not_done({"type": "text"})] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, values: Any) -> Any:
+        if isinstance(values, dict) and len(values) > MAX_FIELDS:
+            raise ValueError(f"more than {MAX_FIELDS} fields")
+        return values
 
     @property
     def include_usage(self) -> bool:
@@ -111,7 +138,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
 
     def flat(self) -> dict[str, Any]:
         content = self.content
@@ -123,11 +150,11 @@ class Message(BaseModel):
 class ChatFields(Fields):
     """`/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Many[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: Annotated[Any, _not_done("auto", "none")] = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
