@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import httpx
 from typing_extensions import Self
 
 from dflash_trt.bench.prompts import TEMPLATE_OPTIONS
@@ -50,7 +51,7 @@ class Client(Protocol):
 def open_client(protocol: str, url: str, model: str | None, connections: int) -> Client:
     """A client for a server at `url`; model: the name it knows, for OpenAI's protocol.
 
-    RequestError for an unknown protocol, BenchError when a package is missing.
+    RequestError for an unknown protocol.
     """
     if protocol == "triton-grpc":
         return TritonGrpc(url)
@@ -103,14 +104,6 @@ class _Http:
     """JSON out, server-sent events back, over one pool of connections."""
 
     def __init__(self, url: str, connections: int) -> None:
-        try:
-            import httpx  # noqa: PLC0415
-        except ImportError:
-            raise BenchError(
-                "the package httpx is missing, which asks servers over HTTP",
-                "Install it: pip install 'dflash-trt[bench]'",
-            ) from None
-        self._failures: type[Exception] = httpx.HTTPError
         limits = httpx.Limits(max_connections=connections)
         base = url if "://" in url else f"http://{url}"
         self._client = httpx.AsyncClient(base_url=base, limits=limits, timeout=TIMEOUT)
@@ -142,7 +135,7 @@ class _Http:
                         answer.error = str(event["error"])[:300]
                         return
                     yield event
-        except (self._failures, ValueError) as error:
+        except (httpx.HTTPError, ValueError) as error:
             answer.error = f"{type(error).__name__}: {error}"
 
 
@@ -185,7 +178,7 @@ class OpenAi(_Http):
             try:
                 listed = (await self._client.get("/v1/models")).json()
                 self._model = listed["data"][0]["id"]
-            except (self._failures, ValueError, KeyError, IndexError, TypeError) as error:
+            except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
                 await self._client.aclose()
                 raise BenchError(
                     f"the server does not list its models at /v1/models ({error})",
