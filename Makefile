@@ -18,7 +18,7 @@ test-models: .venv/.dev  ## every model family and drafter format, and broken fi
 test-plans: .venv/.rtx  ## TensorRT plans, built without a GPU; installs NVIDIA's library
 	$(BIN)/python -m pytest -m plans
 
-soak: .venv/.dev  ## the long tests: load, chaos, killed processes
+soak: .venv/.dev  ## the long tests: load, chaos, killed processes, random pairs and traffic
 	$(BIN)/python -m pytest -m soak
 
 lint: .venv/.dev  ## style and types

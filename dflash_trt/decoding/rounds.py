@@ -44,7 +44,7 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     first_row, _, _, *moves = x.batch.tolist()
     _move_rows(engine, moves)
     n, asked = x.tokens.shape
-    width = max(asked, engine.info.least_rows)
+    width = max(asked, -(-engine.info.least_rows // n))
     lengths, forced, places, _ = zip(*x.rows.tolist(), strict=True)
     trees = [tuple(line[1:]) for line in x.parents.tolist()] if x.parents.shape[1] > 1 else []
     scored = _scored_rows(forced, lengths, width, engine.info.least_rows)

@@ -72,11 +72,10 @@ class EngineInfo:
 
     @property
     def least_rows(self) -> int:
-        """Tokens of a sequence, and head rows, that a step must have for a token's logits to depend
-        on no neighbours.
+        """Tokens and head rows that a step must have for logits to depend on no neighbours.
 
-        ONNX Runtime multiplies one row by another kernel than two or more, and attends by another.
-        They agree to 1e-5, which quantised layers make 0.2 where an input is rounded otherwise.
+        ONNX Runtime multiplies one row by another kernel than two or more. They agree to 1e-5, of
+        which quantised layers make up to 0.5 where an input is rounded otherwise.
         """
         return 2 if self.quantized else 1
 

@@ -55,12 +55,19 @@ def attention_block(
     values = _scatter(g, layer.value_cache, v, f"new_value_{layer.index}", at, layer.cache_shape)
     scale = spec.attention_scale or layer.spec.head_dim**-0.5
     mask, cap = at.seen(g, layer.spec), spec.attn_logit_softcapping
+    # of a quantised target, whose logits must not show how many queries a step has: ONNX Runtime
+    # attends to one by another kernel than to more, see `EngineInfo.least_rows`
+    more = context is None and bool(g.storage.bits)
+    if more:
+        q, mask = (at.with_last_twice(g, x) for x in (q, mask))
     if cap is None and spec.sinks is None:
         mixed = g.op("Attention", q, keys, values, mask, scale=scale)
     else:
         sinks = g.vector(weights, f"{attn}.{spec.sinks}") if spec.sinks else None
         q = g.op("Mul", q, g.number(scale))
         mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, cap, sinks)
+    if more:
+        mixed = g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
     out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases, summed=True)

@@ -68,6 +68,14 @@ class Positions:
             self._shared[key] = mask
         return self._shared[key]
 
+    def with_last_twice(self, g: GraphBuilder, x: ir.Value) -> ir.Value:
+        """`[n, h, S, w]` to `[n, h, S + 1, w]`; what layers share is made once."""
+        key = ("last twice", x)
+        if key not in self._shared:
+            last = g.op("Gather", x, g.ints(-1), axis=2)
+            self._shared[key] = g.op("Concat", x, last, axis=2)
+        return self._shared[key]
+
     def _behind(self, g: GraphBuilder, positions: ir.Value) -> ir.Value:
         """How far each cache row lies behind `positions` `[n, S]`: int64 `[n, 1, S, N]`."""
         return g.op("Sub", g.op("Unsqueeze", positions, g.ints(1, 3)), self._key_positions(g))
