@@ -1,7 +1,7 @@
 """Mutated files of every kind that a user or a build can hand us, through whatever reads them.
 
 `python tests/fuzz_files.py COUNT SEED` makes a pair and its builds, spoils one file a case and
-prints as JSON what came of them. `unexpected` has every exception that is not our own, every case
+prints as JSON what came of them. `unexpected` has every exception that is not our own, every read
 that took longer than `SECONDS`, and every death of the process, which starts again after it. Cases
 have `LIMIT` bytes of address space beside what the process takes when it starts.
 """
@@ -211,9 +211,10 @@ class Fuzzer:
         self.slowest = max(self.slowest, (time.monotonic() - started, what))
 
     def each(self, *probes: Callable[[], object]) -> None:
-        """Every probe, though one before it refuses; then the first refusal."""
+        """Every probe in a time of its own, though one refuses; then the first refusal."""
         refusals = []
         for probe in probes:
+            signal.setitimer(signal.ITIMER_REAL, SECONDS)
             try:
                 probe()
             except DflashError as error:
@@ -267,7 +268,7 @@ class Fuzzer:
             encode([{"role": "user", "content": "Hello"}])
             encode("def f():")
 
-        self.each(encoded, self.checkpoint if self.chance.random() < 0.1 else encoded)
+        self.each(encoded, *[self.checkpoint] * (self.chance.random() < 0.1))
 
     def shards(self) -> None:
         weights = Weights(self.home / "shards")
@@ -364,8 +365,8 @@ def hung(_number: int, _frame: object) -> None:
 
 def work(home: Path, count: int, seed: int, first: int, report: Path) -> None:
     """Cases from `first` on; the report is written anew before each, for a process that dies."""
-    fuzzer = Fuzzer(home)
     signal.signal(signal.SIGALRM, hung)
+    fuzzer = Fuzzer(home)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + LIMIT
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
