@@ -99,6 +99,7 @@ class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._requests: list[Inputs] = []
         self.metadata: list[dict[str, str]] = []
         self.timeouts: list[float] = []  # seconds
+        self.said: list[dict[str, str]] = []  # the parameters that may be there
         self.ended = threading.Semaphore(0)  # released whenever a call is over
         self.address = ""
 
@@ -116,6 +117,8 @@ class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
             try:
                 self._requests.append(_inputs(request))
                 self.timeouts.append(request.parameters["timeout"].int64_param / 1e6)
+                found = MAY_HAVE & set(request.parameters)
+                self.said.append({name: request.parameters[name].string_param for name in found})
             except Exception as fault:
                 self._faults.append(fault)
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"outside the contract: {fault}")

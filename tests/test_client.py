@@ -400,6 +400,18 @@ def test_a_silent_server_is_given_up_at_the_deadline(kind: str) -> None:
         assert server.ended.acquire(timeout=WAIT), "the call goes on"
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
+def test_no_time_is_refused(kind: str, timeout: float) -> None:
+    """It was taken for unlimited."""
+    with (
+        stand_in.stand_in(parts(part())) as server,
+        pytest.raises(RequestError, match=f"timeout is {timeout}"),
+    ):
+        _ask(server, kind, 0, timeout=timeout)
+    assert server.requests == []
+
+
 def test_the_deadline_met_is_an_answer() -> None:
     late = part(text_output=["a"], finish_reason=["cancelled"])
     with stand_in.stand_in(parts(late)) as server, Client(server.address) as client:

@@ -661,6 +661,19 @@ def test_the_front_shows_triton_its_key(built: Path) -> None:
         assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
 
 
+def test_the_front_says_for_whom_it_asks(built: Path) -> None:
+    """Whatever a client says of itself."""
+    with stand_in.stand_in(parts(part())) as server:
+        ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+        security = Security()
+        with openai_front(built, port, ports, security):
+            body = {"model": "pycode", "prompt": "a", "user": "somebody"}
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            lies = {"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"}
+            assert httpx.post(url, json=body, timeout=WAIT, headers=lies).status_code == 200
+        assert server.said == [{"client": "127.0.0.1", "client_key": security.client_key}]
+
+
 @pytest.mark.parametrize("name", ["127.0.0.1", "triton.example.com", "*.example.com"])
 def test_with_tls_the_front_calls_its_own_server(built: Path, tmp_path: Path, name: str) -> None:
     """Whatever its certificate names; another server is not asked anything."""

@@ -7,7 +7,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from dflash_trt.serving.security import (
     check_exposure,
     read_security,
 )
-from dflash_trt.serving.server import free_ports
+from dflash_trt.serving.server import free_ports, prepare, running_server
 
 ROOT = Path(__file__).parent.parent
 WAIT = 30.0
@@ -53,24 +53,16 @@ LOOKS = {
 }
 
 
-@contextmanager
-def _running(directory: Path, security: Security) -> Iterator[Ports]:
-    with Server(directory, free_ports(), security) as server:
-        server.wait_ready()
-        yield server.ports
-        server.kill()  # faster than stopping it
-
-
 @pytest.fixture(scope="module")
 def plain(built: Path) -> Iterator[Ports]:
-    with _running(built, Security()) as ports:
+    with running_server(built, Security()) as ports:
         yield ports
 
 
 @pytest.fixture(scope="module")
 def keyed(built: Path) -> Iterator[Ports]:
     security = Security(inference_key=INFERENCE_KEY, admin_key=ADMIN_KEY)
-    with _running(built, security) as ports:
+    with running_server(built, security) as ports:
         yield ports
 
 
@@ -185,7 +177,7 @@ def test_tls(built: Path, tmp_path: Path, mutual: bool) -> None:
             return _infer(channel)
 
     own = {"private_key": "client.key", "certificate_chain": "client.cert"}
-    with _running(built, security) as ports:
+    with running_server(built, security) as ports:
         assert ask(root_certificates="ca", **(own if mutual else {})) == 4
         with pytest.raises(InferenceServerException):
             ask()  # without TLS
@@ -219,7 +211,7 @@ def test_with_tls_http_stays_on_this_machine() -> None:
 
 
 def test_it_listens_where_it_is_told_to(built: Path) -> None:
-    with _running(built, Security("127.0.0.2")) as ports:
+    with running_server(built, Security("127.0.0.2")) as ports:
         with pytest.raises(urllib.error.URLError, match="refused"):
             _http(ports, "health/ready")
         with InferenceServerClient(f"127.0.0.2:{ports.grpc}") as client:
@@ -227,8 +219,11 @@ def test_it_listens_where_it_is_told_to(built: Path) -> None:
 
 
 def test_an_address_of_another_machine_is_named(built: Path) -> None:
-    with pytest.raises(ServerError, match=r"192\.0\.2\.1.*--host"):
-        Server(built, free_ports(), Security("192.0.2.1"))
+    with (
+        pytest.raises(ServerError, match=r"192\.0\.2\.1.*--host"),
+        running_server(built, Security("192.0.2.1")),
+    ):
+        pass
 
 
 def test_the_bundled_server_is_not_exposed(built: Path) -> None:
@@ -286,8 +281,13 @@ def test_a_key_is_read_and_not_shown(tmp_path: Path) -> None:
 def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
     secret = "zzqx" * 4
     security = Security(inference_key=INFERENCE_KEY, admin_key=ADMIN_KEY)
-    with Server(built, free_ports(), security) as server:
+    ports = free_ports()
+    with ExitStack() as stack:
+        server, gateway = prepare(stack, built, ports, security)
+        stack.enter_context(server)
+        gateway.start(server.log)
         server.wait_ready()
+        gateway.tell("ready")
         bodies: list[Any] = [
             {"text_input": secret, "max_tokens": 8},
             {"text_input": secret, "max_tokens": 8, "stream": True},
@@ -302,11 +302,11 @@ def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
             for model in ("dflash", "dflash_infer", secret):
                 for how in ("generate", "generate_stream"):
                     path = f"models/{model}/{how}"
-                    _, answer = _http(server.ports, path, body, inference_key=INFERENCE_KEY)
+                    _, answer = _http(ports, path, body, inference_key=INFERENCE_KEY)
                     assert "Traceback" not in answer
                     assert "/" + built.name not in answer
         log = server.log.read_text()
         server.kill()
     assert re.search("Started GRPCInferenceService", log)
-    for text in (secret, INFERENCE_KEY, ADMIN_KEY, security.own_key):
+    for text in (secret, INFERENCE_KEY, ADMIN_KEY, security.own_key, security.client_key):
         assert text not in log

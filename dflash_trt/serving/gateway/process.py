@@ -18,7 +18,7 @@ from dflash_trt.serving.reaper import KILL_TIMEOUT
 from dflash_trt.serving.security import Security
 
 START_TIMEOUT = 60.0  # seconds
-STOP_TIMEOUT = 5.0  # seconds
+STOP_TIMEOUT = 10.0  # seconds
 
 
 class Gateway:

@@ -15,7 +15,7 @@ from dflash_trt.serving.gateway.proxy import open_session, triton_door
 from dflash_trt.serving.gateway.settings import LISTENING, codec
 
 KEEP_ALIVE = 60  # seconds without a request
-GRACE = 2  # seconds for the last words of answers that were ended
+GRACE = 2  # seconds for answers that are about to end, and for the last words of others
 
 
 async def run() -> None:
@@ -70,13 +70,14 @@ async def _serve(
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     print(LISTENING, flush=True)
-    told = [asyncio.create_task(each) for each in (_obey(said, state), state.drained.wait())]
-    await asyncio.wait((serving, *told), return_when=asyncio.FIRST_COMPLETED)
+    obeying = asyncio.create_task(_obey(said, state))
+    ending = asyncio.create_task(state.drained.wait())
+    await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
     state.end()
     server.should_exit = True
     await serving
-    for task in told:
-        task.cancel()
+    obeying.cancel()
+    ending.cancel()
 
 
 async def _obey(said: asyncio.StreamReader, state: State) -> None:
@@ -86,6 +87,7 @@ async def _obey(said: asyncio.StreamReader, state: State) -> None:
             state.drain(float(words[1]))
         else:
             state.ready = words[0] == "ready"
+    state.drain(GRACE)
 
 
 def _port(listener: socket.socket) -> int:
