@@ -114,6 +114,24 @@ over_grpc = st.builds(
     st.lists(ill_formed, max_size=1),
     st.booleans(),
 )
+HOSTILE = {
+    "many words": ("stop_words", "BYTES", [30_000], text(b"a") * 30_000),
+    "long words": ("bad_words", "BYTES", [64], text(b"ab" * 10_000) * 64),
+    "a long prompt": ("text_input", "BYTES", [1], text(b"a" * 2_000_000)),
+    "many lists": ("messages", "BYTES", [1], text(b"[" + b"[]," * 500_000 + b"[]]")),
+    "many messages": (
+        *("messages", "BYTES", [1]),
+        text(b"[" + b",".join([b'{"role": "user", "content": "a"}'] * 50_000) + b"]"),
+    ),
+    "deep JSON": ("chat_template_kwargs", "BYTES", [1], text(b'{"a":' * 100_000)),
+    "deep tools": ("tools", "BYTES", [1], text(b"[" * 900 + b"]" * 900)),
+}
+hostile_over_grpc = over_grpc | st.builds(
+    lambda road, well, worst: Request(*road, tensors=(A, *well, worst)),
+    st.sampled_from([("dflash", True), ("dflash_infer", True), ("dflash_infer", False)]),
+    st.lists(well_formed, max_size=2),
+    st.sampled_from(sorted(HOSTILE)).map(HOSTILE.__getitem__),
+)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 documents = st.recursive(
     scalars,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fronts import VOCAB, WAIT, CountingModel, ask, open_front, wait_until
 
+from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.serving import front as front_module
 from dflash_trt.serving.choice import Choice
 from dflash_trt.serving.front import Front
@@ -183,6 +184,28 @@ def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
         wait_until(lambda: front._places.missing(3) == 0)
 
 
+def test_who_ended_in_a_step_that_failed_is_answered(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Sequence.commit
+
+    def fail(self: Sequence, tokens: Any) -> int:
+        if self.request.prompt[0] == 5 and self.tokens:
+            raise ValueError
+        return commit(self, tokens)
+
+    monkeypatch.setattr(Sequence, "commit", fail)
+    with open_front(model) as front:
+        model.pause.clear()
+        # the second round is the first of both: one ends in it, the other fails
+        replies = [ask(front, "w1", max_tokens=9), ask(front, "w5", max_tokens=9)]
+        wait_until(lambda: len(front._line) == 1)
+        model.pause.set()
+        answers = [reply.next() for reply in replies]
+    assert answers[0][0].token_ids == list(range(2, 11))
+    assert answers[1][0] == "INTERNAL"
+
+
 def test_a_request_dropped_before_it_is_in_the_line_never_runs(
     front: Front, model: CountingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,13 +247,14 @@ def test_a_tokenizer_that_panics_is_an_error(front: Front, monkeypatch: pytest.M
 
 
 def test_stop_words_cost_no_more_with_the_length_of_the_text() -> None:
-    """A word as long as the text made each token cost as much as all before it."""
-    words = ["a" * 255 + chr(0x100 + i) for i in range(64)]
+    """While one word held all of a text back, each token was looked for in it anew."""
+    words = ["a" * 20_000, *("b" * 20_000 + chr(0x100 + i) for i in range(63))]
     stop = StopWords(words)
     start = time.perf_counter()
-    given = "".join(stop.push("a" * 4)[0] for _ in range(1000)) + stop.rest()
-    assert given == "a" * 4000
-    assert time.perf_counter() - start < 20.0  # 0.1 s; 200 s with a match that is quadratic
+    assert stop.push("a" * 19_800) == ("", False)
+    assert not any(stop.push("a")[0] for _ in range(199))
+    assert stop.push("b") == ("a" * 19_999, False)
+    assert time.perf_counter() - start < 20.0  # 0.5 s; it was 200 s
 
 
 def test_the_largest_words_are_read_at_once(front: Front) -> None:

@@ -168,7 +168,7 @@ class Front:
         self, stream: Stream, inputs: Mapping[str, "np.ndarray[Any, Any]"], received: float
     ) -> None:
         """In the reader's thread: turns a request into sequences, or answers what is wrong."""
-        if self._closing:
+        if self._outbox.stopping:
             return self._turn_away(stream, UNAVAILABLE, STOPPING)
         try:
             ask = parse_request(

@@ -15,7 +15,7 @@ import numpy as np
 from dflash_trt.decoding.messages import Int64
 from dflash_trt.errors import ServerError
 
-KEY = "DFLASH_TRT_INTERNAL_KEY"  # the front shows it to `verify` and `draft`: 32 hex digits
+KEY = "DFLASH_TRT_INTERNAL_KEY"  # the front shows it to `verify` and `draft`
 GATEWAY_KEY = "DFLASH_TRT_GATEWAY_KEY"  # a gateway shows it to be believed whom it asks for
 RUNTIME = "DFLASH_TRT_RUNTIME"  # a directory of mode 0700
 SOCKET = "infer.sock"  # in it: see `side_door`
@@ -45,7 +45,7 @@ def hide_shared_memory() -> None:
     for line in Path("/proc/self/maps").read_text().splitlines():
         _, found, name = line.partition("/dev/shm/")
         if found:
-            with suppress(FileNotFoundError):  # removed since
+            with suppress(FileNotFoundError, PermissionError):  # removed since, or another's
                 Path(found, name).chmod(0o600)
 
 

@@ -62,17 +62,17 @@ class Outbox:
         self._pending: dict[tuple[Stream, int], Part] = {}
         self._live: dict[Stream, None] = {}
         self._changed = threading.Condition()
-        self._stopping = False
+        self.stopping = False
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
     def open(self, stream: Stream) -> bool:
         """Takes a stream, unless the outbox is closed: then nothing would ever answer it."""
         with self._changed:
-            if not self._stopping:
+            if not self.stopping:
                 self._live[stream] = None
                 self._changed.notify()
-            return not self._stopping
+            return not self.stopping
 
     def post(
         self, stream: Stream, part: Part | None, failure: tuple[str, str] | None = None
@@ -92,7 +92,7 @@ class Outbox:
     def close(self, timeout: float, code: str, message: str) -> None:
         """Ends all streams with an error and the thread with them."""
         with self._changed:
-            self._stopping = True
+            self.stopping = True
             for stream in self._live:
                 stream.failure = stream.failure or (code, message)
             self._changed.notify()
@@ -103,7 +103,7 @@ class Outbox:
         while True:
             with self._changed:
                 if not self._pending and not any(s.failure for s in self._live):
-                    if self._stopping:
+                    if self.stopping:
                         return
                     self._changed.wait(POLL if self._live else IDLE)
                 pending, self._pending = self._pending, {}
