@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from live import openai_front
 from load import metric
 
 from dflash_trt.bench.load import Goal, Load, measure_server, summarise
@@ -29,7 +30,6 @@ from dflash_trt.decoding.check import check
 from dflash_trt.errors import BenchError, RequestError
 from dflash_trt.serving.chat import as_chat, load_encoding
 from dflash_trt.serving.launch import Ports
-from dflash_trt.serving.openai.run import openai_front
 from dflash_trt.serving.server import free_ports, running_server
 
 ROOT = Path(__file__).parents[1]

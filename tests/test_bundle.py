@@ -416,6 +416,7 @@ def test_the_script_serves(pair: Path, tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             assert process.poll() is None, (tmp_path / "log").read_text()
+            health.close()  # Triton would wait for its connection when it is to stop
             text = "".join(
                 part.text for part in stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=8)
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 import stand_in
+from live import openai_front
 from stand_in import part, parts
 from tokenizers import AddedToken, Tokenizer
 
@@ -15,7 +16,6 @@ from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.serving.choice import Choice
 from dflash_trt.serving.harmony import MARKERS, Channels, has_channels
 from dflash_trt.serving.launch import Ports
-from dflash_trt.serving.openai.run import openai_front
 from dflash_trt.serving.server import free_ports
 
 PYCODE = Path(__file__).parents[1] / "examples" / "pycode" / "target" / "tokenizer.json"

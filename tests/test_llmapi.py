@@ -110,6 +110,7 @@ def _tritonserver(build: Path, complete: bool) -> Iterator[str]:
             assert server.poll() is None, (build / "server.log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        health.close()
         yield health.url
     finally:
         server.terminate()

@@ -24,7 +24,11 @@ EMPTY: dict[str, tuple[str, object]] = {
 }
 REFUSED = 400
 TIMEOUT = 2.0  # seconds, for what needs no model
-_client = httpx.Client(trust_env=False, limits=httpx.Limits(keepalive_expiry=None))  # no proxy
+
+
+def _connections() -> httpx.Client:
+    """Kept for as long as the server keeps them, and never by way of a proxy."""
+    return httpx.Client(trust_env=False, limits=httpx.Limits(keepalive_expiry=None))
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Health:
     url: str
     metrics_url: str
     headers: dict[str, str] = field(repr=False)  # they hold a key
+    _client: httpx.Client = field(default_factory=_connections, repr=False)
 
     def is_ready(self) -> bool:
         """What the server says; it goes on saying it when model processes die."""
@@ -57,14 +62,18 @@ class Health:
         """The HTTP status; None without an answer in `timeout` seconds."""
         return self._ask("POST", f"{self.url}/v2/{path}", timeout, body)[0]
 
+    def close(self) -> None:
+        """Ends the connections, for which a server that is to stop would wait."""
+        self._client.close()
+
     def _ask(
         self, method: str, url: str, timeout: float, body: object = None
     ) -> tuple[int | None, str]:
         try:
-            response = _client.request(
+            response = self._client.request(
                 method, url, json=body, headers=self.headers, timeout=timeout
             )
-        except httpx.HTTPError:
+        except (httpx.HTTPError, RuntimeError):  # closed meanwhile
             return None, ""
         return response.status_code, response.text
 

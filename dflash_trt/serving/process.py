@@ -217,6 +217,7 @@ class Server:
 
     def stop(self) -> None:
         """Stops the server and its model processes; bounded, whatever they are doing."""
+        self.health.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
