@@ -38,7 +38,11 @@ def check_verify_input(info: EngineInfo, x: VerifyInput) -> None:
         _require("parents", all(forced == 1 for _, forced, _, _ in rows))
         before = np.maximum(np.arange(width), 1)  # a parent comes before its children
         _require("parents", _within(x.parents, 0, before))
-    rules = _rules(info, x.rules, n)
+    rules = _rules(x.rules, n)
+    for each in rules:
+        words = each.sampling.bad_words
+        ids = [*each.stop_ids, *(token for word in words for token in word)]
+        _require("rules", all(words) and all(0 <= token < info.vocab_size for token in ids))
     _require("history", x.history.shape[:-1] == (n,) and x.history.shape[-1] <= info.cache_len)
     _require("history", _within(x.history, -1, info.vocab_size))
     _check_uniforms(x.uniforms, n, drafts if any(r.sampling.temperature for r in rules) else 0)
@@ -72,7 +76,7 @@ def check_draft_input(info: EngineInfo, x: DraftInput) -> None:
         _require("results", 0 <= older <= place)
         if wanted > 0:
             _require("features", place - older <= room and older + forced + accepted <= context)
-    drawn = any(rules.sampling.temperature for rules in _rules(None, x.rules, n))
+    drawn = any(rules.sampling.temperature for rules in _rules(x.rules, n))
     drafts = min(max(wanted, 0), info.block_size - 1)
     _check_uniforms(x.uniforms, n, drafts if drawn and not x.batch[2] else 0, needed=drawn)
 
@@ -91,19 +95,14 @@ def _check_rows(info: EngineInfo, batch: Int64, rows: Int64) -> int:
     return n
 
 
-def _rules(info: EngineInfo | None, encoded: Any, n: int) -> list[Rules]:
-    """Those of all rows; info: of the target, whose logits they are about."""
+def _rules(encoded: Any, n: int) -> list[Rules]:
+    """Those of all rows."""
     _require("rules", encoded.shape == (n,))
     try:
         found = [decode(each) for each in encoded.tolist()]
     except (ValueError, RequestError):
         found = []
     _require("rules", len(found) == n)
-    for rules in found if info is not None else ():
-        assert info is not None
-        words = rules.sampling.bad_words
-        tokens = [*rules.stop_ids, *(token for word in words for token in word)]
-        _require("rules", all(words) and all(0 <= token < info.vocab_size for token in tokens))
     return found
 
 
