@@ -10,6 +10,7 @@ from operator import mul
 import numpy as np
 
 from dflash_trt.decoding.messages import (
+    FORGOTTEN,
     NO_DRAFT,
     DraftOutput,
     VerifyInput,
@@ -122,7 +123,8 @@ class PromptLookup:
         start = time.perf_counter()
         first_row, wanted, _, *moves = x.batch.tolist()
         for source, destination, _ in moves_of(moves):
-            self._texts[destination] = self._texts[source]  # a new text comes to the source
+            if (text := self._texts.pop(source, None)) and destination != FORGOTTEN:
+                self._texts[destination] = text
         lines = zip(x.rows.tolist(), x.tokens.tolist(), checked.results.tolist(), strict=True)
         drafts = []
         for row, ((_, forced, place, budget), tokens, (accepted, token, *_)) in enumerate(lines):
