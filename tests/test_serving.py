@@ -411,6 +411,12 @@ def test_a_model_that_does_not_load_ends_serve_with_the_reason(built: Path, tmp_
     shutil.rmtree(Path(log[0]).parent)
 
 
+def test_a_path_that_triton_cannot_use_is_refused(built: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(built, tmp_path / "my build")
+    with pytest.raises(ServerError, match=r"a path with a space in it: .*my build"):
+        Server(copy, free_ports())
+
+
 @pytest.mark.parametrize(
     ("number", "open_stream"), [(signal.SIGINT, False), (signal.SIGTERM, True)]
 )

@@ -8,8 +8,10 @@ import re
 import shutil
 import signal
 import subprocess
+import sysconfig
 import threading
 import time
+import venv
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -291,6 +293,31 @@ def test_it_can_be_stopped_while_it_waits_to_restart(
         each.wait_until("restarting the server in 1000 s")
         start = time.monotonic()
     assert time.monotonic() - start < STOP
+
+
+def test_it_serves_from_where_pythonpath_points(built: Path, tmp_path: Path) -> None:
+    """As of `pip install --target`: the models of Triton ignore PYTHONPATH."""
+    venv.create(tmp_path / "empty", with_pip=False)
+    packages = sysconfig.get_path("purelib")
+    ports = free_ports()
+    numbers = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
+    process = subprocess.Popen(
+        [tmp_path / "empty" / "bin" / "python", "-m", "dflash_trt", "serve", built, *numbers],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), packages])},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        while "Ctrl-C" not in (line := process.stdout.readline()):
+            assert line
+        assert list(stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=4))
+        process.terminate()
+        assert process.wait(WAIT) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @contextmanager
