@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from load import metric
@@ -63,7 +64,8 @@ def gateway_over(
     openai_port: int | None = None,
 ) -> Iterator[Gateway]:
     """A gateway of its own over a Triton that runs already, ready."""
-    gateway = Gateway(directory, http_port, triton, security or Security(), openai_port)
+    ports = replace(free_ports(), http=http_port)
+    gateway = Gateway(directory, ports, triton, security or Security(), openai_port)
     with tempfile.NamedTemporaryFile() as log:
         try:
             gateway.start(Path(log.name))

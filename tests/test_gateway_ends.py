@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -118,4 +119,4 @@ def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServerError, match=rf"port {port} \(http\) .*--http-port"):
-            Gateway(Path(), port, free_ports(), Security())
+            Gateway(Path(), replace(free_ports(), http=port), free_ports(), Security())

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pytest
 from live import serving
 from malformed_http import OPENAI, TRITON, Outcome, fault, request, send
 
+from dflash_trt.serving.client import stream
 from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.process import Server
 from dflash_trt.serving.server import free_ports, running_server
@@ -120,15 +121,24 @@ def test_half_open_connections_stop_nothing(built: Path) -> None:
     with ExitStack() as stack:
         with descriptors(256):
             process, _ = stack.enter_context(serving(built, ports, f"--openai-port={port}"))
-        for door in (ports.http, port):
+        half = b"POST /v1/completions HTTP/1.1\r\nContent-Le"
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+        for door, sent in (
+            (ports.http, half),
+            (port, half),
+            (ports.grpc, b""),
+            (ports.grpc, preface),
+        ):
             for _ in range(300):
                 connection = stack.enter_context(socket.create_connection(("127.0.0.1", door)))
-                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Le")
+                with suppress(ConnectionError):  # the one that was silent for longest is closed
+                    connection.sendall(sent)
         begun = time.monotonic()
         body = {"model": "pycode", "prompt": "a", "max_tokens": 3}
         url = f"http://127.0.0.1:{port}/v1/completions"
         assert httpx.post(url, json=body, timeout=WAIT).status_code == 200
         assert infer(ports) == 200
+        assert list(stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=3))
         assert time.monotonic() - begun < LONGEST
         process.send_signal(signal.SIGTERM)
         said, complained = process.communicate(timeout=WAIT)

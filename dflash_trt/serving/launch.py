@@ -110,7 +110,7 @@ def command(
         "--model-control-mode=explicit",  # who has the admin key may load and unload models
         "--load-model=*",
         f"--http-address={LOOPBACK}",
-        f"--grpc-address={security.host}",
+        f"--grpc-address={LOOPBACK}",
         f"--metrics-address={security.host}",
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",

@@ -272,7 +272,7 @@ def check_ports(ports: Ports, security: Security) -> None:
     with ExitStack() as stack:
         for kind, port, host in (
             ("http", ports.http, LOOPBACK),
-            ("grpc", ports.grpc, security.host),
+            ("grpc", ports.grpc, LOOPBACK),
             ("metrics", ports.metrics, security.host),
         ):
             stack.enter_context(bind(kind, host, port)).listen()  # so that no two are the same

@@ -1,5 +1,6 @@
 """Serve a built directory until told to stop, or for as long as a block of Python lasts."""
 
+import resource
 import signal
 import socket
 import threading
@@ -22,6 +23,7 @@ from dflash_trt.serving.security import Security, reach
 from dflash_trt.serving.supervisor import supervise
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FILES = 65536  # open at once, at most, where the machine allows so many
 DRAIN_POLL = 0.1  # seconds between two looks at what is still running
 
 
@@ -54,6 +56,9 @@ def serve(
     check_build(find_repository(directory).parent, check)
     security = security or Security()
     ports = Ports(http_port, grpc_port, metrics_port)
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(most, FILES):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
     with ExitStack() as stack:
         server, gateway = prepare(stack, directory, ports, security, openai_port)
         asked_to_stop = stack.enter_context(_told_to_stop(server))
@@ -107,8 +112,8 @@ def prepare(
     stack: ExitStack, directory: Path, ports: Ports, security: Security, openai: int | None = None
 ) -> tuple[Server, Gateway]:
     """Neither of them started; the gateway has its ports, and gives them back with the stack."""
-    inside = replace(ports, http=free_ports().http)  # Triton's own
-    gateway = Gateway(directory, ports.http, inside, security, openai)
+    inside = replace(free_ports(), metrics=ports.metrics)  # Triton's own
+    gateway = Gateway(directory, ports, inside, security, openai)
     stack.callback(gateway.stop)
     return Server(directory, inside, security), gateway
 

@@ -22,9 +22,10 @@ FULL = (
 
 @lru_cache
 def limit() -> int:
-    """Connections that may be open: each takes a descriptor, and another one to Triton."""
+    """Connections that may be open over HTTP, and as many over gRPC: each takes a descriptor, and
+    another one to Triton."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(8, min(MAX_CONNECTIONS, (soft - RESERVED) // 2))
+    return max(8, min(MAX_CONNECTIONS, (soft - RESERVED) // 4))
 
 
 class Parser(h11.Connection):

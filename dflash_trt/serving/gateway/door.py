@@ -30,6 +30,9 @@ class State:
     ready: bool = False
     draining: bool = False
     running: set["asyncio.Task[None]"] = field(default_factory=set)
+    relays: dict[asyncio.Transport, None] = field(
+        default_factory=dict
+    )  # gRPC, the longest silent first
     buffered: int = 0  # bytes of bodies
     drained: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -39,7 +42,8 @@ class State:
         return STOPPING if self.draining else "" if self.ready else NOT_READY
 
     def drain(self, seconds: float) -> None:
-        """Takes no requests any more; `drained` is set when none runs, or after the time."""
+        """Takes no requests any more; `drained` is set when none runs and no gRPC client is there,
+        or after the time."""
         self.draining = True
         asyncio.get_running_loop().call_later(seconds, self.drained.set)
         self.leave(None)
@@ -47,7 +51,7 @@ class State:
     def leave(self, task: "asyncio.Task[None] | None") -> None:
         if task:
             self.running.discard(task)
-        if self.draining and not self.running:
+        if self.draining and not self.running and not self.relays:
             self.drained.set()
 
     def end(self) -> None:

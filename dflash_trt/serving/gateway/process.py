@@ -22,9 +22,10 @@ STOP_TIMEOUT = 10.0  # seconds
 
 
 class Gateway:
-    """Listens on the HTTP ports from the start on; `start` starts its process, anew if it died.
+    """Listens on the HTTP and gRPC ports from the start on; `start` starts its process, anew if it
+    died.
 
-    http_port, openai_port: where clients come (None: no OpenAI front); triton: where Triton is.
+    ports, openai_port: where clients come (None: no OpenAI front); triton: where Triton is.
     Raises ServerError when a port is taken or the OpenAI front cannot be, BuildError when
     `directory` is no build.
     """
@@ -32,7 +33,7 @@ class Gateway:
     def __init__(
         self,
         directory: Path,
-        http_port: int,
+        ports: Ports,
         triton: Ports,
         security: Security,
         openai_port: int | None = None,
@@ -43,7 +44,8 @@ class Gateway:
         self._process: subprocess.Popen[str] | None = None
         self._state = "unready"
         try:
-            self._listen("http", security.http_host, http_port)
+            self._listen("http", security.http_host, ports.http)
+            self._listen("grpc", security.host, ports.grpc)
             if openai_port is not None:
                 self._listen("openai", HOST, openai_port)
         except ServerError:

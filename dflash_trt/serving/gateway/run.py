@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dflash_trt.serving.gateway.connections import BACKLOG, Connection
 from dflash_trt.serving.gateway.door import State
 from dflash_trt.serving.gateway.proxy import open_session, triton_door
+from dflash_trt.serving.gateway.relay import Relay
 from dflash_trt.serving.gateway.settings import LISTENING, codec
 
 KEEP_ALIVE = 60  # seconds without a request
@@ -30,6 +31,9 @@ async def run() -> None:
     sockets = {name: socket.socket(fileno=number) for name, number in settings.listeners.items()}
     state, doors = State(), dict[int, ASGIApp]()  # by port
     async with AsyncExitStack() as stack:
+        loop, port = asyncio.get_running_loop(), settings.triton.grpc
+        grpc = await loop.create_server(lambda: Relay(port, state), sock=sockets.pop("grpc"))
+        stack.callback(grpc.close)
         session = await stack.enter_async_context(open_session())
         security = settings.security
         doors[_port(sockets["http"])] = triton_door(settings.triton.http, security, state, session)

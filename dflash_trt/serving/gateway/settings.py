@@ -13,11 +13,11 @@ LISTENING = "listening"  # what it answers
 
 @dataclass(frozen=True)
 class Settings:
-    """listeners: file descriptors of listening sockets by name, `http` and perhaps `openai`."""
+    """listeners: file descriptors of listening sockets: `http`, `grpc` and perhaps `openai`."""
 
     listeners: dict[str, int]
     directory: Path  # the build, for the OpenAI door
-    triton: Ports  # where Triton listens; its HTTP port is on this machine only
+    triton: Ports  # where Triton listens, HTTP and gRPC on this machine only
     security: Security
 
 

@@ -19,7 +19,7 @@ from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.openai.app import DONE, NOT_READY, Served, create_app, to_event
 from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.spelling import speller
-from dflash_trt.serving.security import Security, certificate_name, reach
+from dflash_trt.serving.security import LOOPBACK, Security, certificate_name
 from dflash_trt.serving.settings import most_drafts
 
 
@@ -79,7 +79,7 @@ def _connect(ports: Ports, security: Security) -> AsyncClient:
     if security.tls:  # it trusts no other server, and this one at any address
         tls = Tls(security.tls.cert, server_name=certificate_name(security.tls))
     return AsyncClient(
-        f"{reach(security.host)}:{ports.grpc}",
+        f"{LOOPBACK}:{ports.grpc}",
         tls=tls,
         headers={"triton-grpc-protocol-inference-key": key} if key else {},
         retries=0,  # a client of OpenAI's has its own
