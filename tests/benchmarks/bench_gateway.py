@@ -1,4 +1,4 @@
-"""What the gateway adds to a plain infer over HTTP.
+"""What the gateway adds to a plain infer over HTTP, and to streams over gRPC.
 
     python -m pytest tests/benchmarks/bench_gateway.py -o addopts= -s
 
@@ -10,37 +10,37 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import demo_pair
 import pytest
 
-from dflash_trt.serving.launch import HOST
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.security import GATEWAY_KEY, Security
 from dflash_trt.serving.server import free_ports, prepare
 
 WARM_UP, TURNS = 20, 200
+STREAM_TURNS = 30
+LONG: Any = {"max_tokens": 128, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 128])
 def test_infer(tokens: int, built: Path) -> None:
-    security, ports = Security(), free_ports()
     inputs = [
         {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["def main():"]},
         {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [tokens]},
         {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
     ]
     body = json.dumps({"inputs": inputs})
-    with ExitStack() as stack:
-        server, gateway = prepare(stack, built, ports, security)
-        stack.enter_context(server)
-        gateway.start(server.log)
-        server.wait_ready()
-        gateway.tell("ready")
+    with both_roads(built) as (inside, ports, security):
         roads = {
-            "Triton": http.client.HTTPConnection(HOST, server.ports.http),
+            "Triton": http.client.HTTPConnection(HOST, inside.http),
             "gateway": http.client.HTTPConnection(HOST, ports.http),
         }
         seconds: dict[str, list[float]] = {name: [] for name in roads}
@@ -56,9 +56,49 @@ def test_infer(tokens: int, built: Path) -> None:
                     seconds[name].append(time.perf_counter() - begun)
         for road in roads.values():
             road.close()
+    show(f"infer, {tokens} tokens", seconds)
+
+
+@pytest.mark.parametrize("streams", [1, 8])
+def test_streams(streams: int, built: Path) -> None:
+    with both_roads(built) as (inside, ports, _), ThreadPoolExecutor(streams) as pool:
+        roads = {
+            "Triton": Client(f"{HOST}:{inside.grpc}"),
+            "gateway": Client(f"{HOST}:{ports.grpc}"),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in roads}
+        for turn in range(STREAM_TURNS + 2):
+            for name, client in roads.items():
+                begun = time.perf_counter()
+                answers = pool.map(
+                    lambda _, c=client: len(list(c.stream("def main():", **LONG))), range(streams)
+                )
+                assert min(answers) > 1
+                if turn >= 2:
+                    seconds[name].append(time.perf_counter() - begun)
+        for client in roads.values():
+            client.close()
+    show(f"{streams} streams, 128 tokens", seconds)
+
+
+@contextmanager
+def both_roads(built: Path) -> Iterator[tuple[Ports, Ports, Security]]:
+    """Triton's own ports, and the gateway's."""
+    security, ports = Security(), free_ports()
+    with ExitStack() as stack:
+        server, gateway = prepare(stack, built, ports, security)
+        stack.enter_context(server)
+        gateway.start(server.log)
+        server.wait_ready()
+        gateway.tell("ready")
+        yield server.ports, ports, security
+
+
+def show(what: str, seconds: dict[str, list[float]]) -> None:
     direct, through = (1e3 * median(each) for each in seconds.values())
     print(f"\n{demo_pair.machine()}")
     print(
-        f"{tokens} tokens: Triton {direct:.2f} ms, through the gateway {through:.2f} ms "
-        f"(+{through - direct:.2f} ms, {through / direct:.3f}x), medians of {TURNS}"
+        f"{what}: Triton {direct:.2f} ms, through the gateway {through:.2f} ms "
+        f"(+{through - direct:.2f} ms, {through / direct:.3f}x), medians of "
+        f"{len(seconds['Triton'])}"
     )
