@@ -3,6 +3,7 @@ stop."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -480,6 +481,37 @@ def test_requests_that_take_too_long_are_told_so(built: Path) -> None:
     unavailable = [error for error in errors if isinstance(error, UnavailableError)]
     assert len(unavailable) >= 20
     assert all("stopping" in str(error) for error in unavailable)
+
+
+def test_http_streams_that_take_too_long_end_with_an_event(built: Path) -> None:
+    ports, openai_port = free_ports(), free_ports().http
+    options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True, "stream": True}
+    asks = {
+        f"http://127.0.0.1:{ports.http}/v2/models/dflash/generate_stream": {"text_input": "a"},
+        f"http://127.0.0.1:{openai_port}/v1/completions": {"model": "dflash", "prompt": "a"},
+    }
+    with (
+        serving(built, ports, "--drain-seconds=0.5", f"--openai-port={openai_port}") as (
+            process,
+            _,
+        ),
+        ExitStack() as stack,
+    ):
+        answers = [
+            stack.enter_context(httpx.stream("POST", url, json={**ask, **options}, timeout=WAIT))
+            for url, ask in asks.items()
+        ]
+        lines = [answer.iter_lines() for answer in answers]
+        for each in lines:
+            assert next(each).startswith("data: ")
+        process.send_signal(signal.SIGTERM)
+        triton, openai = ([line for line in each if line] for each in lines)
+        assert process.wait(WAIT) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert "stopping" in json.loads(triton[-1].removeprefix("data: "))["error"]
+    assert openai[-1] == "data: [DONE]"
+    assert json.loads(openai[-2].removeprefix("data: "))["error"]["type"] == "server_error"
 
 
 def test_cleaning_up_needs_a_prefix_of_ours() -> None:
