@@ -22,7 +22,6 @@ from dflash_trt.serving.process import Server, find_repository
 from dflash_trt.serving.security import Security, reach
 from dflash_trt.serving.supervisor import supervise
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FILES = 65536  # open at once, at most, where the machine allows so many
 DRAIN_POLL = 0.1  # seconds between two looks at what is still running
 
@@ -138,10 +137,10 @@ def _told_to_stop(server: Server) -> Iterator[threading.Event]:
                 server.process.kill()
         event.set()
 
-    previous = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in previous.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, handle)
+    told = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        told.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, handle) for number in told}
     try:
         yield event
     finally:
