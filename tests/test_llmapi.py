@@ -19,7 +19,7 @@ from tritonclient.grpc.model_config_pb2 import DataType
 
 from dflash_trt.config import load_config
 from dflash_trt.errors import ConfigError, ServerError
-from dflash_trt.serving.health import health_of
+from dflash_trt.serving.health import Health, health_of
 from dflash_trt.serving.launch import command, environment, find_binary
 from dflash_trt.serving.process import Server
 from dflash_trt.serving.repository import read_config
@@ -93,11 +93,11 @@ def build(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def _tritonserver(build: Path, complete: bool) -> Iterator[str]:
+def _tritonserver(build: Path, complete: bool) -> Iterator[Health]:
     """Run as the layout's README says; complete: whether models may complete their configs."""
-    ports, runtime = free_ports(), build / "runtime"
+    ports, runtime, security = free_ports(), build / "runtime", Security()
     binary = find_binary(runtime)
-    line = command(binary, build / "model_repository", ports, f"llmapi_{os.getpid()}_", Security())
+    line = command(binary, build / "model_repository", ports, f"llmapi_{os.getpid()}_", security)
     if complete:
         line.remove("--disable-auto-complete-config")
     with (build / "server.log").open("wb") as log:
@@ -105,13 +105,13 @@ def _tritonserver(build: Path, complete: bool) -> Iterator[str]:
             line, env=environment(binary), cwd=build, stdout=log, stderr=subprocess.STDOUT
         )
     try:
-        health, deadline = health_of(ports, Security()), time.monotonic() + WAIT
+        health, deadline = health_of(ports, security), time.monotonic() + WAIT
         while not health.is_ready():
             assert server.poll() is None, (build / "server.log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
         health.close()
-        yield health.url
+        yield health
     finally:
         server.terminate()
         server.wait(WAIT)
@@ -160,9 +160,10 @@ def test_model_yaml_has_the_arguments_and_what_triton_must_know(build: Path) -> 
 def test_the_layout_runs_with_and_without_auto_completion(build: Path, complete: bool) -> None:
     """With a model.py that reads the files as the published one does."""
     (build / "model_repository" / "tensorrt_llm" / "1" / "model.py").write_text(MODEL)
-    with standins(), _tritonserver(build, complete) as url:
+    with standins(), _tritonserver(build, complete) as health:
         body = json.dumps({"text_input": "def main():"}).encode()
-        request = urllib.request.Request(f"{url}/v2/models/tensorrt_llm/generate_stream", body)
+        url = f"{health.url}/v2/models/tensorrt_llm/generate_stream"
+        request = urllib.request.Request(url, body, health.headers)
         with urllib.request.urlopen(request, timeout=WAIT) as response:
             [line] = [line for line in response.read().decode().splitlines() if line]
         assert json.loads(line.removeprefix("data: "))["text_output"]
