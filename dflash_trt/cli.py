@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from dflash_trt import __version__
 from dflash_trt.cli_bench import app as bench
+from dflash_trt.cli_generate import generate
 from dflash_trt.errors import DflashError, RequestError
 
 app = typer.Typer(
-    help="From a language model and its DFlash drafter to a running Triton Inference Server.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -31,6 +32,22 @@ Check = Annotated[
     ),
 ]
 Port = typer.Option(min=1, max=65535)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dflash-trt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it and end."),
+    ] = False,
+) -> None:
+    """From a language model and its DFlash drafter to a running Triton Inference Server."""
 
 
 @app.command()
@@ -269,42 +286,7 @@ def serve(
     )
 
 
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
-    url: Annotated[str, typer.Option(help="The server's gRPC address.")] = "127.0.0.1:8001",
-    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
-    json_: Json = False,
-) -> None:
-    """Stream a completion from a running server."""
-    from dflash_trt.serving.client import stream
-
-    text, ids, rounds, final = "", list[int](), list[int](), None
-    for chunk in stream(url, _prompt(prompt), max_tokens=max_tokens, temperature=temperature):
-        text, final = text + chunk.text, chunk.final
-        ids += chunk.token_ids
-        rounds += chunk.round_tokens
-        if not json_:
-            print(chunk.text, end="", flush=True)
-    assert final is not None  # the client raises when a stream ends without its summary
-    rate = final.completion_tokens / max(final.seconds, 1e-9)
-    if json_:
-        _print_json(
-            text=text,
-            token_ids=ids,
-            round_tokens=rounds,
-            **asdict(final),
-            tokens_per_s=round(rate, 1),
-        )
-        return
-    print(flush=True)
-    print(f"tokens committed by each round: {' '.join(map(str, rounds))}", file=sys.stderr)
-    print(
-        f"{final.completion_tokens} tokens, {rate:.0f} tokens/s, {final.rounds} rounds, "
-        f"tau {final.acceptance_length:.2f} ({final.finish_reason})",
-        file=sys.stderr,
-    )
+app.command()(generate)
 
 
 @app.command()
@@ -455,18 +437,6 @@ def main() -> int:
 
 def _print_json(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
-
-
-def _prompt(argument: str) -> str:
-    """The prompt itself, or stdin's for "-"; RequestError unless it is UTF-8 text."""
-    try:
-        raw = sys.stdin.buffer.read() if argument == "-" else os.fsencode(argument)
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError("the prompt is not UTF-8 text", "Encode the prompt as UTF-8") from error
-    if not text:
-        raise RequestError("the prompt is empty", "Give at least one character")
-    return text
 
 
 def _write_outputs(path: Path, outputs: list[list[int]]) -> None:

@@ -8,16 +8,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from llm_build import write_llm_build
 from pairs import make_pair
 
+from dflash_trt import __version__
 from dflash_trt.cli import main
 from dflash_trt.config import json_schema
 from dflash_trt.decoding import check as check_module
+from dflash_trt.engines.load import load_engine
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client, server
+from dflash_trt.serving.capacity import capacity
 
 
 @dataclass(frozen=True)
@@ -186,9 +190,27 @@ def test_serve_hands_on_ports_and_exit_code(
     assert [given[:4] for given in seen] == [(tmp_path, 8000, 9001, 8002)]
 
 
-def fake_stream(url: str, prompt: str, *, max_tokens: int, temperature: float) -> Iterator[Any]:
-    assert (url, max_tokens, temperature) == ("127.0.0.1:8001", 5, 0.0)
-    yield client.Chunk(prompt.upper(), token_ids=[1, 2, 3, 4], round_tokens=[3], final=None)
+class FakeClient:
+    """Stands for `Client`; the last one's arguments and request are in `asked`."""
+
+    asked: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, url: str, **options: Any) -> None:
+        FakeClient.asked = {"url": url, **options}
+
+    def __enter__(self) -> "FakeClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def stream(self, prompt: Any, **options: Any) -> Iterator[Any]:
+        FakeClient.asked |= {"prompt": prompt, **options}
+        yield from fake_chunks()
+
+
+def fake_chunks() -> Iterator[Any]:
+    yield client.Chunk("HELLO", token_ids=[1, 2, 3, 4], round_tokens=[3], final=None)
     summary = client.Summary(
         finish_reason="length",
         prompt_tokens=2,
@@ -205,7 +227,7 @@ def fake_stream(url: str, prompt: str, *, max_tokens: int, temperature: float) -
 def test_generate_streams_text_and_then_its_figures(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "stream", fake_stream)
+    monkeypatch.setattr(client, "Client", FakeClient)
     result = run("generate", "hello", "--max-tokens", "5")
     assert (result.code, result.out) == (0, "HELLO!\n")
     assert result.err == (
@@ -216,6 +238,70 @@ def test_generate_streams_text_and_then_its_figures(
     assert found["round_tokens"] == [3, 1]
     assert (found["completion_tokens"], found["rounds"], found["acceptance_length"]) == (5, 2, 2.0)
     assert found["tokens_per_s"] == 10.0
+
+
+def test_generate_sends_what_its_options_say(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "Client", FakeClient)
+    key, ca = tmp_path / "key", tmp_path / "ca.pem"
+    key.write_text("k" * 16 + "\n")
+    sampling = ("--seed", 7, "--top-p", 0.9, "--top-k", 40, "--temperature", 0.5)
+    more = ("--stop", "a", "--stop", "b", "--chat", "--tls-ca", ca, "--key-file", key)
+    assert run("generate", "hi", "--url", "host:1", *sampling, *more).code == 0
+    assert FakeClient.asked == {
+        "url": "host:1",
+        "tls": client.Tls(root_certificate=ca),
+        "headers": {"triton-grpc-protocol-inference-key": "k" * 16},
+        "prompt": [{"role": "user", "content": "hi"}],
+        "max_tokens": 128,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "seed": 7,
+        "stop_words": ["a", "b"],
+    }
+    assert run("generate", "hi").code == 0
+    named = ("tls", "headers", "top_p", "top_k", "seed", "stop_words")
+    assert [FakeClient.asked[name] for name in named] == [None] * 6, "the server's defaults"
+    assert_error(run("generate", "hi", "--key-file", tmp_path), 1, "cannot read", "--key-file")
+    key.write_bytes(b"\xff")
+    assert_error(run("generate", "hi", "--key-file", key), 1, "holds no key")
+
+
+def test_generate_says_that_an_address_of_http_is_none_of_grpc(run: Any) -> None:
+    for url in ("http://127.0.0.1:8000", "https://host/v1"):
+        assert_error(run("generate", "x", "--url", url), 1, url, "gRPC", "HOST:PORT")
+
+
+def test_version_short_help_and_completion(run: Any) -> None:
+    assert run("--version").out == f"dflash-trt {__version__}\n"
+    for command in ((), ("build",), ("generate",), ("bench",), ("bench", "compare")):
+        assert run(*command, "-h").out == run(*command, "--help").out != ""
+    words = {"_DFLASH_TRT_COMPLETE": "complete_bash", "COMP_WORDS": "dflash-trt gen"}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("dflash-trt")],
+        env=os.environ | words | {"COMP_CWORD": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.split() == [b"generate"]
+
+
+def test_capacity_is_what_the_engines_hold(home: Path) -> None:
+    said = capacity(home / "built")
+    roles = [home / "built" / "engines" / role for role in ("target", "drafter")]
+    loaded = [load_engine(role) for role in roles]
+    size = sum(array.nbytes for each in loaded for array in each._caches.values())  # type: ignore[attr-defined]
+    assert said == (
+        f"4 slots of up to 512 tokens, KV caches of {size / 1e6:.1f} MB, 2 threads an engine"
+    )
+
+
+def test_capacity_of_a_bundle_is_in_its_arguments(home: Path, tmp_path: Path) -> None:
+    args = {"max_batch_size": 8, "max_seq_len": 256}
+    said = capacity(write_llm_build(tmp_path / "bundle", home, args))
+    assert said.startswith("8 slots of up to 256 tokens; TensorRT-LLM's log")
 
 
 def test_generate_reads_utf8_from_stdin_and_refuses_the_rest(run: Any) -> None:
@@ -229,10 +315,11 @@ def test_generate_reads_utf8_from_stdin_and_refuses_the_rest(run: Any) -> None:
 
 
 def test_generate_without_a_server_says_so(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stream(*_: object, **__: object) -> Iterator[Any]:
+    def fail(*_: object, **__: object) -> Iterator[Any]:
         raise ServerError("nothing answers at 127.0.0.1:8001", "Start it with `dflash-trt serve`")
 
-    monkeypatch.setattr(client, "stream", stream)
+    monkeypatch.setattr(FakeClient, "stream", fail)
+    monkeypatch.setattr(client, "Client", FakeClient)
     assert_error(run("generate", "x"), 1, "nothing answers", "dflash-trt serve")
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from dflash_trt.engines.tensorrt_llm import info as tensorrt_llm
 from dflash_trt.engines.tensorrt_llm.host import check_host
 from dflash_trt.manifest import Depth, check_build
+from dflash_trt.serving.capacity import capacity
 from dflash_trt.serving.gateway.process import Gateway
 from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.process import Server, find_repository
@@ -53,6 +54,7 @@ def serve(
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
     check_build(find_repository(directory).parent, check)
+    holds = capacity(find_repository(directory).parent)
     security = security or Security()
     ports = Ports(http_port, grpc_port, metrics_port)
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -71,7 +73,7 @@ def serve(
         if server.wait_ready(asked_to_stop, say):
             gateway.tell("ready")
             with suppress(OSError):
-                console.print(_how_to_call(ports, security, openai_port))
+                console.print(_how_to_call(ports, security, openai_port, holds))
             supervise(server, gateway, asked_to_stop, say)
             gateway.tell(f"drain {drain_seconds}")
             _drain(server, drain_seconds, say)
@@ -152,7 +154,7 @@ def _now() -> str:
     return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
 
 
-def _how_to_call(ports: Ports, security: Security, openai_port: int | None) -> str:
+def _how_to_call(ports: Ports, security: Security, openai_port: int | None, holds: str) -> str:
     http = f"http://{reach(security.http_host)}:{ports.http}"
     grpc = f"{reach(security.host)}:{ports.grpc}"
     key = " -H 'inference-key: KEY'" if security.inference_key else ""
@@ -162,6 +164,7 @@ def _how_to_call(ports: Ports, security: Security, openai_port: int | None) -> s
 
     lines = [
         "ready",
+        f"  holds    {holds}",
         f"  HTTP     {http}{others(security.http_host)}",
         f"  gRPC     {grpc}{' (TLS)' if security.tls else ''}{others(security.host)}",
         f"  metrics  http://{reach(security.host)}:{ports.metrics}/metrics{others(security.host)}",

@@ -10,7 +10,7 @@ from typing_extensions import Self, Unpack
 
 from dflash_trt.errors import ServerError
 from dflash_trt.prompts import Prompt
-from dflash_trt.serving.client.connection import Tls, open_channel, to_metadata
+from dflash_trt.serving.client.connection import Tls, open_channel, to_address, to_metadata
 from dflash_trt.serving.client.exchange import Exchange
 from dflash_trt.serving.client.fields import Options
 from dflash_trt.serving.client.results import Chunk, Completion, to_completion
@@ -27,7 +27,7 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         retries: int = 3,
     ) -> None:
-        self._address = url.removeprefix("grpc://")
+        self._address = to_address(url)
         self._metadata = to_metadata(headers)
         self._retries = retries
         self._channel = open_channel(grpc.aio, self._address, tls)

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from dflash_trt.errors import ServerError
+from dflash_trt.errors import RequestError, ServerError
 
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -39,6 +39,16 @@ class Tls:
             raise ServerError(
                 f"cannot read {error.filename}: {error.strerror}", "Give a readable PEM file"
             ) from error
+
+
+def to_address(url: str) -> str:
+    """HOST:PORT of HOST:PORT or grpc://HOST:PORT; RequestError for an address of HTTP."""
+    if url.startswith(("http://", "https://")):
+        raise RequestError(
+            f"{url} is an address for HTTP, and requests go over gRPC",
+            "Give HOST:PORT of the server's gRPC port, such as 127.0.0.1:8001",
+        )
+    return url.removeprefix("grpc://")
 
 
 def open_channel(transport: Any, address: str, tls: Tls | None) -> Any:
