@@ -95,7 +95,8 @@ def _check_fields(document: dict[str, Any]) -> None:
         if name == "parameters" and isinstance(value, dict):  # Triton takes fields in there, too
             _check_fields(value)
         elif name not in FIELDS:
-            near = difflib.get_close_matches(name[:40], FIELDS, 1, 0)
+            near = [each for each in FIELDS if each.startswith(name)]
+            near += difflib.get_close_matches(name[:40], FIELDS, 1, 0)
             raise RequestError(f"{name[:40]!r} is no field of this request", f"Is it {near[0]}?")
         else:
             fits, kind = JSON_TYPES[FIELDS[name]]
