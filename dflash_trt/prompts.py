@@ -10,6 +10,7 @@ from dflash_trt.files import parse_json, read_text
 
 MAX_PROMPTS = 1 << 26  # bytes of a file of them
 Prompt = str | Sequence[Mapping[str, Any]]  # a text as it is, or messages for the chat template
+AnyPrompt = Prompt | Sequence[int]  # or token ids
 WRONG = (
     'not an object with "text" (a string), "messages" (a list of objects with a role) or "ids" '
     "(a list of integers)"

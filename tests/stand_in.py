@@ -19,13 +19,14 @@ import numpy as np
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
+TOKEN_IDS = ("input_ids", "stop_token_ids")
 INPUTS = {
     **dict.fromkeys(
         ("text_input", "messages", "tools", "chat_template_kwargs", "stop_words", "bad_words"),
         "BYTES",
     ),
     **dict.fromkeys(
-        ("max_tokens", "min_tokens", "top_k", "logprobs", "n", "priority"),
+        ("max_tokens", "min_tokens", "top_k", "logprobs", "n", "priority", *TOKEN_IDS),
         "INT32",
     ),
     **dict.fromkeys(
@@ -44,7 +45,7 @@ INPUTS = {
     ),
     "seed": "UINT64",
 }
-LISTS = {"stop_words", "bad_words"}
+LISTS = {*TOKEN_IDS, "stop_words", "bad_words"}
 OUTPUTS = {
     **dict.fromkeys(("text_output", "finish_reason"), "BYTES"),
     **dict.fromkeys(
@@ -223,5 +224,5 @@ def _inputs(request: service_pb2.ModelInferRequest) -> Inputs:
         values = [v.decode() if isinstance(v, bytes) else v for v in array.tolist()]
         assert each.name in LISTS or len(values) == 1, each.name
         found[each.name] = values if each.name in LISTS else values[0]
-    assert ("text_input" in found) != ("messages" in found), "exactly one of both"
+    assert len({"text_input", "input_ids", "messages"} & found.keys()) == 1, "exactly one prompt"
     return found

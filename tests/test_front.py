@@ -175,6 +175,12 @@ def test_a_place_is_free_as_soon_as_its_client_is_answered(
         (b"w1", {"stop_words": b"w" * 257}, "stop_words has a word of 257 characters"),
         (b"w1", {"bad_words": b"w" * 20_000}, "bad_words is 20000 bytes"),
         (b"w1", {"n": 4}, "n is 4. Ask for 1 to 3"),
+        (b"w1", {"input_ids": 1}, "text_input and input_ids are both given"),
+        (b"", {"input_ids": 10**6}, "input_ids holds 1000000, no token"),
+        (b"", {"input_ids": -1}, "input_ids holds -1, no token"),
+        (b"", {"input_ids": [1] * 401}, "exceed the context length of 400"),
+        (b"w1", {"stop_token_ids": -1}, "stop_token_ids holds -1, no token"),
+        (b"w1", {"stop_token_ids": [1] * 65}, "stop_token_ids has 65 ids"),
     ],
 )
 def test_a_bad_request_is_refused(front: Front, text: bytes, values: dict, words: str) -> None:

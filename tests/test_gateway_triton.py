@@ -89,7 +89,30 @@ def test_what_ended_triton(server: Ports, name: str) -> None:
 
 def test_a_wrong_type_is_the_clients_fault(server: Ports) -> None:
     """Triton calls it its own failure."""
-    assert post(server, GENERATE, b'{"text_input": "a", "max_tokens": "x"}') == 400
+    for body, words in (
+        ({"max_tokens": "x"}, "max_tokens is not an integer"),
+        ({"max_tokens": 2**31}, "max_tokens is not an integer"),
+        ({"max_tokens": True}, "max_tokens is not an integer"),
+        ({"seed": -1}, "seed is not an integer"),
+        ({"temperature": "hot"}, "temperature is not a number"),
+        ({"stream": 1}, "stream is not true or false"),
+        ({"stop_words": ["a", 5]}, "stop_words is not a string"),
+        ({"messages": [{"role": "user"}]}, "messages is not a string"),
+        ({"max_token": 5}, "'max_token' is no field of this request. Is it max_tokens?"),
+        ({"stop": ["a"]}, "'stop' is no field of this request. Is it stop_words?"),
+        ({"parameters": {"top_q": 1.0}}, "'top_q' is no field of this request. Is it top_p?"),
+    ):
+        for action in ("generate", "generate_stream"):
+            url = f"http://127.0.0.1:{server.http}/v2/models/dflash/{action}"
+            answer = httpx.post(url, json={"text_input": "a", **body}, timeout=60)
+            assert answer.status_code == 400
+            assert words in answer.json()["error"]
+    fields = {"max_tokens": 2, "temperature": 0, "stop_words": ["x"], "timeout": 60_000_000}
+    nested = {"text_input": "a", "id": "1", "parameters": fields}
+    assert post(server, GENERATE, json.dumps({"text_input": "a", **fields}).encode()) == 200
+    assert post(server, GENERATE, json.dumps(nested).encode()) == 200
+    ids = {"input_ids": [5, 6], "stop_token_ids": [0], "max_tokens": 2}
+    assert post(server, GENERATE, json.dumps(ids).encode()) == 200
     assert infer(server, {**A, "data": [5]}) == 400
 
 

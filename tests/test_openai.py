@@ -242,6 +242,91 @@ def test_the_raw_stream_is_server_sent_events(url: str) -> None:
         assert "usage" not in json.loads(event.removeprefix("data: "))
 
 
+def test_a_request_beyond_the_context_length_has_its_code(api: openai.OpenAI) -> None:
+    for prompt, more in ((PROMPT, 10**6), ("def " * 1500, 1), ("a" * 100_000, 1)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            api.completions.create(model="pycode", prompt=prompt, max_tokens=more)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(
+            model="pycode",
+            messages=[{"role": "user", "content": "hi"}],
+            max_completion_tokens=10**6,
+        )
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    assert "lower max_completion_tokens" in caught.value.message
+
+
+def test_several_prompts(api: openai.OpenAI, built: Path) -> None:
+    """As texts and as token ids, each as if it had come alone."""
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    texts = [PROMPT, "import os\n", "class "]
+    fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
+    alone = [api.completions.create(prompt=text, **fields) for text in texts]
+    expected = [answer.choices[0].text for answer in alone]
+    ids = [tokenizer.encode(text).ids for text in texts]
+    assert api.completions.create(prompt=ids[0], **fields).choices[0].text == expected[0]
+    for prompt in (texts, ids):
+        whole = api.completions.create(prompt=prompt, n=2, **fields)
+        assert [choice.index for choice in whole.choices] == list(range(6))
+        assert [choice.text for choice in whole.choices] == [t for t in expected for _ in range(2)]
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens == sum(map(len, ids))
+        assert whole.usage.completion_tokens == 2 * 3 * 12
+        got = [""] * 6
+        ends = {"include_usage": True}
+        for chunk in api.completions.create(
+            prompt=prompt, n=2, stream=True, stream_options=ends, **fields
+        ):
+            for choice in chunk.choices:
+                got[choice.index] += choice.text
+        assert got == [text for text in expected for _ in range(2)]
+        assert chunk.usage is not None
+        assert chunk.usage.prompt_tokens == sum(map(len, ids))
+    with pytest.raises(openai.BadRequestError, match="prompt"):
+        list(api.completions.create(prompt=[PROMPT, ""], stream=True, **fields))
+
+
+def test_echo(api: openai.OpenAI, built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
+    text = PROMPT + api.completions.create(prompt=PROMPT, **fields).choices[0].text
+    for prompt in (PROMPT, tokenizer.encode(PROMPT).ids):
+        whole = api.completions.create(prompt=prompt, echo=True, **fields)
+        assert whole.choices[0].text == text
+        chunks = api.completions.create(prompt=prompt, echo=True, stream=True, **fields)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == text
+
+
+def test_stop_token_ids(api: openai.OpenAI, triton: Ports) -> None:
+    """The text ends before the first of them, with ignore_eos too."""
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        [whole] = client.generate(PROMPT, max_tokens=24).choices
+        token = whole.token_ids[6]
+        count = whole.token_ids.index(token) + 1
+        expected = client.generate(PROMPT, max_tokens=count - 1).text if count > 1 else ""
+    answer = api.completions.create(
+        model="pycode",
+        prompt=PROMPT,
+        max_tokens=24,
+        temperature=0,
+        extra_body={"stop_token_ids": [token], "ignore_eos": True},
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == count
+
+
+def test_a_model_by_its_name(api: openai.OpenAI) -> None:
+    found: Any = api.models.retrieve("pycode")
+    assert (found.id, found.object) == ("pycode", "model")
+    with pytest.raises(openai.BadRequestError, match=f"context length of {found.max_model_len}"):
+        api.completions.create(model="pycode", prompt="a", max_tokens=found.max_model_len)
+    with pytest.raises(openai.NotFoundError) as caught:
+        api.models.retrieve("gpt-9")
+    assert caught.value.code == "model_not_found"
+
+
 def test_models_health_and_metrics(api: openai.OpenAI, url: str) -> None:
     assert [model.id for model in api.models.list()] == ["pycode", "dflash"]
     assert httpx.get(f"{url}/health").status_code == 200
@@ -268,25 +353,35 @@ def test_many_at_the_same_time(url: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"max_tokens": -1}, None, "max_tokens is -1"),
-        ({"prompt": ""}, None, "empty"),
-        ({"prompt": "a" * 5000}, None, "exceed"),
-        ({"prompt": "\ud800"}, None, "text_input is not acceptable"),
-        ({"max_tokens": 2**40}, None, "max_tokens is not acceptable"),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": "a" * 5000}, "prompt", "exceed"),
+        ({"prompt": "\ud800"}, "prompt", "prompt is not acceptable"),
+        ({"max_tokens": 2**40}, "max_tokens", "max_tokens is not acceptable"),
         ({"max_tokens": "many"}, "max_tokens", "integer"),
-        ({"prompt": ["a", "b"]}, "prompt", "several prompts"),
-        ({"prompt": [1, 2]}, "prompt", "token ids"),
-        ({"prompt": None}, "prompt", "one text"),
+        ({"prompt": ["a", 5]}, "prompt", "token ids"),
+        ({"prompt": [1, "a"]}, "prompt", "token ids"),
+        ({"prompt": []}, "prompt", "1 to 64"),
+        ({"prompt": ["a"] * 65}, "prompt", "1 to 64"),
+        ({"prompt": [10**6]}, "prompt", "prompt holds 1000000, no token"),
+        ({"prompt": [[5], [-1]]}, "prompt", "prompt holds -1, no token"),
+        ({"prompt": None}, "prompt", "must be a string"),
+        ({"stop": [""]}, "stop", "stop holds an empty string"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids", "stop_token_ids holds 1000000"),
+        ({"top_p": 7}, "top_p", "top_p is 7"),
         ({"n": 0}, "n", "greater"),
         ({"stop": 5}, "stop", "string"),
         ({"timeout": 0}, "timeout", "greater"),
         ({"logprobs": 21}, "logprobs", "20"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-        ({"echo": True}, "echo", "not supported"),
+        ({"echo": True, "logprobs": 1}, "echo", "'logprobs' is not supported"),
+        ({"skip_special_tokens": False}, "skip_special_tokens", "not supported"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "not supported"),
+        ({"cache_salt": "x"}, "cache_salt", "not supported"),
         ({"best_of": 2}, "best_of", "not supported"),
         ({"suffix": "x"}, "suffix", "not supported"),
-        ({"guided_json": {}}, "guided_json", "Extra"),
+        ({"guided_json": {}}, "guided_json", "Unknown parameter: 'guided_json'"),
     ],
 )
 def test_a_bad_completion_request(
@@ -304,6 +399,7 @@ def test_a_bad_completion_request(
         assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
         assert error["param"] == param
         assert words in error["message"]
+        assert not re.search("text_input|stop_words|Input should|Value error", error["message"])
         assert "127.0.0.1" not in error["message"]
     assert api.completions.create(model="pycode", prompt=PROMPT, max_tokens=1).choices
 
@@ -457,6 +553,10 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
             "timeout": 30,
             "chat_template_kwargs": {"enable_thinking": False},
             "add_generation_prompt": True,
+            "reasoning_effort": "low",
+            "stop_token_ids": [3, 4],
+            "skip_special_tokens": True,
+            "include_stop_str_in_output": False,
         },
     )
     api.chat.completions.create(
@@ -474,7 +574,10 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
     assert sent[2]["tool_calls"] == [call]
     assert sent[3]["tool_call_id"] == "1"
     assert json.loads(first.pop("tools")) == [tool]
-    assert json.loads(first.pop("chat_template_kwargs")) == {"enable_thinking": False}
+    assert json.loads(first.pop("chat_template_kwargs")) == {
+        "reasoning_effort": "low",
+        "enable_thinking": False,
+    }
     assert first == {
         "stream": False,
         "temperature": 0.5,
@@ -483,6 +586,7 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
         "frequency_penalty": -0.5,
         "max_tokens": 9,
         "stop_words": ["\n"],
+        "stop_token_ids": [3, 4],
         "seed": 2**63 - 1,
         "n": 1,
         "top_k": 5,

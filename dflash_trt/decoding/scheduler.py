@@ -341,7 +341,7 @@ def check_request(request: Request, max_seq_len: int) -> None:
     if total > max_seq_len:
         raise RequestError(
             f"The prompt has {len(request.prompt)} tokens and {request.max_tokens} more are "
-            f"asked for: {total} exceed the engine's {max_seq_len}",
+            f"asked for: {total} exceed the context length of {max_seq_len}",
             "Shorten the prompt, lower max_tokens, or build with a larger serving.max_seq_len.",
         )
 

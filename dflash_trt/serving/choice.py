@@ -32,9 +32,12 @@ class Choice:
         self._first_token: float | None = None  # when it came
         self._last_token = 0.0
         self._counted = 0  # tokens that the metrics know of
-        # a channel's name would stand in the text of another without its markers
-        hidden = sequence.request.stop_ids if has_channels(tokenizer) else None
-        self._detokenizer = Detokenizer(tokenizer, hidden)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            sequence.request.stop_ids,
+            # a channel's name would stand in the text of another without its markers
+            skip_special=not has_channels(tokenizer),
+        )
         self._stop_words = StopWords(stop_words) if stop_words else None
         self._text = prefix  # not yet given out
         self._seen = 0  # tokens given to the detokenizer

@@ -14,10 +14,17 @@ class Detokenizer:
     first token of a text differently (they drop its leading space).
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] | None = None) -> None:
-        """hidden: tokens that are no text; None: all special ones."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        hidden: frozenset[int] = frozenset(),
+        *,
+        skip_special: bool = True,
+    ) -> None:
+        """hidden: tokens that are no text, beside the special ones if `skip_special`."""
         self._tokenizer = tokenizer
         self._hidden = hidden
+        self._skip_special = skip_special
         self._window: list[int] = []
         self._context = 0  # tokens at the start of the window whose text was given out before it
         self._given = 0  # characters of the window's text that were given out
@@ -36,7 +43,6 @@ class Detokenizer:
         return piece
 
     def _decode(self, tokens: list[int]) -> str:
-        if self._hidden is not None:
-            tokens = [token for token in tokens if token not in self._hidden]
+        tokens = [token for token in tokens if token not in self._hidden]
         with panics_as_errors():
-            return str(self._tokenizer.decode(tokens, skip_special_tokens=self._hidden is None))
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special))

@@ -161,7 +161,7 @@ class TensorRTLLM:
             end_id=self._end_id,
             stop_token_ids=sorted(request.stop_ids - {self._end_id}) or None,
             include_stop_str_in_output=True,
-            ignore_eos=not request.stop_ids,
+            ignore_eos=self._end_id not in request.stop_ids,
             detokenize=False,
             return_perf_metrics=True,
             **given,

@@ -24,6 +24,7 @@ SAMPLING = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 MOST_WORDS, LONGEST_WORD, WORDS_BYTES = 64, 256, 2**14  # stop words or bad words of a request
+MOST_STOP_IDS = 64
 PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs")
 PROMPT_BYTES = 2**22  # of these together: 0.5 s to parse what JSON takes longest for
 
@@ -65,14 +66,16 @@ def parse_request(
     most = settings.max_seq_len * _longest_token(tokenizer)  # characters
     _check_bytes(inputs, most)
     stop_words = _words(inputs, "stop_words")
+    ids = _token_ids(inputs, "input_ids", tokenizer)
     text, is_chat = _prompt_text(inputs, template)
     if len(text) > most:
         raise RequestError(
-            f"The prompt's {len(text)} characters cannot be {settings.max_seq_len} tokens",
+            f"The prompt's {len(text)} characters cannot be {settings.max_seq_len} tokens, "
+            "the context length",
             "Shorten the prompt, or build with a larger serving.max_seq_len.",
         )
     # a chat template writes the special tokens itself
-    prompt = _encode(tokenizer, [text], add_special_tokens=not is_chat)[0] if text else []
+    prompt = _encode(tokenizer, [text], add_special_tokens=not is_chat)[0] if text else ids
     if not prompt:
         raise RequestError("The prompt is empty", "Send at least one token of text.")
     room = settings.max_seq_len - len(prompt)
@@ -81,17 +84,26 @@ def parse_request(
     sampling = Sampling(**given, bad_words=bad_words)
     if "seed" not in inputs and sampling.temperature:
         sampling = replace(sampling, seed=secrets.randbits(62))
+    stop_token_ids = _token_ids(inputs, "stop_token_ids", tokenizer)
+    if len(stop_token_ids) > MOST_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids has {len(stop_token_ids)} ids", f"Send at most {MOST_STOP_IDS}."
+        )
     ignore_eos = _value(inputs, "ignore_eos", False)
     request = Request(
         prompt,
         # a chat ends by itself
         max_tokens=_value(inputs, "max_tokens", max(1, room if is_chat else min(MAX_TOKENS, room))),
         sampling=sampling,
-        stop_ids=frozenset() if ignore_eos else settings.eos_token_ids,
+        stop_ids=frozenset(stop_token_ids)
+        | (frozenset() if ignore_eos else settings.eos_token_ids),
         priority=_value(inputs, "priority", 0),
         client=client,
     )
     check_request(request, settings.max_seq_len)
+    if ids and not _value(inputs, "exclude_input_in_output", True):
+        with panics_as_errors():
+            text = tokenizer.decode(ids, skip_special_tokens=False)
     if sampling.min_tokens > request.max_tokens:
         raise RequestError(
             f"min_tokens is {sampling.min_tokens}, max_tokens {request.max_tokens}",
@@ -128,14 +140,14 @@ def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool)
 def _prompt_text(inputs: Inputs, template: Render | None) -> tuple[str, bool]:
     """The prompt, and whether it comes from messages."""
     text, messages = _value(inputs, "text_input", b""), _value(inputs, "messages", b"")
-    if text and messages:
-        raise RequestError("text_input and messages are both given", "Send one of the two.")
+    given = [name for name in ("text_input", "messages") if _value(inputs, name, b"")]
+    given += ["input_ids"] if "input_ids" in inputs else []
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)} are both given", "Send one of them.")
     if not messages:
         return _decode("text_input", text), False
     if template is None:
-        raise RequestError(
-            "This model's tokenizer has no chat template", "Send text_input instead of messages."
-        )
+        raise RequestError("This model's tokenizer has no chat template", "Send a plain prompt.")
     more = parse_json("chat_template_kwargs", _value(inputs, "chat_template_kwargs", b"{}"), dict)
     tools = parse_json("tools", _value(inputs, "tools", b"[]"), list)
     rendered = template(
@@ -147,6 +159,20 @@ def _prompt_text(inputs: Inputs, template: Render | None) -> tuple[str, bool]:
         }
     )
     return rendered, True
+
+
+def _token_ids(inputs: Inputs, name: str, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of the vocabulary; RequestError names one that is not."""
+    ids = inputs[name].ravel() if name in inputs else np.zeros(0, np.int32)
+    most = _last_token(tokenizer)
+    if (wrong := ids[(ids < 0) | (ids > most)]).size:
+        raise RequestError(f"{name} holds {wrong[0]}, no token", f"Send ids of 0 to {most}.")
+    return [int(token) for token in ids.tolist()]
+
+
+@lru_cache(maxsize=1)
+def _last_token(tokenizer: Tokenizer) -> int:
+    return max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,7 @@ from collections.abc import Generator
 
 from typing_extensions import Unpack
 
-from dflash_trt.prompts import Prompt
+from dflash_trt.prompts import AnyPrompt
 from dflash_trt.serving.client.asynchronous import AsyncClient
 from dflash_trt.serving.client.connection import Tls
 from dflash_trt.serving.client.fields import Options
@@ -12,20 +12,20 @@ from dflash_trt.serving.client.results import Choice, Chunk, Completion, Summary
 from dflash_trt.serving.client.synchronous import Client
 
 __all__ = [
+    "AnyPrompt",
     "AsyncClient",
     "Choice",
     "Chunk",
     "Client",
     "Completion",
     "Options",
-    "Prompt",
     "Summary",
     "Tls",
     "stream",
 ]
 
 
-def stream(url: str, prompt: Prompt, **options: Unpack[Options]) -> Generator[Chunk, None, None]:
+def stream(url: str, prompt: AnyPrompt, **options: Unpack[Options]) -> Generator[Chunk, None, None]:
     """`Client.stream` with a connection of its own, for a single request."""
     with Client(url) as client:
         yield from client.stream(prompt, **options)

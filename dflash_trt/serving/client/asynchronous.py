@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2_grpc
 from typing_extensions import Self, Unpack
 
 from dflash_trt.errors import ServerError
-from dflash_trt.prompts import Prompt
+from dflash_trt.prompts import AnyPrompt
 from dflash_trt.serving.client.connection import Tls, open_channel, to_address, to_metadata
 from dflash_trt.serving.client.exchange import Exchange
 from dflash_trt.serving.client.fields import Options
@@ -33,11 +33,11 @@ class AsyncClient:
         self._channel = open_channel(grpc.aio, self._address, tls)
         self._infer = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer
 
-    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+    async def generate(self, prompt: AnyPrompt, **options: Unpack[Options]) -> Completion:
         """The whole answer; cancelling the task cancels the request."""
         return to_completion([chunk async for chunk in self._chunks(prompt, options, stream=False)])
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Chunk, None]:
+    def stream(self, prompt: AnyPrompt, **options: Unpack[Options]) -> AsyncGenerator[Chunk, None]:
         """The answer as it comes; closing the iterator, or cancelling its task, cancels it."""
         return self._chunks(prompt, options, stream=True)
 
@@ -52,7 +52,7 @@ class AsyncClient:
         await self.close()
 
     async def _chunks(
-        self, prompt: Prompt, options: Mapping[str, Any], *, stream: bool
+        self, prompt: AnyPrompt, options: Mapping[str, Any], *, stream: bool
     ) -> AsyncGenerator[Chunk, None]:
         exchange = Exchange(self._address, prompt, options, stream=stream, retries=self._retries)
         while True:

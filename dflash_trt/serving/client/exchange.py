@@ -15,7 +15,7 @@ from dflash_trt.errors import (
     ServerError,
     UnavailableError,
 )
-from dflash_trt.prompts import Prompt
+from dflash_trt.prompts import AnyPrompt
 from dflash_trt.serving.client.fields import MODEL, to_request
 from dflash_trt.serving.client.results import Chunk, to_chunks
 from dflash_trt.serving.settings import CODED_ERRORS
@@ -35,7 +35,7 @@ class Exchange:
     def __init__(
         self,
         address: str,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         options: Mapping[str, Any],
         *,
         stream: bool,

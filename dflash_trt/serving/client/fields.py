@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from tritonclient.grpc import service_pb2
 
 from dflash_trt.errors import RequestError
-from dflash_trt.prompts import Prompt
+from dflash_trt.prompts import AnyPrompt
 
 MODEL = "dflash"
 
@@ -27,6 +27,7 @@ class Options(TypedDict, total=False):
     frequency_penalty: float | None
     seed: int | None
     stop_words: Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
     ignore_eos: bool | None
     logprobs: int | None  # alternatives given with each token, 0 to 20
@@ -42,6 +43,7 @@ class Options(TypedDict, total=False):
 
 DATATYPES = {
     "text_input": "BYTES",
+    "input_ids": "INT32",
     "messages": "BYTES",
     "tools": "BYTES",
     "chat_template_kwargs": "BYTES",
@@ -58,6 +60,7 @@ DATATYPES = {
     "frequency_penalty": "FP32",
     "seed": "UINT64",
     "stop_words": "BYTES",
+    "stop_token_ids": "INT32",
     "bad_words": "BYTES",
     "ignore_eos": "BOOL",
     "logprobs": "INT32",
@@ -66,18 +69,19 @@ DATATYPES = {
     "priority": "INT32",
 }
 FORMATS = {"BOOL": "<?", "INT32": "<i", "UINT64": "<Q", "FP32": "<f"}
+LISTS = {"input_ids", "stop_words", "stop_token_ids", "bad_words"}
 JSON_FIELDS = {"messages", "tools", "chat_template_kwargs"}
 
 
 def to_request(
-    prompt: Prompt, options: Mapping[str, Any], *, stream: bool
+    prompt: AnyPrompt, options: Mapping[str, Any], *, stream: bool
 ) -> service_pb2.ModelInferRequest:
     """A request with the tensors that were set, without its timeout.
 
     Raises TypeError for an unknown field and RequestError for a value that its tensor cannot hold.
     """
     request = service_pb2.ModelInferRequest(model_name=MODEL)
-    source = {"text_input" if isinstance(prompt, str) else "messages": prompt}
+    source = {_kind(prompt): prompt}
     for name, value in {**source, **options, "stream": stream}.items():
         if name not in DATATYPES:
             raise TypeError(f"unknown request field {name!r}")
@@ -92,11 +96,18 @@ def to_request(
     return request
 
 
+def _kind(prompt: AnyPrompt) -> str:
+    if isinstance(prompt, str):
+        return "text_input"
+    return "input_ids" if prompt and isinstance(prompt[0], int) else "messages"
+
+
 def _tensor(name: str, value: Any) -> tuple[list[int], bytes]:
-    """The shape and the bytes of a tensor; a list of texts, or one value."""
+    """The shape and the bytes of a tensor; a list of texts or ids, or one value."""
     datatype = DATATYPES[name]
     if datatype != "BYTES":
-        return [1], struct.pack(FORMATS[datatype], value)
+        values = value if name in LISTS else [value]
+        return [len(values)], b"".join(struct.pack(FORMATS[datatype], each) for each in values)
     if name in JSON_FIELDS:
         value = json.dumps(value, ensure_ascii=False)
     texts = [text.encode() for text in ([value] if isinstance(value, str) else value)]

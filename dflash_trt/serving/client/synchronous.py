@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2_grpc
 from typing_extensions import Self, Unpack
 
 from dflash_trt.errors import ServerError
-from dflash_trt.prompts import Prompt
+from dflash_trt.prompts import AnyPrompt
 from dflash_trt.serving.client.connection import Tls, open_channel, to_address, to_metadata
 from dflash_trt.serving.client.exchange import Exchange
 from dflash_trt.serving.client.fields import Options
@@ -41,11 +41,11 @@ class Client:
         self._channel = open_channel(grpc, self._address, tls)
         self._infer = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer
 
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+    def generate(self, prompt: AnyPrompt, **options: Unpack[Options]) -> Completion:
         """The whole answer. One that ran out of time has the finish_reason "cancelled"."""
         return to_completion(self._chunks(prompt, options, stream=False))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Chunk, None, None]:
+    def stream(self, prompt: AnyPrompt, **options: Unpack[Options]) -> Generator[Chunk, None, None]:
         """The answer as it comes; closing the iterator cancels the request."""
         return self._chunks(prompt, options, stream=True)
 
@@ -60,7 +60,7 @@ class Client:
         self.close()
 
     def _chunks(
-        self, prompt: Prompt, options: Mapping[str, Any], *, stream: bool
+        self, prompt: AnyPrompt, options: Mapping[str, Any], *, stream: bool
     ) -> Generator[Chunk, None, None]:
         exchange = Exchange(self._address, prompt, options, stream=stream, retries=self._retries)
         while True:

@@ -5,12 +5,15 @@ the JSON. What is sent on is what was read here, written anew: another reader ma
 of two equal names.
 """
 
+import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dflash_trt.errors import RequestError
+from dflash_trt.serving.client.fields import DATATYPES
+from dflash_trt.serving.settings import CODED_ERRORS
 
 MAX_DIMENSIONS = 8
 WIDTHS = {  # bytes of an element; of BYTES at least: its length comes first
@@ -21,13 +24,34 @@ WIDTHS = {  # bytes of an element; of BYTES at least: its length comes first
 }
 
 
+def _integer(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and low <= value < high
+
+
+# what Triton makes of a field by itself, beside the inputs of the model; `timeout`: microseconds
+FIELDS = {**DATATYPES, "id": "BYTES", "timeout": "UINT64", CODED_ERRORS: "BOOL"}
+JSON_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "BYTES": (lambda value: isinstance(value, str), "a string"),
+    "BOOL": (lambda value: isinstance(value, bool), "true or false"),
+    "INT32": (_integer(-(2**31), 2**31), "an integer of 32 bits"),
+    "UINT64": (_integer(0, 2**64), "an integer from 0 on"),
+    "FP32": (lambda value: type(value) in (int, float), "a number"),
+}
+
+
 def checked(
-    body: bytes, action: str | None, json_size: str | None, added: Mapping[str, str]
+    body: bytes,
+    action: str | None,
+    json_size: str | None,
+    added: Mapping[str, str],
+    *,
+    ours: bool = False,
 ) -> tuple[bytes, int]:
     """The body to send on, and how much of it is JSON.
 
     action: what is asked of a model, None: nothing; json_size: the header
-    Inference-Header-Content-Length; added: parameters that the request gets, whatever it says.
+    Inference-Header-Content-Length; added: parameters that the request gets, whatever it says;
+    ours: whether the model's fields are those of our client.
     Raises RequestError for all that Triton should not see.
     """
     try:
@@ -52,6 +76,8 @@ def checked(
         elif size != len(body):
             raise RequestError("this request takes no binary data", "Send JSON only")
         elif action is not None:  # generate makes parameters of what is no input
+            if ours:
+                _check_fields({k: v for k, v in document.items() if k not in added})
             document |= added
         written = json.dumps(
             document, ensure_ascii=False, allow_nan=False, separators=(",", ":")
@@ -61,6 +87,21 @@ def checked(
     except ValueError as error:  # no UTF-8, no JSON, or a number that JSON cannot say
         raise RequestError("the body is not JSON", f"Correct it: {error}") from None
     return written + body[size:], len(written)
+
+
+def _check_fields(document: dict[str, Any]) -> None:
+    """Triton drops a field that it does not know, and fails at a value of another type."""
+    for name, value in document.items():
+        if name == "parameters" and isinstance(value, dict):  # Triton takes fields in there, too
+            _check_fields(value)
+        elif name not in FIELDS:
+            near = [each for each in FIELDS if each.startswith(name)]
+            near += difflib.get_close_matches(name[:40], FIELDS, 1, 0)
+            raise RequestError(f"{name[:40]!r} is no field of this request", f"Is it {near[0]}?")
+        else:
+            fits, kind = JSON_TYPES[FIELDS[name]]
+            if not all(map(fits, value if isinstance(value, list) else [value])):
+                raise RequestError(f"{name} is not {kind}", "Correct it")
 
 
 def _check_inputs(document: dict[str, Any], binary: int) -> None:

@@ -9,12 +9,14 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from dflash_trt.errors import RequestError, UnavailableError
+from dflash_trt.serving.client.fields import MODEL
 from dflash_trt.serving.gateway.checks import checked
 from dflash_trt.serving.gateway.door import Door, State
 from dflash_trt.serving.gateway.routes import Refusal, Route, check_access, find
 from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.security import GATEWAY_KEY, LOOPBACK, Security
 
+PUBLIC = (MODEL, f"{MODEL}_infer")  # the models whose fields are known
 JSON_SIZE = "inference-header-content-length"
 PASSED_ON = ("traceparent", "tracestate")  # headers of a request
 PASSED_BACK = ("Content-Type", "Content-Length", "Inference-Header-Content-Length")
@@ -53,7 +55,9 @@ def triton_door(
             size = request.headers.get(JSON_SIZE)
             who = client_parameters(scope["client"][0], security.client_key)
             try:
-                body, json_size = checked(await request.body(), route.action, size, who)
+                body, json_size = checked(
+                    await request.body(), route.action, size, who, ours=route.model in PUBLIC
+                )
             except RequestError as error:
                 return await refuse(400, str(error))(scope, receive, send)
             if size is not None:

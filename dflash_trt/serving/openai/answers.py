@@ -23,9 +23,9 @@ class Style:
     piece: Callable[[Chunk, Spell, int | None], Json]  # offset None: the choice's first
 
 
-def usage(choices: Sequence[Summary]) -> Json:
-    """Token counts as OpenAI has them, and how drafting went."""
-    prompt = choices[0].prompt_tokens
+def usage(choices: Sequence[Summary], each_n: int) -> Json:
+    """Token counts as OpenAI has them, and how drafting went; each_n: choices of a prompt."""
+    prompt = sum(choice.prompt_tokens for choice in choices) // each_n
     completion, rounds, drafted, accepted = (
         sum(getattr(each, name) for each in choices)
         for name in ("completion_tokens", "rounds", "drafted", "accepted")

@@ -5,13 +5,13 @@ import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dflash_trt.errors import DeadlineError, DflashError, ServerError
+from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving.client import AsyncClient, Chunk, Summary
 from dflash_trt.serving.harmony import Channels
 from dflash_trt.serving.health import Health
@@ -31,6 +31,7 @@ class Served:
     """What the front must know about a build and the server that serves it."""
 
     models: tuple[str, ...]  # the names a request may give
+    max_model_len: int  # tokens of a prompt and its answer
     spell: Spell
     most_drafts: int  # of a round
     client: AsyncClient
@@ -54,12 +55,23 @@ def create_app(served: Served) -> FastAPI:
     async def completions(fields: TextFields, request: Request) -> Response:
         return await _answer(served, fields, request, TEXT)
 
+    def entry(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "dflash-trt",
+            "max_model_len": served.max_model_len,
+        }
+
     @v1.get("/models")
     async def models() -> Response:
-        entry = {"object": "model", "created": created, "owned_by": "dflash-trt"}
-        return JSONResponse(
-            {"object": "list", "data": [{"id": name, **entry} for name in served.models]}
-        )
+        return JSONResponse({"object": "list", "data": [entry(name) for name in served.models]})
+
+    @v1.get("/models/{name}")
+    async def model(name: str) -> Response:
+        _check_model(served, name)
+        return JSONResponse(entry(name))
 
     app.include_router(v1)
 
@@ -82,15 +94,8 @@ def create_app(served: Served) -> FastAPI:
 async def _answer(
     served: Served, fields: ChatFields | TextFields, request: Request, style: Style
 ) -> Response:
-    if fields.model not in served.models:
-        names = " and ".join(served.models)
-        raise Failure(
-            404,
-            f"There is no model {fields.model!r}; there is {names}.",
-            "model",
-            "model_not_found",
-        )
-    prompt, options = fields.request()
+    _check_model(served, fields.model)
+    prompts, options = fields.request()
     host = request.client.host if request.client else ""
     options["parameters"] = client_parameters(host, served.client_key)
     head = {
@@ -100,17 +105,28 @@ async def _answer(
         "model": fields.model,
     }
     if fields.stream:
-        chunks = served.client.stream(prompt, **options)
+        streams = [served.client.stream(prompt, **options) for prompt in prompts]
+        chunks = _merged(streams, fields)
         first = await anext(chunks)  # what is wrong before it still gets its own status code
-        events = _events(served, head, style, first, chunks, fields.include_usage)
+        events = _events(served, head, style, first, chunks, fields)
         return StreamingResponse(
             events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
-    completion = await served.client.generate(prompt, **options)
-    for each in completion.choices:
+    tasks = [asyncio.ensure_future(served.client.generate(each, **options)) for each in prompts]
+    try:
+        completions = await asyncio.gather(*tasks)
+    except RequestError as error:
+        raise fields.refused(error) from None
+    finally:
+        for task in tasks:
+            task.cancel()
+    found = [choice for completion in completions for choice in completion.choices]
+    for each in found:
         _check_end(each.summary)
-    only = completion.choices[0] if len(completion.choices) == 1 else None
-    choices = [style.whole(choice, served.spell) for choice in completion.choices]
+    only = found[0] if len(found) == 1 else None
+    choices = [
+        {**style.whole(choice, served.spell), "index": index} for index, choice in enumerate(found)
+    ]
     if served.channels and style is CHAT:
         for choice in choices:
             answers.tell_apart(choice["message"], Channels(), last=True)
@@ -118,7 +134,7 @@ async def _answer(
         {
             **head,
             "choices": choices,
-            "usage": answers.usage([choice.summary for choice in completion.choices]),
+            "usage": answers.usage([choice.summary for choice in found], fields.n or 1),
             "metrics": only
             and answers.metrics(only.summary, only.round_tokens, served.most_drafts),
         }
@@ -131,14 +147,14 @@ async def _events(
     style: Style,
     first: Chunk,
     rest: AsyncGenerator[Chunk, None],
-    include_usage: bool,
+    fields: ChatFields | TextFields,
 ) -> AsyncIterator[bytes]:
     """The server-sent events of a stream; closing it closes `rest`, which cancels the request."""
     offsets: dict[int, int] = {}
     rounds: list[int] = []
     ended: list[Summary] = []
     channels: dict[int, Channels] = {}
-    nothing = {"usage": None} if include_usage else {}  # OpenAI has it in every chunk then
+    nothing = {"usage": None} if fields.include_usage else {}  # OpenAI has it in every chunk then
     try:
         async for chunk in _chain(first, rest):
             if chunk.final:
@@ -154,18 +170,59 @@ async def _events(
                 offsets[chunk.index] += sum(map(len, texts))
             rounds += chunk.round_tokens
             yield to_event({**head, "choices": [choice], **nothing})
-        if include_usage:
+        if fields.include_usage:
             only = ended[0] if len(ended) == 1 else None
             totals = {
-                "usage": answers.usage(ended),
+                "usage": answers.usage(ended, fields.n or 1),
                 "metrics": only and answers.metrics(only, rounds, served.most_drafts),
             }
             yield to_event({**head, "choices": [], **totals})
-    except DflashError as error:
+    except (DflashError, Failure) as error:
         yield to_event(failures.to_failure(error).body())
     finally:
         await rest.aclose()
     yield DONE
+
+
+def _check_model(served: Served, name: str) -> None:
+    if name not in served.models:
+        names = " and ".join(served.models)
+        raise Failure(
+            404, f"There is no model {name!r}; there is {names}.", "model", "model_not_found"
+        )
+
+
+async def _merged(
+    streams: list[AsyncGenerator[Chunk, None]], fields: ChatFields | TextFields
+) -> AsyncGenerator[Chunk, None]:
+    """What comes for any of several prompts; choices of the next one follow those of the last."""
+    came: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(1)
+
+    async def read(number: int) -> None:
+        try:
+            async for chunk in streams[number]:
+                await came.put(replace(chunk, index=number * (fields.n or 1) + chunk.index))
+            await came.put(None)
+        except Exception as error:
+            await came.put(error)
+
+    tasks = [asyncio.create_task(read(number)) for number in range(len(streams))]
+    try:
+        left = len(tasks)
+        while left:
+            chunk = await came.get()
+            if isinstance(chunk, Exception):
+                raise chunk
+            if chunk is None:
+                left -= 1
+            else:
+                yield chunk
+    except RequestError as error:
+        raise fields.refused(error) from None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _chain(first: Chunk, rest: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:

@@ -1,6 +1,8 @@
 """Errors in OpenAI's format, with the status codes of its API."""
 
 import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,8 @@ from starlette.exceptions import HTTPException
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, UnavailableError
 
 log = logging.getLogger(__name__)
+CONTEXT_LENGTH = "the context length"  # what every refusal of too long a request names
+PYDANTIC = ", | after validation| to extract| or instance"  # what follows is about its types
 
 
 @dataclass(eq=False)  # hashable, as exceptions are
@@ -57,6 +61,22 @@ def to_failure(error: Exception) -> Failure:
     return Failure(500, "The server failed. Its log says why.")
 
 
+def refused(error: RequestError, names: Mapping[str, str], prompt: str) -> Failure:
+    """A request that the server refused, in OpenAI's words.
+
+    names: what inputs of the model are called here; prompt: the field that holds the prompt.
+    """
+    words = re.split("([a-z_]+)", str(error))
+    known = [names[word] for word in words if word in names]
+    too_long = CONTEXT_LENGTH in str(error)
+    return Failure(
+        400,
+        "".join(names.get(word, word) for word in words),
+        prompt if too_long or not known else known[0],
+        "context_length_exceeded" if too_long else None,
+    )
+
+
 def install(app: FastAPI) -> None:
     """Makes every error of `app` one of OpenAI's."""
 
@@ -78,10 +98,23 @@ def install(app: FastAPI) -> None:
 
 
 def _first(error: RequestValidationError) -> Failure:
-    """The first of the faults; its place without the parts that name no field."""
+    """The first of the faults, as OpenAI words it."""
     fault = error.errors()[0]
-    place = [str(part) for part in fault["loc"][1:]]
-    if fault["type"] == "json_invalid" or not place:
-        return Failure(400, f"The body is not the JSON object of a request: {fault['msg']}.")
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    return Failure(400, f"{'.'.join(place)}: {message}", place[0])
+    kind, said, place = fault["type"], str(fault["msg"]), fault["loc"][1:]
+    if kind == "json_invalid" or not place:
+        said = said.removeprefix("Value error, ")
+        return Failure(400, f"The body is not the JSON object of a request: {said}.")
+    name, param = str(place[0]), str(place[0])[:40]
+    for part in place[1:]:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part.isidentifier() and part != "str":  # no branch of a union
+            name += f".{part}"
+    if kind == "missing":
+        message = f"Missing required parameter: '{name}'."
+        return Failure(400, message, param, "missing_required_parameter")
+    if kind == "extra_forbidden":
+        return Failure(400, f"Unknown parameter: '{name[:40]}'.", param, "unknown_parameter")
+    if kind != "value_error":  # "Input should be a valid integer, unable to parse ..."
+        said = re.sub("^[A-Z][a-z]+ should", "must", re.split(PYDANTIC, said)[0])
+    return Failure(400, f"'{name}' {said.removeprefix('Value error, ')}.", param)

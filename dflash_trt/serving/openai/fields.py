@@ -9,16 +9,19 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     FailFast,
     Field,
     model_validator,
 )
 
-from dflash_trt.serving.client import Options, Prompt
+from dflash_trt.errors import RequestError
+from dflash_trt.serving.client import AnyPrompt, Options
+from dflash_trt.serving.client.fields import DATATYPES
+from dflash_trt.serving.openai.failures import Failure, refused
 
 MAX_FIELDS = 100
+MAX_PROMPTS = 64
 T = TypeVar("T")
 
 
@@ -42,13 +45,19 @@ def _not_done(*neutral: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _one_text(prompt: Any) -> Any:
-    """OpenAI allows lists of prompts and of token ids; here a list may hold one text."""
-    if isinstance(prompt, list) and len(prompt) == 1:
-        prompt = prompt[0]
-    if not isinstance(prompt, str):
-        raise ValueError("give one text: several prompts and token ids are not supported")
-    return prompt
+def _prompts(prompt: Any) -> list[AnyPrompt]:
+    """A text, token ids, or a list of either, as a list; ValueError."""
+    several = isinstance(prompt, list) and not _are_ids(prompt)
+    prompts = prompt if several else [prompt]
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise ValueError(f"must hold 1 to {MAX_PROMPTS} prompts")
+    if not all(isinstance(each, str) or _are_ids(each) for each in prompts):
+        raise ValueError("must be a string, a list of token ids, or a list of either")
+    return list(prompts)
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and prompt != [] and all(type(each) is int for each in prompt)
 
 
 class StreamOptions(BaseModel):
@@ -78,6 +87,7 @@ class Fields(BaseModel):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     bad_words: Many[str] | None = None
+    stop_token_ids: Many[int] | None = None
     priority: int | None = None
     timeout: float | None = Field(None, gt=0, le=3600)  # seconds
     # accepted, without effect on the answer
@@ -91,6 +101,9 @@ class Fields(BaseModel):
     # refused
     logit_bias: Annotated[Any, _not_done({})] = None
     response_format: Annotated[Any, _not_done({"type": "text"})] = None
+    skip_special_tokens: Annotated[Any, _not_done(True)] = None
+    include_stop_str_in_output: Annotated[Any, _not_done(False)] = None
+    cache_salt: Annotated[Any, _not_done()] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -102,6 +115,16 @@ class Fields(BaseModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def names(self) -> dict[str, str]:
+        """What inputs of the model are called here."""
+        same = {name: name for name in (*DATATYPES, "timeout") if name in type(self).model_fields}
+        return {**same, "stop_words": "stop"}
+
+    def refused(self, error: RequestError) -> Failure:
+        """What the server said of it, in these words."""
+        prompt = "messages" if isinstance(self, ChatFields) else "prompt"
+        return refused(error, self.names(), prompt)
 
     def options(self) -> Options:
         """The fields that mean the same to our client."""
@@ -117,6 +140,7 @@ class Fields(BaseModel):
             frequency_penalty=self.frequency_penalty,
             seed=None if self.seed is None else self.seed % 2**63,  # OpenAI's may be negative
             stop_words=([self.stop] if isinstance(self.stop, str) else self.stop) or None,
+            stop_token_ids=self.stop_token_ids or None,
             bad_words=self.bad_words or None,
             ignore_eos=self.ignore_eos,
             n=self.n,
@@ -163,33 +187,47 @@ class ChatFields(Fields):
     modalities: Annotated[Any, _not_done(["text"])] = None
     audio: Annotated[Any, _not_done()] = None
     prediction: Annotated[Any, _not_done()] = None
-    reasoning_effort: Annotated[Any, _not_done()] = None
+    reasoning_effort: str | None = None  # for the chat template
     verbosity: Annotated[Any, _not_done()] = None
     web_search_options: Annotated[Any, _not_done()] = None
 
-    def request(self) -> tuple[Prompt, Options]:
+    def names(self) -> dict[str, str]:
+        renamed = self.max_completion_tokens is not None
+        return super().names() | ({"max_tokens": "max_completion_tokens"} if renamed else {})
+
+    def request(self) -> tuple[list[AnyPrompt], Options]:
+        """The prompts, and how each of them is to be answered."""
         options = self.options()
         if self.max_completion_tokens is not None:
             options["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         options["tools"] = None if self.tool_choice == "none" else self.tools or None
-        options["chat_template_kwargs"] = self.chat_template_kwargs
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        options["chat_template_kwargs"] = {**effort, **(self.chat_template_kwargs or {})} or None
         options["add_generation_prompt"] = self.add_generation_prompt
-        return [message.flat() for message in self.messages], options
+        return [[message.flat() for message in self.messages]], options
 
 
 class TextFields(Fields):
     """`/v1/completions`."""
 
-    prompt: Annotated[str, BeforeValidator(_one_text)]
+    prompt: Annotated[Any, AfterValidator(_prompts)]
     max_tokens: int | None = 16  # OpenAI's default
     logprobs: int | None = Field(None, ge=0, le=20)
-    echo: Annotated[Any, _not_done(False)] = None
+    echo: bool | None = None
     best_of: Annotated[Any, _not_done(1)] = None
     suffix: Annotated[Any, _not_done("")] = None
 
-    def request(self) -> tuple[Prompt, Options]:
+    def names(self) -> dict[str, str]:
+        return {**super().names(), "text_input": "prompt", "input_ids": "prompt"}
+
+    def request(self) -> tuple[list[AnyPrompt], Options]:
+        """The prompts, and how each of them is to be answered; `Failure`."""
+        if self.echo and self.logprobs is not None:
+            message = "'echo' with 'logprobs' is not supported: those of the prompt are not known."
+            raise Failure(400, message, "echo")
         options = self.options()
         options["logprobs"] = self.logprobs
+        options["exclude_input_in_output"] = False if self.echo else None
         return self.prompt, options

@@ -7,7 +7,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
-from dflash_trt.engines.tensorrt_llm.info import KIND
+from dflash_trt.engines.tensorrt_llm.info import KIND, read_llm_args
 from dflash_trt.manifest import read_manifest, speculation_of
 from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
@@ -30,17 +30,21 @@ def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:
     """
     manifest = read_manifest(settings.directory)
     config = manifest["config"]
+    tensorrt_llm = config["engine"]["kind"] == KIND
     tokenizer = load_tokenizer(settings.directory / "tokenizer")
     security = settings.security
     client = _connect(settings.triton, security)
     served = Served(
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
+        max_model_len=read_llm_args(settings.directory / "engines" / KIND)["max_seq_len"]
+        if tensorrt_llm
+        else config["serving"]["max_seq_len"],
         spell=speller(tokenizer),
         channels=has_channels(tokenizer),
         most_drafts=most_drafts(
             speculation_of(manifest),
             manifest["drafter"]["block_size"],
-            config["engine"]["kind"] == KIND,
+            tensorrt_llm,
         ),
         client=client,
         client_key=security.client_key,
