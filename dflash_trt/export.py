@@ -100,6 +100,9 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         ("--max-model-len", args.max_seq_len),
         ("--max-num-seqs", _sequences(args)),
         ("--no-enable-prefix-caching", None),
+        # as in the drafters' published recipes
+        ("--attention-backend", "flash_attn"),
+        ("--max-num-batched-tokens", 32768),
         ("--speculative-config", json.dumps(drafter)),
     ]
     return _command(["vllm", "serve", _name(config.target)], options)
