@@ -360,6 +360,18 @@ class TestStandIn:
             ({"speculative_config": {**speculative, "block_size": 8}}, "DFlashDecodingConfig"),
             ({"speculative_config": {"decoding_type": "dflash"}}, "not \\['DFlash'\\]"),
             ({"speculative_config": None}, "max_draft_len"),
+            ({"speculative_config": {**speculative, "draft_len_schedule": {}}}, "not taken"),
+            ({"kv_cache_config": {"free_gpu_memory_fraction": None}}, "free_gpu_memory_fraction"),
+            ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
+            ({"kv_cache_config": {"pool_ratio": [0.5, 0.4]}}, "pool_ratio"),
+            ({"kv_cache_config": {"disk_cache_size": 1}}, "disk_cache_path"),
+            ({"kv_cache_config": {"block_reuse_config": {"x": 1}}}, "block_reuse_config"),
+            ({"telemetry_config": {"off": True}}, "telemetry_config"),
+            ({"attention_dp_config": {"timeout_iters": -1}}, "timeout_iters"),
+            ({"moe_config": {"load_balancer": "/nowhere.yaml"}}, "load_balancer"),
+            ({"enable_lm_head_tp_in_adp": True}, "needs enable_attention_dp"),
+            ({"moe_cluster_parallel_size": 3}, "must divide"),
+            ({"prefill_cuda_graph_backend": "breakable", "enable_lora": True}, "LoRA"),
         ):
             with pytest.raises(ValueError, match=words):
                 tensorrt_llm.LLM(PAIR / "target", **wrong)
