@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import yaml
 
-from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout
+from dflash_trt.checkpoints.checks.tensorrt_llm import architecture, drafter_layout
 from dflash_trt.checkpoints.kinds import engine_kinds
 from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
 from dflash_trt.checkpoints.pair import findings
@@ -93,6 +93,10 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     }
     if config.drafter.revision:
         drafter["revision"] = config.drafter.revision
+    # Gemma 4 needs a backend that cannot do without the causal mask, which drafts need
+    gemma = architecture(pair.target).startswith("Gemma4")
+    if gemma:
+        drafter["attention_backend"] = "flash_attn"
     options: Options = [
         *_revision("--revision", config.target),
         ("--tensor-parallel-size", args.tensor_parallel_size),
@@ -100,9 +104,15 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         ("--max-model-len", args.max_seq_len),
         ("--max-num-seqs", _sequences(args)),
         ("--no-enable-prefix-caching", None),
+        # as in the drafters' published recipes
+        ("--attention-backend", "triton_attn" if gemma else "flash_attn"),
+        ("--max-num-batched-tokens", 32768),
         ("--speculative-config", json.dumps(drafter)),
     ]
-    return _command(["vllm", "serve", _name(config.target)], options)
+    return [
+        "# Take a release from after July 2026: older ones accept hardly any draft on Blackwell.",
+        *_command(["vllm", "serve", _name(config.target)], options),
+    ]
 
 
 def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:

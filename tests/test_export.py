@@ -70,6 +70,20 @@ def test_vllm_gets_its_drafter(pair: Path) -> None:
     assert drafter.keys() <= set(PUBLISHED["vllm"]["speculative_config"])
     assert words[words.index("--tensor-parallel-size") + 1] == "2"
     assert words[words.index("--max-num-seqs") + 1] == "3"
+    assert words[words.index("--attention-backend") + 1] == "flash_attn"
+    assert words[words.index("--max-num-batched-tokens") + 1] == "32768"
+
+
+def test_vllm_runs_gemma_with_two_backends(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the target have no attention without a causal mask, which drafts need."""
+    name = "Gemma4ForConditionalGeneration"
+    monkeypatch.setattr("dflash_trt.export.architecture", lambda target: name)
+    script = written(made(pair), "vllm")
+    (words,) = commands(script)
+    drafter = json.loads(words[words.index("--speculative-config") + 1])
+    assert drafter["attention_backend"] == "flash_attn"
+    assert words[words.index("--attention-backend") + 1] == "triton_attn"
+    assert "# Take a release from after July 2026" in script
 
 
 def test_attention_of_each_rank_is_said_and_counted(pair: Path) -> None:

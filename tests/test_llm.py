@@ -24,7 +24,7 @@ from triton_metrics import Triton
 
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.engines.tensorrt_llm.info import read_llm_args
-from dflash_trt.errors import BuildError, ServerError
+from dflash_trt.errors import BuildError, DflashError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front import Front
 from dflash_trt.serving.llm import MPI_JOB, TensorRTLLM, limits
@@ -105,8 +105,8 @@ def _ask(front: Front, **values: Any) -> list[Any]:
     return reply.parts()
 
 
-def _until(holds: Any) -> None:
-    deadline = time.monotonic() + WAIT
+def _until(holds: Any, seconds: float = WAIT) -> None:
+    deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -230,6 +230,61 @@ def test_a_failed_generation_is_an_error_of_its_own(
         assert _ask(front)[-1].finish_reason == ["length"]
 
 
+def test_what_tensorrt_llm_refuses_at_submission_is_the_clients(
+    tensorrt_llm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorrt_llm.errors import RequestError  # noqa: PLC0415
+
+    with _front(tmp_path, {}) as (front, decoder, _):
+        for error in (ValueError("top_x is odd"), RequestError("top_x is odd")):
+
+            def refuse(*args: Any, error: Exception = error, **kwargs: Any) -> Any:
+                raise error
+
+            with monkeypatch.context() as patch:
+                patch.setattr(decoder._llm, "generate_async", refuse)
+                assert _ask(front)[-1] == ("INVALID_ARG", "top_x is odd")
+        assert _ask(front)[-1].finish_reason == ["length"]
+
+
+def test_a_dead_engine_ends_the_process(
+    tensorrt_llm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr("dflash_trt.serving.llm.end_process", ended.set)
+    with _front(tmp_path, {}) as (front, decoder, _):
+        pending = FakeReply()
+        front.submit(_inputs(max_tokens=480, ignore_eos=True), pending)
+        pending.got.get(timeout=WAIT)
+        assert not ended.is_set()
+        decoder._llm._engine.die()
+        assert pending.parts()[-1][0] == "INTERNAL"
+        assert ended.wait(WAIT)
+        ended.clear()
+        assert _ask(front)[-1][0] == "INTERNAL"  # of submission
+        assert ended.wait(WAIT)
+
+
+def test_serve_starts_a_dead_engine_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, marker = write_llm_build(tmp_path / "build", PAIR, ARGS), tmp_path / "dies"
+    monkeypatch.setenv("STANDIN_DIES", str(marker))
+    ports = free_ports()
+    with standins(), serving(build, ports), Client(f"127.0.0.1:{ports.grpc}") as client:
+        before = client.generate("def main():", max_tokens=8).choices[0].text
+        marker.touch()
+        with pytest.raises(DflashError):
+            client.generate("def main():", max_tokens=8)
+
+        def answers() -> bool:
+            try:
+                return client.generate("def main():", max_tokens=8).choices[0].text == before
+            except DflashError:
+                time.sleep(0.5)
+                return False
+
+        _until(answers, 120.0)
+
+
 def test_closing_tells_who_waits(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
     replies = [FakeReply() for _ in range(3)]
     with _front(tmp_path, {}) as (front, decoder, _):
@@ -305,6 +360,18 @@ class TestStandIn:
             ({"speculative_config": {**speculative, "block_size": 8}}, "DFlashDecodingConfig"),
             ({"speculative_config": {"decoding_type": "dflash"}}, "not \\['DFlash'\\]"),
             ({"speculative_config": None}, "max_draft_len"),
+            ({"speculative_config": {**speculative, "draft_len_schedule": {}}}, "not taken"),
+            ({"kv_cache_config": {"free_gpu_memory_fraction": None}}, "free_gpu_memory_fraction"),
+            ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
+            ({"kv_cache_config": {"pool_ratio": [0.5, 0.4]}}, "pool_ratio"),
+            ({"kv_cache_config": {"disk_cache_size": 1}}, "disk_cache_path"),
+            ({"kv_cache_config": {"block_reuse_config": {"x": 1}}}, "block_reuse_config"),
+            ({"telemetry_config": {"off": True}}, "telemetry_config"),
+            ({"attention_dp_config": {"timeout_iters": -1}}, "timeout_iters"),
+            ({"moe_config": {"load_balancer": "/nowhere.yaml"}}, "load_balancer"),
+            ({"enable_lm_head_tp_in_adp": True}, "needs enable_attention_dp"),
+            ({"moe_cluster_parallel_size": 3}, "must divide"),
+            ({"prefill_cuda_graph_backend": "breakable", "enable_lora": True}, "LoRA"),
         ):
             with pytest.raises(ValueError, match=words):
                 tensorrt_llm.LLM(PAIR / "target", **wrong)

@@ -208,6 +208,10 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(drafter={"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 9, 17]}}),
     ),
     "first-generation": (Setup(drafter=SECOND), Setup()),
+    "values-that-work": (
+        Setup(args=graphs(batch_sizes=[])),
+        Setup(args=graphs(batch_sizes=[64])),
+    ),
     "generation-of-version": (
         Setup(drafter=SECOND, engine={"version": "1.3.0rc29"}),
         Setup(drafter=SECOND, engine={"version": "1.4.0rc0"}),
@@ -489,6 +493,74 @@ def test_what_the_versions_take(deploy: Deploy, args: Fields, version: str, know
     assert ("refused" not in found) == known
 
 
+# refused by upstream's classes, or by nobody until it is too late
+WRONG: list[Fields] = [
+    spec(draft_len_schedule={}),
+    spec(max_total_draft_tokens=3),
+    kv(free_gpu_memory_fraction=None),
+    kv(max_attention_window=[0]),
+    kv(disk_cache_size=1),
+    kv(pool_ratio=[0.5, 0.4]),
+    kv(pool_ratio=[]),
+    kv(block_reuse_config={"polici": "per_request"}),
+    {"telemetry_config": {"off": True}},
+    {"lora_config": {"rank": 8}},
+    {"peft_cache_config": {"size": 1}},
+    {"cache_transceiver_config": {"backnd": "UCX"}},
+    {"prometheus_metrics_config": {"x": 1}},
+    {"sparse_attention_config": {"algorithm": "x"}},
+    {"enable_lm_head_tp_in_adp": True},
+    {"moe_cluster_parallel_size": 3},
+    {"moe_expert_parallel_size": 0},
+    {"moe_expert_parallel_size": 3},
+    {"moe_tensor_parallel_size": -2},
+    {
+        "torch_compile_config": {"capture_num_tokens": [8]},
+        "prefill_capture_num_tokens": [8],
+    },
+    {"prefill_cuda_graph_backend": "breakable", "enable_lora": True},
+    {"attention_dp_config": {"timeout_iters": -1}},
+    {"moe_config": {"load_balancer": "/nowhere.yaml"}},
+    {"max_beam_width": 4},
+    {"encode_only": True},
+    {"mm_encoder_only": True},
+    {"gpus_per_node": 0},
+    {"attn_backend": "TRTLM"},
+    {"skip_tokenizer_init": True},
+    graphs(batch_sizes=[]),
+    {"num_postprocess_workers": 2},
+    {"orchestrator_type": "ray"},
+]
+
+
+@pytest.mark.parametrize("args", WRONG, ids=str)
+def test_sets_that_tensorrt_llm_refuses_or_breaks_on_are_refused(
+    deploy: Deploy, args: Fields
+) -> None:
+    found = checked(deploy, Setup(args=args))
+    [said] = [each for each in found.values() if each.result == "error"] or [found.get("refused")]
+    assert said is not None
+    section, value = next(iter(args.items()))
+    names = (section, *(value if type(value) is dict else ()))
+    assert any(name in said.found + said.fix for name in names)
+    assert said.fix
+
+
+def test_concurrency_is_limited_only_where_it_has_an_effect(deploy: Deploy) -> None:
+    args = {**spec(max_concurrency=8), "max_batch_size": 8}
+    old = checked(deploy, Setup(args=args, engine=OLD))["refused"]
+    assert "max_concurrency is known from TensorRT-LLM 1.3.0rc27 on" in old.found
+    assert "refused" not in checked(deploy, Setup(args=args))
+
+
+def test_an_empty_section_stays_and_takes_defaults(deploy: Deploy) -> None:
+    given = {"torch_compile_config": {}, "kv_cache_config": {}}
+    args = chosen(deploy, Setup(args=given)).to_dict()
+    assert args["torch_compile_config"] == {}
+    assert args["kv_cache_config"]["enable_block_reuse"] is False
+    assert given == {"torch_compile_config": {}, "kv_cache_config": {}}
+
+
 def test_every_check_has_a_case() -> None:
     names = [name(look) for look, _ in CHECKS]
     assert len(names) == len(set(names))
@@ -762,8 +834,12 @@ def test_heads_that_cannot_be(deploy: Deploy, field: str) -> None:
 def test_the_environment(deploy: Deploy) -> None:
     config, pair = deploy(Setup())
     b300 = machine("dgx-b300")
-    assert env_vars(config, pair, b300) == {"TRTLLM_ENABLE_PDL": "1", "NCCL_GRAPH_REGISTER": "0"}
+    silent = {"TRTLLM_NO_USAGE_STATS": "1", "TRTLLM_ENABLE_PDL": "1"}
+    assert env_vars(config, pair, b300) == {**silent, "NCCL_GRAPH_REGISTER": "0"}
     config, pair = deploy(Setup(engine={"gpus": 1}))
+    assert env_vars(config, pair, b300) == silent
+    args = {"telemetry_config": {"disabled": False}}  # reporting is allowed
+    config, pair = deploy(Setup(engine={"gpus": 1}, args=args))
     assert env_vars(config, pair, b300) == {"TRTLLM_ENABLE_PDL": "1"}
 
 

@@ -23,7 +23,7 @@ IMPORT_TIMEOUT, GENERATION_TIMEOUT = 300.0, 3600.0  # seconds
 NEAR = 0.8  # of the lowest published acceptance length: texts differ, and they are few
 NOTHING = 1.2  # tokens a round: the drafter does not belong to the target, or gets no features
 FLASH_ATTN = "Run: pip install flash-attn; or build for a GPU with TRTLLM attention (B200, B300)"
-NO_LENGTH = "See that engine.args leaves enable_iter_perf_stats on, and speculation"
+NO_LENGTH = "See that engine.args leaves speculation on"
 COLLAPSED = (
     "Check that target and drafter are the published pair (`dflash-trt inspect --deep` where it "
     "fits), and that engine.args does not turn on kv_cache_config.enable_block_reuse"

@@ -20,8 +20,9 @@ from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.engines.tensorrt_llm.info import ARGS_FILE
 from dflash_trt.errors import BuildError, RequestError
-from dflash_trt.serving.front import INTERNAL, Report
+from dflash_trt.serving.front import INTERNAL, INVALID, Report
 from dflash_trt.serving.metrics import Metrics
+from dflash_trt.serving.process_end import end_process
 from dflash_trt.serving.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,10 @@ def limits(args: Mapping[str, Any]) -> dict[str, str]:
         "prefill_chunk": "0",  # this and the next are not ours to choose
         "speculation": "{}",
     }
+
+
+class RefusedError(Exception):
+    """TensorRT-LLM takes the request not; the message is for its client."""
 
 
 class TensorRTLLM:
@@ -132,9 +137,14 @@ class TensorRTLLM:
 
     async def _decode(self, sequence: Sequence) -> None:
         request = sequence.request
-        result = self._llm.generate_async(
-            list(request.prompt), self._params(request), streaming=True
-        )
+        try:
+            result = self._llm.generate_async(
+                list(request.prompt), self._params(request), streaming=True
+            )
+        except Exception as error:
+            if isinstance(error, ValueError) or _named(error, "RequestError"):
+                raise RefusedError(str(error)) from error
+            raise
         try:
             async for _ in result:
                 self._take(sequence, result)
@@ -144,7 +154,8 @@ class TensorRTLLM:
             raise RuntimeError("the generation ended without a reason")
         finally:
             if not result.finished:
-                result.abort()
+                with suppress(Exception):  # after shutdown there is nothing to abort
+                    result.abort()
 
     def _params(self, request: Request) -> Any:
         """Its `SamplingParams`; stop words are found here, in the text."""
@@ -202,14 +213,25 @@ class TensorRTLLM:
 
     def _ended(self, sequence: Sequence, task: "asyncio.Task[None]") -> None:
         del self._running[sequence]
+        code, said = INTERNAL, FAILED
         if task.cancelled():
             sequence.finish_reason = "cancelled"
             self._measure(sequence, None)
-        elif error := task.exception():
+        elif isinstance(error := task.exception(), RefusedError):
+            sequence.finish_reason = "error"
+            code, said = INVALID, str(error)
+        elif error:
             log.error("a generation failed", exc_info=error)
             sequence.finish_reason = "error"
-        self._report(sequence, INTERNAL, FAILED)
+            if _named(error, "EngineDeadError"):  # each later request would fail, too
+                end_process()
+        self._report(sequence, code, said)
         self._look()
+
+
+def _named(error: BaseException, name: str) -> bool:
+    """Whether it is of the class; not every version has it."""
+    return any(cls.__name__ == name for cls in type(error).__mro__)
 
 
 def _spread(tokens: int, rounds: int) -> list[int]:

@@ -4,8 +4,6 @@ Whoever may infer can call them, too: they serve the front alone, which shows th
 """
 
 import json
-import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,9 +13,8 @@ import triton_python_backend_utils as pb
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.errors import RankError, RequestError
 from dflash_trt.serving.internal import KEY, given, hide_shared_memory, without_key
+from dflash_trt.serving.process_end import end_process
 from dflash_trt.serving.tensors import from_request, to_tensors
-
-LAST_WORDS = 0.2  # seconds in which the answer leaves the process
 
 
 class EngineStep:
@@ -56,8 +53,8 @@ class EngineStep:
             # Triton would send an exception's traceback, with server paths, to the client
             name = request.requested_output_names()
             pb.Logger.log_error(f"step for {name} failed: {type(error).__name__}: {error}")
-            if isinstance(error, RankError):  # `serve` starts again what ends
-                threading.Timer(LAST_WORDS, os._exit, [1]).start()
+            if isinstance(error, RankError):
+                end_process()
             return pb.InferenceResponse(error=pb.TritonError("The engine step failed."))
         return pb.InferenceResponse(to_tensors(output._asdict()))
 

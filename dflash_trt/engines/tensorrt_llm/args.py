@@ -73,10 +73,15 @@ def check_args(config: BuildConfig, pair: Pair, machine: Machine, args: LlmArgs)
 def env_vars(config: BuildConfig, pair: Pair, machine: Machine) -> dict[str, str]:
     """What is set in the environment of the process that makes the `LLM`.
 
-    Both from upstream's gpt-oss recipes (`examples/configs/database/openai/gpt-oss-120b/B200`).
+    The last two from upstream's gpt-oss recipes
+    (`examples/configs/database/openai/gpt-oss-120b/B200`).
     """
     case = Case(config, pair, machine)
-    found = {"TRTLLM_ENABLE_PDL": "1"} if case.gpu.sm >= 100 else {}  # dependent launches
+    # else LLM() reports usage to NVIDIA; engine.args has the word where it says something of it
+    silent = "telemetry_config" not in case.engine.args
+    found = {"TRTLLM_NO_USAGE_STATS": "1"} if silent else {}
+    if case.gpu.sm >= 100:
+        found["TRTLLM_ENABLE_PDL"] = "1"  # dependent launches
     return found | ({"NCCL_GRAPH_REGISTER": "0"} if case.gpus > 1 else {})
 
 
@@ -96,10 +101,10 @@ class Values(UserDict[str, Any]):
 def flat(
     values: Mapping[str, Any], model: type[Upstream], at: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Sections taken apart: ("kv_cache_config.dtype", "fp8"); other mappings stay whole."""
+    """Sections taken apart: ("kv_cache_config.dtype", "fp8"); what is not one or empty is whole."""
     for name, value in values.items():
         section = nested(model.model_fields[name])
-        if section is not None and isinstance(value, Mapping):
+        if section is not None and isinstance(value, Mapping) and value:
             yield from flat(value, section, f"{at}{name}.")
         else:
             yield f"{at}{name}", value
@@ -113,7 +118,7 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
         inner = found
         for section in sections:
             inner = inner.setdefault(section, {})
-        inner[last] = value
+        inner[last] = {} if value == {} else value  # others may go into it
     return found
 
 
@@ -121,7 +126,8 @@ def _applies(rule: Rule, case: Case, values: Values) -> bool:
     """Neither it nor a section that it lies in is overridden, and the version has it."""
     *sections, last = rule.argument.split(".")
     above = [".".join(sections[: i + 1]) for i in range(len(sections))]
-    if any(name in values.data for name in (rule.argument, *above)):
+    taken = any(values.data.get(name, {}) != {} for name in above)  # an empty one takes defaults
+    if taken or rule.argument in values.data:
         return False
     model: type[Upstream] = TorchLlmArgs
     for section in sections:

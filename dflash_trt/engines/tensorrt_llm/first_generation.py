@@ -29,12 +29,12 @@ class Generated:
 
 def generate(engine: Path, prompts: list[list[int]]) -> Generated:
     """The acceptance length is upstream's, of all rounds that drafted (`accuracy_core.py` and
-    `acceptance_length.yaml` of tests/integration/defs/accuracy); needs `enable_iter_perf_stats`.
+    `acceptance_length.yaml` of tests/integration/defs/accuracy).
     """
     from tensorrt_llm import LLM, SamplingParams  # noqa: PLC0415
 
     started = time.monotonic()
-    llm = LLM(**read_llm_args(engine))
+    llm = LLM(**read_llm_args(engine) | {"enable_iter_perf_stats": True})
     seconds = time.monotonic() - started
     try:
         sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0)

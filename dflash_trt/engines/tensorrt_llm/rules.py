@@ -206,12 +206,6 @@ RULES: tuple[Rule, ...] = (
         f"docs/planning.md (unmeasured); {GATE}",
     ),
     Rule(
-        "enable_iter_perf_stats",
-        _always(True),
-        "on: acceptance in the metrics",
-        "tensorrt_llm/metrics/collector.py",
-    ),
-    Rule(
         "return_perf_metrics",
         _always(True),
         "on: acceptance of each request",

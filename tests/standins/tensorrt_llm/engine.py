@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import tempfile
 import threading
@@ -16,6 +17,7 @@ from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.engines.build import build_drafter, build_target
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
+from tensorrt_llm.errors import EngineDeadError, RequestError
 from tensorrt_llm.results import RequestOutput, Response
 from tensorrt_llm.sampling_params import SamplingParams
 
@@ -58,15 +60,26 @@ class Engine:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._live: dict[int, tuple[Sequence, RequestOutput]] = {}
         self._told: dict[int, int] = {}  # tokens that a request knows of; -1: it waits for all
+        self.dead: EngineDeadError | None = None
         self.stats: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, output: RequestOutput, params: SamplingParams, streaming: bool) -> None:
+        marker = os.environ.get("STANDIN_DIES")
+        if marker and Path(marker).exists():
+            Path(marker).unlink()
+            self.dead = EngineDeadError("the engine is dead")
+        if self.dead is not None:
+            raise self.dead
         self._inbox.put((output, params, streaming))
 
     def abort(self, request_id: int) -> None:
         self._inbox.put(request_id)
+
+    def die(self) -> None:
+        """As when a rank is gone: every pending request fails, and each that comes."""
+        self._inbox.put(EngineDeadError("the engine is dead"))
 
     def stop(self) -> None:
         self._inbox.put(None)
@@ -77,6 +90,11 @@ class Engine:
             while not (self._scheduler.busy and self._inbox.empty()):
                 message = self._inbox.get()
                 if message is None:
+                    return
+                if isinstance(message, EngineDeadError):
+                    self.dead = message
+                    for _, output in self._live.values():
+                        output._put(Response([], 0, 0.0, error=message))
                     return
                 if isinstance(message, int):
                     self._end(message)
@@ -103,7 +121,7 @@ class Engine:
     def _begin(self, output: RequestOutput, params: SamplingParams, streaming: bool) -> None:
         refusal = params._refused_with_a_drafter(self._enable_penalty)
         if refusal is not None:
-            output._put(Response([], 0, 0.0, error=refusal))
+            output._put(Response([], 0, 0.0, error=RequestError(refusal)))
             return
         stop_ids = set(params.stop_token_ids or ())
         if not params.ignore_eos:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tensorrt_llm.arguments import check
+from tensorrt_llm.arguments import check, check_together
 from tensorrt_llm.engine import Engine
 from tensorrt_llm.results import RequestOutput
 from tensorrt_llm.sampling_params import SamplingParams
@@ -34,6 +34,7 @@ class LLM:
             name: value for name, value in locals().items() if name not in ("self", "kwargs")
         }
         check({**explicit, **kwargs})
+        check_together(kwargs | explicit)
         self._args = DEFAULTS | explicit | kwargs
         speculative = self._args.get("speculative_config")
         if speculative is None or not speculative.get("max_draft_len"):

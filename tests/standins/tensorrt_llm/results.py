@@ -70,7 +70,7 @@ class Response:
     finish_reason: str | None = None
     drafted: int = 0
     accepted: int = 0
-    error: str | None = None
+    error: Exception | None = None
 
 
 class RequestOutput:
@@ -156,7 +156,7 @@ class RequestOutput:
     def _handle(self, response: Response) -> None:
         if response.error is not None:
             self._done = True
-            raise RuntimeError(response.error)
+            raise response.error
         [output] = self.outputs
         self.decoding_iter = response.iterations
         self.avg_decoded_tokens_per_iter = response.average

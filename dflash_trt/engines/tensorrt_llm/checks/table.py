@@ -8,7 +8,14 @@ from dflash_trt.checkpoints.kinds import TENSORRT_LLM
 from dflash_trt.checkpoints.outline import NotKnown
 from dflash_trt.checkpoints.pair import Finding, Severity
 from dflash_trt.engines.tensorrt_llm.case import Case
-from dflash_trt.engines.tensorrt_llm.checks import arguments, drafting, machine, memory, serving
+from dflash_trt.engines.tensorrt_llm.checks import (
+    arguments,
+    drafting,
+    machine,
+    memory,
+    serving,
+    values,
+)
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
 
 Look = Callable[[Case, LlmArgs], Found]
@@ -33,6 +40,7 @@ CHECKS: tuple[tuple[Look, Severity], ...] = (
         (_of(lambda case: case.pair, look), "error" if bad else "note")
         for look, bad in TENSORRT_LLM
     ),
+    (values.values_that_work, "error"),
     (drafting.generation_of_version, "error"),
     (drafting.windows_of_version, "warning"),
     (drafting.draft_length, "error"),

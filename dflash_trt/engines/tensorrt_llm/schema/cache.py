@@ -16,12 +16,17 @@ from dflash_trt.engines.tensorrt_llm.schema.base import (
 )
 
 
+class BlockReuseConfig(Upstream):
+    policy: Literal["all_reusable", "per_request", "per_conversation"] = "all_reusable"
+    max_num_turns: Positive = 1
+
+
 class KvCacheConfig(Upstream):
     enable_block_reuse: bool = True
     max_tokens: int | None = None
-    max_attention_window: Annotated[list[int], Field(min_length=1)] | None = None
+    max_attention_window: Annotated[list[Positive], Field(min_length=1)] | None = None
     sink_token_length: Annotated[int | None, DEPRECATED] = None
-    free_gpu_memory_fraction: Fraction | None = 0.9
+    free_gpu_memory_fraction: Fraction = 0.9
     host_cache_size: int | None = None
     disk_cache_size: NonNegative | None = None
     disk_cache_path: str | None = None
@@ -61,4 +66,4 @@ class KvCacheConfig(Upstream):
     fp8_context_mla_kv_len_cap: Annotated[int | None, PROTOTYPE, RC27] = None
     pool_ratio: Annotated[list[float] | None, PROTOTYPE] = None
     avg_seq_len: Annotated[Positive | None, PROTOTYPE] = None
-    block_reuse_config: Annotated[Object, PROTOTYPE, RC27] = Field(default_factory=dict)
+    block_reuse_config: Annotated[BlockReuseConfig, PROTOTYPE, RC27] = BlockReuseConfig()

@@ -56,8 +56,8 @@ class Nvfp4GemmConfig(Upstream):
 
 class AttentionDpConfig(Upstream):
     enable_balance: bool = False
-    timeout_iters: int = 50
-    batching_wait_iters: int = 10
+    timeout_iters: NonNegative = 50
+    batching_wait_iters: NonNegative = 10
     enable_kv_cache_aware_routing: bool = False
     kv_cache_routing_load_balance_weight: float = 1.0
     kv_cache_routing_match_rate_threshold: float = 0.1

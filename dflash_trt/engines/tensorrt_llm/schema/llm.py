@@ -27,6 +27,11 @@ from dflash_trt.engines.tensorrt_llm.schema.execution import (
 from dflash_trt.engines.tensorrt_llm.schema.speculative import DFlashDecodingConfig
 
 
+class TelemetryConfig(Upstream):
+    disabled: bool = False
+    usage_context: Literal["unknown", "llm_class", "cli_serve", "cli_bench", "cli_eval"] = "unknown"
+
+
 class TorchLlmArgs(Upstream):
     model: str
     tokenizer: str | None = None
@@ -42,7 +47,7 @@ class TorchLlmArgs(Upstream):
     model_kwargs: Annotated[Object | None, PROTOTYPE] = None
     pipeline_parallel_size: Positive = 1
     context_parallel_size: Positive = 1
-    gpus_per_node: Annotated[int | None, BETA] = None
+    gpus_per_node: Annotated[Positive | None, BETA] = None
     moe_cluster_parallel_size: Annotated[int | None, DEPRECATED] = None
     moe_tensor_parallel_size: int | None = None
     moe_expert_parallel_size: int | None = None
@@ -83,7 +88,7 @@ class TorchLlmArgs(Upstream):
     enable_energy_metrics: Annotated[bool, PROTOTYPE] = False
     orchestrator_type: Annotated[Literal["rpc", "ray"] | None, PROTOTYPE] = None
     env_overrides: Annotated[dict[str, str] | None, PROTOTYPE] = None
-    telemetry_config: Annotated[Object, PROTOTYPE] = Field(default_factory=dict)
+    telemetry_config: Annotated[TelemetryConfig, PROTOTYPE] = TelemetryConfig()
     # from here on of the PyTorch backend
     generation_config: Annotated[Literal["auto", "trtllm"], PROTOTYPE, RC27] = "trtllm"
     garbage_collection_gen0_threshold: Annotated[int, BETA] = 20000

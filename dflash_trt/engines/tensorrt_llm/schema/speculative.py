@@ -25,8 +25,11 @@ class DFlashDecodingConfig(Upstream):
     max_draft_len: NonNegative | None = None
     max_total_draft_tokens: int | None = None
     speculative_model: str | None = None
-    max_concurrency: Positive | None = None
-    draft_len_schedule: Annotated[dict[Positive, NonNegative] | None, RC27] = None
+    # before, it is taken and has no effect: only EAGLE-3 had dynamic lengths
+    max_concurrency: Annotated[Positive | None, RC27] = None
+    draft_len_schedule: Annotated[
+        Annotated[dict[Positive, NonNegative], Field(min_length=1)] | None, RC27
+    ] = None
     load_format: str | None = None
     acceptance_rate_window_size: Annotated[NonNegative | None, RC27] = None
     acceptance_rate_threshold: Annotated[Fraction | None, RC27] = None
