@@ -25,10 +25,6 @@ def _other_than(*values: object) -> Wrong:
     return lambda value, args: value not in values
 
 
-def _given(value: Any, args: LlmArgs) -> bool:
-    return value is not None
-
-
 def _no_size(value: Any, args: LlmArgs) -> bool:
     return value is not None and value != -1 and value < 1  # -1 is upstream's for not given
 
@@ -105,12 +101,6 @@ WRONG: tuple[tuple[str, Wrong, str, str], ...] = (
     ),
     ("num_postprocess_workers", _other_than(0), "texts are made by our server", LEAVE),
     ("orchestrator_type", _is("ray"), "our server starts the ranks by MPI", LEAVE),
-    # of requests that our server does not have; their keys are not checked
-    ("lora_config", _given, "our server's requests name no adapter", LEAVE),
-    ("peft_cache_config", _given, "our server's requests name no adapter", LEAVE),
-    ("cache_transceiver_config", _given, "our server does prefill and decoding in one", LEAVE),
-    ("prometheus_metrics_config", _given, "the metrics are Triton's", LEAVE),
-    ("sparse_attention_config", _given, "no drafter was trained for it", LEAVE),
 )
 
 
