@@ -85,7 +85,9 @@ def hub_target(patient: Patient) -> Seen:
     return Seen(
         "warning",
         f"{what} is not whole in the Hub's cache: the first start downloads it",
-        f"Run: hf download {target['id']} --revision {target['revision']}",
+        # gpt-oss has its weights twice more in these folders
+        f"Run: hf download {target['id']} --revision {target['revision']} "
+        "--exclude 'original/*' --exclude 'metal/*'",
     )
 
 
