@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +114,27 @@ def test_a_dead_one_is_started_again_on_the_same_port(own: Door, tmp_path: Path)
     own.gateway.tell("ready")
     own.triton.go.set()
     assert own.post(GENERATE, {"text_input": "a"}).status_code == 200
+
+
+@pytest.mark.parametrize("kills", [1, 3])
+def test_one_that_is_killed_while_it_starts_is_started_again(
+    own: Door, tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.gateway._process.kill()  # type: ignore[union-attr]
+    left, launch = iter(range(kills)), Gateway._launch
+
+    def launch_and_kill(gateway: Gateway, log: Path) -> subprocess.Popen[str]:
+        process = launch(gateway, log)
+        if next(left, None) is not None:
+            process.kill()
+        return process
+
+    monkeypatch.setattr(Gateway, "_launch", launch_and_kill)
+    with ExitStack() as stack:
+        if kills == 3:  # it is no accident
+            stack.enter_context(pytest.raises(ServerError, match="the gateway did not start"))
+        own.gateway.start(tmp_path / "log")
+    assert (own.gateway.poll() is None) == (kills == 1)
 
 
 def test_a_taken_port_is_named() -> None:

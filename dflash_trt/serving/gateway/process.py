@@ -18,6 +18,8 @@ from dflash_trt.serving.reaper import KILL_TIMEOUT
 from dflash_trt.serving.security import Security
 
 START_TIMEOUT = 60.0  # seconds
+START_CRASHES = 2
+EXIT_TIME = 1.0  # seconds from the end of its output to that of the process
 STOP_TIMEOUT = 10.0  # seconds
 
 
@@ -61,10 +63,25 @@ class Gateway:
     def start(self, log: Path) -> None:
         """Returns when it answers; it is ready once it is, or was, told so.
 
-        Raises ServerError when it does not start, with its last words, which are in `log`.
+        It is started again when it is killed before that, twice at most. Raises ServerError when it
+        does not start, with its last words, which are in `log`.
         """
+        begin = log.stat().st_size if log.exists() else 0
+        for _ in range(1 + START_CRASHES):
+            process = self._launch(log)
+            assert process.stdout is not None
+            if _says(process.stdout, LISTENING):
+                return self._write(self._state)
+            if self.wait(EXIT_TIME) and process.returncode < 0:
+                continue
+            process.kill()
+            break
+        said = log.read_text(errors="replace")[begin:].splitlines()
+        reason = said[-1] if said else "it said nothing"
+        raise ServerError(f"the gateway did not start: {reason}", f"Read its log: {log}")
+
+    def _launch(self, log: Path) -> "subprocess.Popen[str]":
         with log.open("a") as stderr:
-            begin = stderr.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dflash_trt.serving.gateway"],
                 env=os.environ | {"PYTHONSAFEPATH": "1"},  # nothing from the working directory
@@ -76,13 +93,7 @@ class Gateway:
                 start_new_session=True,  # Ctrl-C reaches us; we tell it
             )
         self._write(codec.dump_json(self._settings).decode())  # keys: never among the arguments
-        assert self._process.stdout is not None
-        if not _says(self._process.stdout, LISTENING):
-            self._process.kill()
-            said = log.read_text(errors="replace")[begin:].splitlines()
-            reason = said[-1] if said else "it said nothing"
-            raise ServerError(f"the gateway did not start: {reason}", f"Read its log: {log}")
-        self._write(self._state)
+        return self._process
 
     def poll(self) -> int | None:
         """The exit code of the process when it has ended."""
