@@ -251,7 +251,7 @@ def test_triton_shows_them_all() -> None:
     ]
     with Server(ROOT / "tests" / "metrics_repository", free_ports()) as server:
         # not `wait_ready`: there is no dflash_infer to warm up
-        _until(server.health.is_ready)
+        _until(lambda: server.health.is_ready() and server.health.metrics() != "")
         url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
         _until(lambda: "dflash_kv_rows_used" in _samples(url)[1])  # all there before any request
         assert set(_samples(url)[0].values()) == {0.0}

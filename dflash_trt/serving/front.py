@@ -192,7 +192,8 @@ class Front:
         for choice in stream.choices:
             self._where[choice.sequence] = stream, choice
             self._line.put(choice.sequence)
-        if any(sequence.dropped for sequence in sequences):  # before it was in the line
+        late = stream.deadline is not None and time.monotonic() >= stream.deadline
+        if late or any(sequence.dropped for sequence in sequences):  # before it was in the line
             self._drop(stream)
         self._decoder.wake()
 
