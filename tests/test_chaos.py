@@ -257,7 +257,7 @@ class Chaos:
                 for road in ("grpc stream", "grpc infer"):
                     for prompt, more in ((LONG, {}), ("", {"messages": chat})):
                         job = Job(number, road, prompt, 3, more=more)
-                        await self.refused(client, job, "long prompts", "Shorten the prompt")
+                        await self.refused(client, job, "long prompts", "Send at most")
 
     async def refused(self, client: Client, job: Job, what: str, words: str) -> None:
         """It must be refused as a bad request, however long the server takes to come back."""

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -14,8 +15,10 @@ import pytest
 from load import Client, Expected, Job, RefusedError, ask_all, fill, metric, resident
 from tiny import LONGEST_TEXT, alone, build_pair, length, make_prompts, write_pair
 
+from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.process import Server
-from dflash_trt.serving.server import free_ports
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server import free_ports, prepare
 
 pytestmark = pytest.mark.soak
 
@@ -48,10 +51,17 @@ def expected(pair: Path, built: Path, prompts: list[str]) -> Expected:
 
 
 @pytest.fixture(scope="module")
-def server(built: Path) -> Iterator[Server]:
-    with Server(built, free_ports()) as server:
+def running(built: Path) -> Iterator[tuple[Server, Ports]]:
+    """A server, and where its clients come in."""
+    ports = free_ports()
+    with ExitStack() as stack:
+        server, gateway = prepare(stack, built, ports, Security())
+        stack.enter_context(server)
+        stack.callback(gateway.stop)
+        gateway.start(server.log)
         server.wait_ready()
-        yield server
+        gateway.tell("ready")
+        yield server, ports
 
 
 def _jobs(prompts: list[str]) -> list[Job]:
@@ -63,9 +73,11 @@ def _jobs(prompts: list[str]) -> list[Job]:
     ]
 
 
-def test_many_clients(server: Server, prompts: list[str], expected: Expected) -> None:
+def test_many_clients(
+    running: tuple[Server, Ports], prompts: list[str], expected: Expected
+) -> None:
     """Every reply is the prompt's own text; afterwards all slots are free and memory is flat."""
-    ports, jobs = server.ports, _jobs(prompts)
+    (server, ports), jobs = running, _jobs(prompts)
     answered: dict[int, int] = {}  # by job: its client
     memory: list[int] = []
     pids = [server.process.pid, *server.stubs()]
@@ -120,10 +132,10 @@ REFUSALS = {  # over a stream an error has no code; Triton's generate has 400 fo
 
 @pytest.mark.parametrize("road", load.ROADS)
 def test_a_full_queue_refuses_at_once(
-    server: Server, prompts: list[str], expected: Expected, road: str
+    running: tuple[Server, Ports], prompts: list[str], expected: Expected, road: str
 ) -> None:
     """After all that came before, exactly as many fit as should."""
-    ports = server.ports
+    server, ports = running
     asked = [64] * ((SLOTS + MAX_QUEUE) // 64)
     asked.append(SLOTS + MAX_QUEUE - sum(asked))
     jobs = [
@@ -154,12 +166,12 @@ def test_a_full_queue_refuses_at_once(
     _goes_idle(server)
 
 
-def test_clients_may_choose_the_same_id(server: Server, expected: Expected) -> None:
+def test_clients_may_choose_the_same_id(running: tuple[Server, Ports], expected: Expected) -> None:
     """One that goes away does not end the other's request."""
     job = Job(7, "grpc infer", "a", LONGEST_TEXT)
 
     async def run() -> None:
-        async with Client(server.ports.grpc) as client, Client(server.ports.grpc) as other:
+        async with Client(running[1].grpc) as client, Client(running[1].grpc) as other:
             going = asyncio.ensure_future(ask_all(other, job))
             staying = asyncio.ensure_future(ask_all(client, job))
             await asyncio.sleep(0.02)
