@@ -17,7 +17,7 @@ from tiny import LONGEST_TEXT, alone, build_pair, length, make_prompts, write_pa
 
 from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.process import Server
-from dflash_trt.serving.security import Security
+from dflash_trt.serving.security import GATEWAY_KEY, Security
 from dflash_trt.serving.server import free_ports, prepare
 
 pytestmark = pytest.mark.soak
@@ -130,8 +130,7 @@ REFUSALS = {  # over a stream an error has no code; Triton's generate has 400 fo
 }
 
 
-# over HTTP come other clients, for whom one of those that fill it gives way: test_front_limits.py
-@pytest.mark.parametrize("road", [road for road in load.ROADS if road.startswith("grpc")])
+@pytest.mark.parametrize("road", load.ROADS)
 def test_a_full_queue_refuses_at_once(
     running: tuple[Server, Ports], prompts: list[str], expected: Expected, road: str
 ) -> None:
@@ -145,7 +144,10 @@ def test_a_full_queue_refuses_at_once(
 
     async def run() -> tuple[list[float], list[int]]:
         seconds = []
-        async with Client(ports.grpc) as client, Client(ports.grpc, ports.http) as other:
+        # Triton's own HTTP: through the gateway comes another client, for whom others give way
+        inside = server.ports.http
+        async with Client(ports.grpc) as client, Client(ports.grpc, inside) as other:
+            other.http.headers[GATEWAY_KEY] = server.security.own_key
             rest, refusal = await fill(client, jobs, Job(0, "", "a", 1))
             assert "queue is full" in refusal
             for number in range(20):

@@ -50,11 +50,12 @@ def serve(
         with suppress(OSError):  # nobody may read it any more
             console.print(_now(), line)
 
-    bundle = find_repository(directory).parent / "engines" / tensorrt_llm.KIND
+    build = find_repository(directory).parent
+    bundle = build / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
-    check_build(find_repository(directory).parent, check)
-    holds = capacity(find_repository(directory).parent)
+    check_build(build, check)
+    holds = capacity(build)
     security = security or Security()
     ports = Ports(http_port, grpc_port, metrics_port)
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
