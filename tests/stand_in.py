@@ -41,7 +41,8 @@ INPUTS = {
         "FP32",
     ),
     **dict.fromkeys(
-        ("stream", "ignore_eos", "add_generation_prompt", "exclude_input_in_output"), "BOOL"
+        ("stream", "ignore_eos", "drafting", "add_generation_prompt", "exclude_input_in_output"),
+        "BOOL",
     ),
     "seed": "UINT64",
 }
@@ -52,6 +53,7 @@ OUTPUTS = {
         (
             "index",
             "token_ids",
+            "token_sources",
             "round_tokens",
             "prompt_tokens",
             "completion_tokens",
@@ -158,6 +160,7 @@ def part(**values: Any) -> service_pb2.ModelStreamInferResponse:
         "text_output": [""] * count,
         "finish_reason": ["stop"] * count,
         "token_ids": tokens,
+        "token_sources": [],
         "round_tokens": [],
         "prompt_tokens": [2],
         "completion_tokens": [len(tokens)] * count,

@@ -300,3 +300,22 @@ def test_what_two_sequences_take_says_nothing_of_one(case_of: CaseOf) -> None:
             scheduler_of(case.rounds, policy), [Request(case.requests[0].prompt, 30)] * requests
         )
         assert (policy.chosen_for, policy.timings) == (chosen_for, timings)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_who_asks_for_no_drafting_has_none(case_of: CaseOf, adaptive: bool) -> None:
+    """Alone and beside others, whose drafter goes on; and each token says who wrote it."""
+    case = case_of("qwen3")
+
+    target = read_info(case.built.target_engine, "onnxruntime")
+    adaptively = partial(strategy, Speculation(), target, COSTS["cheap"])
+    greedy = [replace(request, drafting=False) for request in case.requests[::2]]
+    for requests in (greedy, [*greedy, *case.requests[::2]]):
+        policy = adaptively() if adaptive else (Fixed(7), None)
+        sequences = run_all(scheduler_of(case.rounds, *policy), requests)
+        assert [s.tokens for s in sequences] == (case.texts[::2] * 2)[: len(requests)]
+        for sequence in sequences:
+            assert len(sequence.sources) == len(sequence.tokens)
+            assert sum(map(bool, sequence.sources)) == sequence.accepted
+        assert not any(s.drafted for s in sequences[: len(greedy)])
+        assert any(s.accepted for s in sequences[len(greedy) :]) == (requests is not greedy)

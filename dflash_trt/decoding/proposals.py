@@ -52,12 +52,12 @@ class Proposer:
             offers = []
             if sequence.candidates is not None and most:
                 offers.append(self._drafted(sequence, refine, most))
-            if self._sources.lookup and most:
+            if self._sources.lookup and most and sequence.request.drafting:
                 # a broken drafter's tree is empty
                 said = [x.tokens[0] for x in offers if x.tokens]
                 offers += _looked_up(sequence, most, said)
             drawn = bool(sequence.request.sampling.temperature)
-            rows.append(Row(offers, drawn, sequence.lost))
+            rows.append(Row(offers, drawn, sequence.lost and sequence.request.drafting))
         return rows
 
     def observe(self, sequence: Sequence, accepted: int) -> None:

@@ -19,7 +19,7 @@ from dflash_trt.decoding.messages import (
     no_candidates,
     no_rules,
 )
-from dflash_trt.decoding.offers import Choice, Proposal, Row
+from dflash_trt.decoding.offers import SOURCES, Choice, Proposal, Row
 from dflash_trt.decoding.policy import Policy
 from dflash_trt.decoding.proposals import Proposer
 from dflash_trt.decoding.sampling import Float32, Int64
@@ -144,7 +144,7 @@ class Scheduler:
         rows = [[len(chunk), len(chunk), sequence.position, budget]]
         drawn = bool(sequence.request.sampling.temperature)
         n = self.active
-        drafts = self._policy.prefill(n, drawn)
+        drafts = sequence.request.drafting and self._policy.prefill(n, drawn)
         wanted = self._policy.draft_tokens if drafts else self._undrafted([sequence])
         if not wanted and sequence.held + len(chunk) > HELD:
             wanted = self._policy.draft_tokens
@@ -168,8 +168,11 @@ class Scheduler:
     def _round(self) -> list[Sequence]:
         start = time.perf_counter()
         sequences = list(self._decoding)
-        if self._rest:
-            self._rest -= 1
+        plain = not any(sequence.request.drafting for sequence in sequences)
+        if plain:  # the policy learns nothing from it
+            self._rest, self._unwanted, self._chosen_for = 0, DROPPED, 0
+        if plain or self._rest:
+            self._rest -= bool(self._rest)
             choice, self._offered = Choice([None] * len(sequences), 0), ()
         else:
             choice = self._choose(sequences)
@@ -200,6 +203,8 @@ class Scheduler:
 
     def _undrafted(self, sequences: Seq[Sequence]) -> int:
         """What is wanted of a step behind which the drafter does not run: 0 or DROPPED."""
+        if not any(sequence.request.drafting for sequence in sequences):
+            return DROPPED
         budget = max(sequence.budget for sequence in sequences)
         return 0 if self._policy.holds(budget) else DROPPED
 
@@ -288,6 +293,8 @@ class Scheduler:
             if path:
                 kept = [sequence.drafts[node - 1] for node in path[:accepted]]
             committed = sequence.commit([*kept, token])
+            source = SOURCES.index(proposal.source) if proposal else 0
+            sequence.sources += [*[source] * len(kept), 0][:committed]
             if sequence.request.sampling.logprobs is not None:
                 asked = 1 + sequence.request.sampling.logprobs
                 sequence.logprobs += output.logprobs[i, :committed, :asked].tolist()

@@ -23,6 +23,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower is served first, among those of its client
     client: str = ""
+    drafting: bool = True  # false: plain decoding, to compare with
 
     @cached_property
     def rules(self) -> Rules:
@@ -38,6 +39,7 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)  # generated so far
     logprobs: list[list[float]] = field(default_factory=list)  # per token: its own, then the best
     logprob_ids: list[list[int]] = field(default_factory=list)  # the ids of these
+    sources: list[int] = field(default_factory=list)  # per token: its place in `offers.SOURCES`
     committed_per_round: list[int] = field(default_factory=list)  # after the prefill's first token
     drafted: int = 0  # draft tokens proposed
     accepted: int = 0  # draft tokens that are part of the text
@@ -48,13 +50,14 @@ class Sequence:
     candidates: tuple[Int64, Float32] | None = None
     suffixes: Suffixes | None = None  # of all tokens, once something was looked up
     held: int = 0  # tokens in the target's KV cache that the drafter has not seen
-    lost: bool = False  # whether there are some that it never will: it drafts nothing for this one
+    lost: bool = field(init=False)  # whether it never will see them all: it drafts nothing here
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
     dropped: bool = False  # nobody waits for it any more
 
     def __post_init__(self) -> None:
         self.rules = encode(self.request.rules)
+        self.lost = not self.request.drafting
         # one stream of numbers per request: its text does not depend on what else is running
         self.random = np.random.default_rng(self.request.sampling.seed)
 

@@ -102,6 +102,7 @@ class Choice:
             text_output=[text],
             finish_reason=[sequence.finish_reason or ""],
             token_ids=sequence.tokens[start:],
+            token_sources=sequence.sources[start:],
             round_tokens=sequence.committed_per_round[rounds:],
             prompt_tokens=len(sequence.request.prompt),
             completion_tokens=[len(sequence.tokens)],

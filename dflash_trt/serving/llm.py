@@ -81,6 +81,11 @@ class TensorRTLLM:
 
     def check(self, request: Request) -> None:
         """What TensorRT-LLM refuses or drops with a drafter, and what no built LLM can hold."""
+        if not request.drafting:
+            raise RequestError(
+                "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",
+                "Leave it out.",
+            )
         sampling, neutral = request.sampling, type(request.sampling)()
         for name in ("logprobs", "min_p", "min_tokens", "bad_words"):
             if getattr(sampling, name) != getattr(neutral, name):

@@ -99,6 +99,7 @@ def parse_request(
         | (frozenset() if ignore_eos else settings.eos_token_ids),
         priority=_value(inputs, "priority", 0),
         client=client,
+        drafting=_value(inputs, "drafting", True),
     )
     check_request(request, settings.max_seq_len)
     if ids and not _value(inputs, "exclude_input_in_output", True):

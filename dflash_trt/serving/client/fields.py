@@ -30,6 +30,7 @@ class Options(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
     ignore_eos: bool | None
+    drafting: bool | None  # False: plain decoding, to compare with
     logprobs: int | None  # alternatives given with each token, 0 to 20
     exclude_input_in_output: bool | None
     n: int | None  # choices
@@ -63,6 +64,7 @@ DATATYPES = {
     "stop_token_ids": "INT32",
     "bad_words": "BYTES",
     "ignore_eos": "BOOL",
+    "drafting": "BOOL",
     "logprobs": "INT32",
     "exclude_input_in_output": "BOOL",
     "n": "INT32",

@@ -10,6 +10,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
+from dflash_trt.decoding.offers import SOURCES
+
 
 @dataclass
 class Summary:
@@ -35,6 +37,7 @@ class Chunk:
     round_tokens: list[int]  # tokens that each round committed; the first token is prefill's
     final: Summary | None
     index: int = 0  # of the choice
+    token_sources: list[str] = field(default_factory=list)  # "target", "drafter" or "lookup"
     logprobs: list[float] = field(default_factory=list)  # one a token, when asked for
     top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
 
@@ -46,6 +49,7 @@ class Choice:
     index: int
     text: str
     token_ids: list[int]
+    token_sources: list[str]
     round_tokens: list[int]
     logprobs: list[float]
     top_logprobs: list[dict[int, float]]
@@ -79,6 +83,7 @@ def _choice(index: int, chunks: Sequence[Chunk]) -> Choice:
         index=index,
         text="".join(chunk.text for chunk in chunks),
         token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        token_sources=[source for chunk in chunks for source in chunk.token_sources],
         round_tokens=[count for chunk in chunks for count in chunk.round_tokens],
         logprobs=[value for chunk in chunks for value in chunk.logprobs],
         top_logprobs=[values for chunk in chunks for values in chunk.top_logprobs],
@@ -102,6 +107,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
             strict=True,
         )
     ]
+    sources = [SOURCES[source] for source in values["token_sources"].tolist()]
     chunks = []
     for k in range(count):
         chunks.append(
@@ -111,6 +117,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
                 round_tokens=values["round_tokens"][rounds[k]].tolist(),
                 final=_summary(values, k, start) if reasons[k] else None,
                 index=int(values["index"][k]),
+                token_sources=sources[tokens[k]],
                 logprobs=logprobs[tokens[k]],
                 top_logprobs=tops[tokens[k]],
             )
