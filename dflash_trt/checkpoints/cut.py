@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dflash_trt.checkpoints.gguf.tensors import Packed
 from dflash_trt.checkpoints.quantised import Quantised
 from dflash_trt.checkpoints.stored import DTYPES, Stored
 
@@ -22,7 +23,7 @@ class Cut(NamedTuple):
 class Part:
     """A range of a tensor that does not lie in its file in one piece."""
 
-    whole: Stored | Quantised
+    whole: Stored | Quantised | Packed
     cut: Cut
 
     @property
@@ -58,7 +59,7 @@ class Part:
         return entries[inside].reshape(-1)
 
 
-def cut_out(tensor: Stored | Quantised, cut: Cut) -> Stored | Part:
+def cut_out(tensor: Stored | Quantised | Packed, cut: Cut) -> Stored | Part:
     """That range of a tensor, as a tensor; nothing is read."""
     if not isinstance(tensor, Stored) or cut.axis:
         return Part(tensor, cut)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dflash_trt.checkpoints.drafter import Drafter
+from dflash_trt.checkpoints.gguf.tensors import LINK
 from dflash_trt.checkpoints.kinds import engine_kinds
 from dflash_trt.checkpoints.outline import (
     NO_DRAFTER,
@@ -18,8 +19,8 @@ from dflash_trt.checkpoints.outline import (
 )
 from dflash_trt.checkpoints.pair import findings
 from dflash_trt.checkpoints.spec import DecoderSpec
-from dflash_trt.checkpoints.stored import read_header
 from dflash_trt.checkpoints.target import Target
+from dflash_trt.checkpoints.weights import stored_types
 from dflash_trt.errors import CheckpointError
 
 # bytes a parameter; the quantised ones with a float32 scale for each 32 (graphs/quantised.py; the
@@ -54,9 +55,10 @@ def inspect(target: Path, drafter: Path | None = None) -> dict[str, Any]:
 
 def _describe(outline: Outline[Model]) -> dict[str, Any]:
     refusal, model = outline.refusal, outline.model
+    gguf = outline.directory / LINK
     architectures = outline.values.get("architectures")
     about: dict[str, Any] = {
-        "directory": str(outline.directory),
+        "directory": str(gguf.resolve() if gguf.is_file() else outline.directory),
         "architecture": architectures[0]
         if isinstance(architectures, list) and architectures
         else None,
@@ -121,9 +123,9 @@ def _layer_types(outline: Outline[Model]) -> list[str] | None:
 def _weights(outline: Outline[Model]) -> dict[str, Any] | None:
     """How many files of which size, and how many tensors of each dtype are stored in them."""
     found = outline.weights.files if outline.weights else outline.directory.glob("model*")
-    files = sorted(file for file in found if file.suffix == ".safetensors")
+    files = sorted(file for file in found if file.suffix in (".safetensors", ".gguf"))
     try:
-        tensors = Counter(tensor.dtype for file in files for tensor in read_header(file).values())
+        tensors = sum(map(stored_types, files), Counter[str]())
     except CheckpointError:
         return None
     return {

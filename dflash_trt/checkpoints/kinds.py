@@ -12,6 +12,7 @@ OURS = ("target-tensors", "drafter-tensors")  # checks of what our own reader ta
 # each with whether it stands against the pair
 TENSORRT_LLM = (
     (tensorrt_llm.hidden_states_captured, True),
+    (tensorrt_llm.target_layout, True),
     (tensorrt_llm.drafter_layout, True),
     (tensorrt_llm.drafter_method, True),
     (tensorrt_llm.grouped_drafter_attention, True),

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_trt.checkpoints.files import check_inside
-from dflash_trt.config import Source
+from dflash_trt.checkpoints.gguf.convert import as_directory, packaged
+from dflash_trt.config import Source, TargetSource
 from dflash_trt.errors import CheckpointError
 
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
@@ -40,6 +41,9 @@ def locate(source: Source, role: str, report: Report, *, weights: bool = True) -
     """
     if source.path is not None:
         return Located(source.path, None)
+    if isinstance(source, TargetSource) and source.gguf is not None:
+        file = packaged(source.package, source.gguf) if source.package else source.gguf
+        return Located(as_directory(file), None)
     # here, because loading it takes longer than all else that a finished build has to do
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
 
@@ -82,10 +86,16 @@ def locate_argument(argument: str, role: str, report: Report) -> Path:
     path, hub = Path(argument), re.fullmatch(r"([\w.-]+/[\w.-]+)@(.+)", argument)
     if hub and not path.exists():
         return locate(Source(hub=hub[1], revision=hub[2]), role, report).directory
+    if path.is_file():
+        return as_directory(path)
+    packed = re.fullmatch(r"([A-Za-z]\w*):(.+)", argument)
+    if packed and not path.exists():
+        return as_directory(packaged(packed[1], Path(packed[2])))
     if not path.is_dir():
         raise CheckpointError(
             f"the {role} {argument} is not a directory",
-            "Give a Hugging Face model directory, or ORG/NAME@REVISION for one on the Hub",
+            "Give a Hugging Face model directory, ORG/NAME@REVISION for one on the Hub, or a GGUF "
+            "file",
         )
     return path
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from dflash_trt.checkpoints.cut import Cut, Part, cut_out
 from dflash_trt.checkpoints.files import read_json
+from dflash_trt.checkpoints.gguf.tensors import LINK, Packed, open_tensors
 from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
 from dflash_trt.checkpoints.quantised import Quantised, dequantised
 from dflash_trt.checkpoints.stored import AGAIN, Stored, read_header
@@ -38,11 +40,22 @@ def open_files(directory: Path) -> tuple[list[Path], dict[str, Stored]]:
     )
 
 
+def stored_types(file: Path) -> Counter[str]:
+    """How many tensors of which type lie in a file, safetensors or GGUF."""
+    if file.name != LINK:
+        return Counter(tensor.dtype for tensor in read_header(file).values())
+    return Counter(
+        tensor.kind if isinstance(tensor, Packed) else tensor.dtype
+        for tensor in open_tensors(file).values()
+    )
+
+
 class Weights:
     """`model.safetensors`, or the shards that `model.safetensors.index.json` names.
 
     `config` is config.json: where it says that the weights are quantised, a quantised tensor
-    stands here as the plain one it was made from, read as float32 (`quantised.py`).
+    stands here as the plain one it was made from, read as float32 (`quantised.py`). So does one of
+    `model.gguf` (`gguf/tensors.py`).
 
     Opening reads the headers only. `read` reads one tensor from the file, not through a memory
     map, so that the memory a build takes is what it holds.
@@ -50,11 +63,8 @@ class Weights:
 
     def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
-        self.files, stored = open_files(directory)
-        if (directory / MODELOPT_FILE).is_file():
-            self.files.append(directory / MODELOPT_FILE)
-        tensors = dequantised(stored, config or {}, directory)
-        self._tensors: dict[str, Stored | Quantised | Part] = {**tensors}
+        self.files, tensors = _open(directory, config or {})
+        self._tensors: dict[str, Stored | Quantised | Packed | Part] = {**tensors}
         for name, tensor in sorted(tensors.items()):
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
@@ -112,7 +122,7 @@ class Weights:
                 view._tensors[name] = cut_out(tensor, found)
         return view
 
-    def _tensor(self, name: str) -> Stored | Quantised | Part:
+    def _tensor(self, name: str) -> Stored | Quantised | Packed | Part:
         if name not in self._tensors:
             raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
         return self._tensors[name]
@@ -128,6 +138,18 @@ def read_index(index: Path) -> dict[str, str]:
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise CheckpointError(f"{index} names a file outside its folder: {shard!r}", AGAIN)
     return places
+
+
+def _open(
+    directory: Path, config: Mapping[str, Any]
+) -> tuple[list[Path], Mapping[str, Stored | Quantised | Packed]]:
+    """The files, and the tensors as plain ones."""
+    if (directory / LINK).is_file():
+        return [directory / LINK], open_tensors(directory / LINK)
+    files, stored = open_files(directory)
+    if (directory / MODELOPT_FILE).is_file():
+        files.append(directory / MODELOPT_FILE)
+    return files, dequantised(stored, config, directory)
 
 
 def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:

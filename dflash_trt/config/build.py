@@ -1,6 +1,5 @@
 """The build config: the one schema a user writes, as YAML."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
 from dflash_trt.config.errors import repeated, wrong_fields
 from dflash_trt.config.section import Count, Section
-from dflash_trt.config.source import Source
+from dflash_trt.config.source import Source, TargetSource
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
@@ -99,7 +98,7 @@ class BuildConfig(Section):
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]*$", description="names the build; the default output folder"
     )
-    target: Source = Field(description="the model whose output distribution is kept")
+    target: TargetSource = Field(description="the model whose output distribution is kept")
     drafter: Source = Field(description="the target's DFlash drafter")
     engine: Engine = OnnxRuntime()
     speculation: Speculation = Field(default=Speculation(), validate_default=True)
@@ -109,6 +108,14 @@ class BuildConfig(Section):
     @classmethod
     def _has_a_kind(cls, engine: object) -> object:
         return {"kind": "onnxruntime"} | engine if isinstance(engine, dict) else engine
+
+    @field_validator("engine")
+    @classmethod
+    def _reads_the_target(cls, engine: Engine, info: ValidationInfo) -> Engine:
+        target = info.data.get("target")
+        if target and target.gguf is not None and isinstance(engine, TensorRTLLM):
+            raise PydanticCustomError("gguf", "TensorRT-LLM reads no GGUF: give the safetensors")
+        return engine
 
     @field_validator("speculation")
     @classmethod
@@ -189,10 +196,5 @@ def load_config(path: Path) -> BuildConfig:
     except ValidationError as error:
         raise wrong_fields(path, root, BuildConfig, error) from None
     folder = path.resolve().parent
-    sources = {"target": config.target, "drafter": config.drafter}
-    absolute = {
-        role: Source(path=(folder / os.path.expanduser(source.path)).resolve())
-        for role, source in sources.items()
-        if source.path is not None
-    }
-    return config.model_copy(update=absolute)
+    sources = {"target": config.target.below(folder), "drafter": config.drafter.below(folder)}
+    return config.model_copy(update=sources)

@@ -73,7 +73,8 @@ def _explain(path: Path, root: yaml.Node, model: type[BaseModel], error: ErrorDe
         return (
             line,
             f"{where}: {field}: {error['msg']}",
-            f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}",
+            f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}"
+            + f" or {field}: {{gguf: FILE}}" * (field == "target"),
         )
     if error["type"] in ("model_type", "model_attributes_type"):
         message = f"it takes fields: {', '.join(_fields(model, error['loc']))}"

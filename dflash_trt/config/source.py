@@ -1,19 +1,23 @@
 """Where a checkpoint lies."""
 
+import os
 from pathlib import Path
+from typing import ClassVar
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import Self
 
 from dflash_trt.config.section import Section
+
+PLACES: list[JsonValue] = [{"required": ["path"]}, {"required": ["hub", "revision"]}]
 
 
 class Source(Section):
     """Where a checkpoint lies: on this machine, or on the Hugging Face Hub at a revision."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["path"]}, {"required": ["hub", "revision"]}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"oneOf": PLACES})
+    places: ClassVar[tuple[str, ...]] = ("path", "hub")
 
     path: Path | None = Field(
         default=None, description="Hugging Face directory; absolute, or relative to the config file"
@@ -26,9 +30,48 @@ class Source(Section):
     )
 
     @model_validator(mode="after")
-    def _is_one_place(self) -> "Source":
-        if (self.path is None) == (self.hub is None):
-            raise PydanticCustomError("source", "give either path or hub")
+    def _is_one_place(self) -> Self:
+        if sum(getattr(self, place) is not None for place in self.places) != 1:
+            message = "give exactly one of {places}"
+            raise PydanticCustomError("source", message, {"places": ", ".join(self.places)})
         if (self.hub is None) != (self.revision is None):
             raise PydanticCustomError("source", "revision goes with hub, and hub with revision")
         return self
+
+    def below(self, folder: Path) -> Self:
+        """The same with an absolute path, relative ones starting at `folder`."""
+        if self.path is None:
+            return self
+        return self.model_copy(update={"path": _absolute(folder, self.path)})
+
+
+class TargetSource(Source):
+    """Where a target lies: as any checkpoint, or in a GGUF file."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [*PLACES, {"required": ["gguf"]}]})
+    places = ("path", "hub", "gguf")
+
+    gguf: Path | None = Field(
+        default=None,
+        description="GGUF file; absolute, or relative to the config file, with package to that",
+    )
+    package: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z]\w*$",
+        description="with gguf: the installed Python package that holds the file",
+    )
+
+    @model_validator(mode="after")
+    def _package_holds_a_file(self) -> Self:
+        if self.package is not None and self.gguf is None:
+            raise PydanticCustomError("source", "package goes with gguf")
+        return self
+
+    def below(self, folder: Path) -> Self:
+        if self.gguf is None or self.package is not None:
+            return super().below(folder)
+        return self.model_copy(update={"gguf": _absolute(folder, self.gguf)})
+
+
+def _absolute(folder: Path, path: Path) -> Path:
+    return (folder / os.path.expanduser(path)).resolve()

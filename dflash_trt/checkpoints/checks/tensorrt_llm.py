@@ -5,6 +5,7 @@ As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
 
 from dflash_trt.checkpoints.checks import Found
 from dflash_trt.checkpoints.drafter import other_method
+from dflash_trt.checkpoints.gguf.tensors import LINK
 from dflash_trt.checkpoints.outline import Outline, Pair
 from dflash_trt.checkpoints.target import Target
 
@@ -48,6 +49,16 @@ def listed_upstream(pair: Pair) -> Found:
         name == LISTED,
         f"the target is {name}; TensorRT-LLM's table lists DFlash for {LISTED} only",
         "Compare acceptance with the published one before relying on it",
+    )
+
+
+def target_layout(pair: Pair) -> Found:
+    """Its PyTorch backend loads what transformers saves."""
+    gguf = (pair.target.directory / LINK).is_file()
+    return Found(
+        not gguf,
+        f"the target is in {'GGUF' if gguf else 'safetensors'}; TensorRT-LLM reads safetensors",
+        "Take the model's safetensors",
     )
 
 
