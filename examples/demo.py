@@ -1,34 +1,96 @@
-"""`make demo`: build the demo pair, serve it with Triton, stream Python code from it."""
+"""`make demo`: build a pair, serve it with Triton, ask it questions, show who wrote which token,
+and ask again without drafts.
+
+    python examples/demo.py [smollm2 | pycode]
+"""
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
+from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.prompts import Prompt
+from dflash_trt.serving.client import Client, Summary
+from dflash_trt.serving.detokenize import Detokenizer
 from dflash_trt.serving.server import running_server
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMPT = '''class Stack:
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a Python function that reverses a string.",
+    "Why is the sky blue? Answer in three sentences.",
+)
+CODE = '''class Stack:
     """A last-in, first-out collection."""
 
     def __init__(self, items=None):
 '''
+PROMPTS: dict[str, list[Prompt]] = {
+    "smollm2": [[{"role": "user", "content": question}] for question in QUESTIONS],
+    "pycode": [CODE],
+}
+STYLES = {"drafter": "green", "lookup": "cyan", "target": "default"}
+BY = {"drafter": "by the drafter", "lookup": "looked up", "target": "by the target itself"}
+console = Console(highlight=False, soft_wrap=True)
 
 
 def run(*arguments: str) -> None:
     """Run one `dflash-trt` command as a user would."""
-    shown = [repr(argument) if "\n" in argument else argument for argument in arguments]
-    print(f"\n$ dflash-trt {' '.join(shown)}", flush=True)
+    console.print(f"\n$ dflash-trt {' '.join(arguments)}", markup=False)
     command = [sys.executable, "-m", "dflash_trt", *arguments]
     subprocess.run(command, check=True, cwd=ROOT)
 
 
-def main() -> None:
-    run("build", "build_configs/pycode.yaml", "--output", "build/pycode")
-    print("\n$ dflash-trt serve build/pycode", flush=True)
-    with running_server(ROOT / "build" / "pycode") as ports:
-        print(f"Triton is ready on 127.0.0.1:{ports.grpc} (gRPC) and :{ports.http} (HTTP)")
-        run("generate", PROMPT, "--url", f"127.0.0.1:{ports.grpc}", "--max-tokens", "160")
+def ask(
+    client: Client, prompt: Prompt, text: Detokenizer, *, drafting: bool
+) -> tuple[list[int], Summary]:
+    """Stream an answer, each token in the colour of who wrote it; plain decoding is not shown."""
+    ids: list[int] = []
+    counts: Counter[str] = Counter()
+    for chunk in client.stream(prompt, max_tokens=160, drafting=drafting):
+        ids += chunk.token_ids
+        counts.update(chunk.token_sources)
+        if drafting:
+            for token, source in zip(chunk.token_ids, chunk.token_sources, strict=True):
+                console.print(text.push([token]), style=STYLES[source], end="", markup=False)
+        final = chunk.final
+    assert final is not None  # the client raises when a stream ends without its summary
+    if drafting:
+        console.print(text.push([], last=True))
+        shown = ", ".join(f"[{STYLES[by]}]{counts[by]} {said}[/]" for by, said in BY.items())
+        console.print(f"[dim]{len(ids)} tokens:[/] {shown}")
+    return ids, final
+
+
+def main(name: str) -> None:
+    build = f"build/{name}"
+    run("build", f"build_configs/{name}.yaml", "--output", build)
+    console.print(f"\n$ dflash-trt serve {build}")
+    table = Table("tokens/s", "tokens", "DFlash", "plain", "", "same text")
+    with running_server(ROOT / build) as ports:
+        console.print(f"Triton is ready on 127.0.0.1:{ports.grpc} (gRPC) and :{ports.http} (HTTP)")
+        tokenizer = load_tokenizer(ROOT / build / "tokenizer")
+        with Client(f"127.0.0.1:{ports.grpc}") as client:
+            for prompt in PROMPTS[name]:
+                asked = prompt if isinstance(prompt, str) else str(prompt[0]["content"])
+                console.print(f"\n[bold]{asked.strip()}[/]\n")
+                drafted, fast = ask(client, prompt, Detokenizer(tokenizer), drafting=True)
+                plain, slow = ask(client, prompt, Detokenizer(tokenizer), drafting=False)
+                rates = [summary.completion_tokens / summary.seconds for summary in (fast, slow)]
+                table.add_row(
+                    asked.splitlines()[0],
+                    str(len(drafted)),
+                    *(f"{rate:.0f}" for rate in rates),
+                    f"{rates[0] / rates[1]:.2f} x",
+                    "yes" if drafted == plain else "no",
+                )
+    console.print("\nThe same questions by plain decoding, in the same server:")
+    console.print(table)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
