@@ -11,6 +11,7 @@ import numpy as np
 
 from dflash_trt.checkpoints.cut import Cut, Part, cut_out
 from dflash_trt.checkpoints.files import read_json
+from dflash_trt.checkpoints.gguf.blocks import BITS, Blocks
 from dflash_trt.checkpoints.gguf.tensors import LINK, Packed, open_tensors
 from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
 from dflash_trt.checkpoints.quantised import Quantised, dequantised
@@ -105,6 +106,19 @@ class Weights:
         for start in range(0, tensor.size, rows * width):
             values = tensor.read(start, min(rows * width, tensor.size - start))
             yield values.reshape(-1, *tensor.shape[1:])
+
+    def block_format(self, name: str) -> str | None:
+        """The format of `gguf/blocks.py` that a tensor is in, which `blocks` gives; else None."""
+        tensor = self._tensor(name)
+        whole = tensor.whole if isinstance(tensor, Part) else tensor
+        return whole.kind if isinstance(whole, Packed) and whole.kind in BITS else None
+
+    def blocks(self, name: str, rows: int) -> Iterator[Blocks]:
+        """A matrix as it is stored, `rows` of its first axis at a time; see `block_format`."""
+        tensor = self._tensor(name)
+        assert isinstance(tensor, Packed | Part)
+        for first in range(0, tensor.shape[0], rows):
+            yield tensor.blocks(first, min(first + rows, tensor.shape[0]))
 
     def place(self, name: str) -> tuple[Path, int] | None:
         """File and offset in bytes of a tensor that lies there as `read` gives it; else None."""

@@ -11,11 +11,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
+from dflash_trt.checkpoints.gguf.blocks import BITS, Blocks
 from dflash_trt.checkpoints.stored import Span
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.digests import Entry
 from dflash_trt.graphs.data_file import Compute, DataFile
-from dflash_trt.graphs.quantised import BLOCK, codes, packed, scales
+from dflash_trt.graphs.quantised import BLOCK, codes, offsets, packed, rounded, scales
 from dflash_trt.graphs.sharding import ALONE, Rank
 
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
@@ -172,27 +173,43 @@ class GraphBuilder:
         inputs, outputs = _side_by_side(weights, names)
         return self.float32(self._copied(weights, names, (outputs, inputs), dtype), dtype)
 
-    def quantised(self, weights: Weights, names: Sequence[str], bits: Bits) -> ir.Value:
-        """Matrices `[out, in]` side by side: `[in, sum of outs]`, float32; in is in whole blocks.
+    def quantised(
+        self, weights: Weights, x: ir.Value, names: Sequence[str], bits: Bits
+    ) -> ir.Value:
+        """`x` `[T, in]` times matrices `[out, in]`: `[T, sum of outs]`; in is in whole blocks.
 
-        Transposed, because only so does ONNX Runtime multiply them as they are.
+        What the checkpoint has in such blocks of as few bits stays as it is. They are stored
+        transposed, because only so does ONNX Runtime multiply them as they are.
         """
         shape, name = _side_by_side(weights, names), f"{'|'.join(names)}.{bits}_bit"
 
-        def pieces() -> Iterator[npt.NDArray[np.float32]]:
+        formats = {name: weights.block_format(name) for name in names}
+        kept = {name for name, kind in formats.items() if kind and BITS[kind] <= bits}
+
+        def pieces() -> Iterator[Blocks]:
             for name in names:
-                for rows in weights.pieces(name, ROWS):
-                    yield rows.astype(np.float32)
+                if name in kept:
+                    yield from weights.blocks(name, ROWS)
+                else:
+                    for rows in weights.pieces(name, ROWS):
+                        yield rounded(rows.astype(np.float32), bits)
 
         def integers() -> npt.NDArray[np.generic]:
-            found = codes(pieces(), shape, bits)
+            found = codes(pieces, shape, bits)
             return found if bits == 8 else packed(found)
 
         dtype = ir.DataType.INT8 if bits == 8 else ir.DataType.INT4
         stored = self.lazy(name, shape, integers, dtype)
         blocks = (shape[0] // BLOCK, shape[1])
-        scale = self.lazy(f"{name}_scale", blocks, lambda: scales(pieces(), shape, bits))
-        return self.op("DequantizeLinear", stored, scale, axis=0, block_size=BLOCK)
+        scale = self.lazy(f"{name}_scale", blocks, lambda: scales(pieces, shape))
+        matrix = self.op("DequantizeLinear", stored, scale, axis=0, block_size=BLOCK)
+        out = self.op("MatMul", x, matrix)
+        if "Q4_1" not in formats.values():
+            return out
+        offset = self.lazy(f"{name}_offset", blocks, lambda: offsets(pieces, shape))
+        sums = self.op("Reshape", x, self.ints(0, -1, BLOCK))
+        sums = self.op("ReduceSum", sums, self.ints(-1), keepdims=0)
+        return self.op("Gemm", sums, offset, out)
 
     def bias(self, weights: Weights, *names: str) -> ir.Value:
         """Biases side by side."""

@@ -132,7 +132,7 @@ def _product(
 ) -> ir.Value:
     """`[T, in]` times matrices `[out, in]`: `[T, sum of outs]`."""
     if bits and weights.shape(names[0])[1] % BLOCK == 0:
-        out = g.op("MatMul", x, g.quantised(weights, names, bits))
+        out = g.quantised(weights, x, names, bits)
         return g.op("Add", out, *biases) if biases else out
     return g.op("Gemm", x, g.rows(weights, names), *biases, transB=1)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dflash_trt.checkpoints.gguf.blocks import Blocks, unpacked
 from dflash_trt.checkpoints.gguf.header import AGAIN, Header, Info, read_header
 from dflash_trt.checkpoints.stored import DTYPES, Stored
 from dflash_trt.errors import CheckpointError
@@ -61,6 +62,10 @@ class Packed:
         plain = self.kind in PLAIN
         found = rows.view(DTYPES[self.kind]) if plain else dequantise(rows, self.kind)
         return found.reshape(-1)
+
+    def blocks(self, first: int, last: int) -> Blocks:
+        """Rows `first .. last-1` of a format in `blocks.BITS`."""
+        return unpacked(self.rows(first, last), self.kind)
 
     def rows(self, first: int, last: int) -> npt.NDArray[np.uint8]:
         """Rows `first .. last-1` in blocks as they are stored: `[rows, bytes]`."""
