@@ -267,6 +267,12 @@ def serve(
         float, typer.Option(min=0.0, help="How long running requests may go on at SIGTERM.")
     ] = 20.0,
     check: Check = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Add what Triton, its models and the fronts say to it.")
+    ] = None,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Of its lines, and of what `serve` prints.")
+    ] = "text",
 ) -> None:
     """Run Triton on a built directory until it is told to stop; restart what dies."""
     from dflash_trt.serving.security import read_security
@@ -282,7 +288,18 @@ def serve(
         old_server_exposed=insecure_old_server,
     )
     raise typer.Exit(
-        run(repo, http_port, grpc_port, metrics_port, security, openai_port, drain_seconds, check)
+        run(
+            repo,
+            http_port,
+            grpc_port,
+            metrics_port,
+            security,
+            openai_port,
+            drain_seconds,
+            check,
+            log_file,
+            log_format,
+        )
     )
 
 

@@ -91,7 +91,9 @@ class CountingModel:
 
 
 @contextmanager
-def open_front(model: CountingModel, **values: object) -> Iterator[Front]:
+def open_front(
+    model: CountingModel, triton: Triton | None = None, **values: object
+) -> Iterator[Front]:
     words = {f"w{i}": i for i in range(VOCAB)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -108,7 +110,7 @@ def open_front(model: CountingModel, **values: object) -> Iterator[Front]:
         speculation=Speculation(draft_tokens=3),
     )
     settings = replace(settings, **values)
-    metrics = Metrics(Triton(), settings.most_drafts)
+    metrics = Metrics(triton or Triton(), settings.most_drafts)
     with tempfile.TemporaryDirectory() as engines:
         describe_target(Path(engines), settings)
         groups = Groups(settings, Path(engines), model, metrics)

@@ -17,6 +17,7 @@ from load import metric
 
 from dflash_trt.serving.gateway.process import Gateway
 from dflash_trt.serving.launch import Ports
+from dflash_trt.serving.log import Log
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import free_ports
 
@@ -68,7 +69,7 @@ def gateway_over(
     gateway = Gateway(directory, ports, triton, security or Security(), openai_port)
     with tempfile.NamedTemporaryFile() as log:
         try:
-            gateway.start(Path(log.name))
+            gateway.start(Log(Path(log.name)))
             gateway.tell("ready")
             yield gateway
         finally:

@@ -7,8 +7,10 @@ files have their true size, and take a few MB of disk. Targets of families that 
 the tensors of (hybrids, latent attention) have the index of their shards only.
 
 Fields are from the models' `config.json` on the Hub as collected in November 2026; those of a
-drafter that were not seen (`max_position_embeddings`, the RoPE) follow its target. Left out: vision
-towers, next-token-prediction layers, text beyond a small tokenizer.
+drafter that were not seen (`max_position_embeddings`, the RoPE) follow its target. z-lab lets few
+see the drafters of MiniMax-M2: theirs are its usual taps, the block of their cards, and what else
+gives the size of their files. Left out: vision towers, next-token-prediction layers, text beyond a
+small tokenizer.
 """
 
 from __future__ import annotations
@@ -30,6 +32,31 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from dflash_trt.checkpoints.families import FAMILIES
 
+# z-lab's drafters on the Hub and their files in GiB: the 20 of its list, and the first of DFlash 2
+PUBLISHED = {
+    "z-lab/Qwen3-4B-DFlash-b16": 1.00,
+    "z-lab/Qwen3-8B-DFlash-b16": 1.95,
+    "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat": 1.95,
+    "z-lab/Qwen3-Coder-30B-A3B-DFlash": 0.88,
+    "z-lab/Qwen3-Coder-Next-DFlash": 0.88,
+    "z-lab/gpt-oss-20b-DFlash": 1.46,
+    "z-lab/gpt-oss-120b-DFlash": 1.46,
+    "z-lab/Qwen3.5-4B-DFlash": 1.18,
+    "z-lab/Qwen3.5-9B-DFlash": 2.41,
+    "z-lab/Qwen3.5-27B-DFlash": 3.96,
+    "z-lab/Qwen3.5-35B-A3B-DFlash": 0.72,
+    "z-lab/Qwen3.5-122B-A10B-DFlash": 1.44,
+    "z-lab/Qwen3.6-27B-DFlash": 3.22,
+    "z-lab/Qwen3.6-35B-A3B-DFlash": 0.72,
+    "z-lab/Kimi-K2.5-DFlash": 6.48,
+    "z-lab/Kimi-K2.6-DFlash": 6.48,
+    "z-lab/MiniMax-M2.5-DFlash": 3.33,
+    "z-lab/MiniMax-M2.7-DFlash": 1.04,
+    "z-lab/gemma-4-31B-it-DFlash": 2.86,
+    "z-lab/gemma-4-26B-A4B-it-DFlash": 0.80,
+    "z-lab/Qwen3.8-27B-DFlash2": 3.58,
+}
+
 COMMIT = "0" * 39 + "1"  # what `main` is in the stand-in cache
 Tensor = tuple[str, tuple[int, ...]]  # the format's name of the dtype, shape
 IMAGES = ("visual.", "vision_tower", "mm_projector", "embed_vision")
@@ -45,7 +72,7 @@ class Target:
     config: PretrainedConfig
     mask: tuple[str, int]  # token of the tokenizer that the drafter has as its mask
     architecture: str | None = None
-    quantised: str | None = None  # its experts are "mxfp4" or "nvfp4"
+    quantised: str | None = None  # its experts are "mxfp4" or "nvfp4", its matrices "fp8"
 
 
 @dataclass(frozen=True)
@@ -56,6 +83,7 @@ class Pair:
     drafter_hub: str
     drafter: Mapping[str, Any]
     second: bool = field(default=False)  # DFlash 2
+    left_out: float = 0.0  # GiB of the drafter's file: its size is that of two tables more
 
 
 def _rope(theta: float, **more: Any) -> dict[str, Any]:
@@ -154,7 +182,7 @@ def _gemma4(
     return Target(hub, "Gemma4ForConditionalGeneration", config, ("<mask>", 4))
 
 
-def _kimi() -> Target:
+def _kimi(hub: str) -> Target:
     text = {
         "model_type": "deepseek_v3",
         "vocab_size": 163840,
@@ -177,7 +205,7 @@ def _kimi() -> Target:
     }
     config = transformers.Kimi_K25Config(text_config=text)
     return Target(
-        "nvidia/Kimi-K2.5-NVFP4",
+        hub,
         "Kimi_K25ForConditionalGeneration",
         config,
         ("[EOT_MASK]", 163838),
@@ -186,10 +214,19 @@ def _kimi() -> Target:
     )
 
 
+def _minimax(hub: str, positions: int) -> Target:
+    config = transformers.MiniMaxM2Config(max_position_embeddings=positions)
+    mask = ("<|mask|>", 200054)
+    return Target(hub, "MiniMaxM2ForCausalLM", config, mask, quantised="fp8")
+
+
 QWEN3_MASK = ("<|MASK|>", 151669)
 QWEN35_MOE = "Qwen3_5MoeForConditionalGeneration"
 GPT_OSS = {"heads": 64, "head_dim": 64, "attention_bias": True, "rms_norm_eps": 1e-5}
 SWA = {"window": 4096, "dflash": {"block_size": 16}}
+KIMI = {"heads": 64, "block": 8}
+TAPS_KIMI = (1, 12, 24, 35, 47, 58)
+TAPS_MINIMAX = (1, 16, 30, 44, 59)
 TAPS_35B = (1, 6, 11, 16, 22, 27, 32, 37)
 
 # by the name of the target in the folders of build_configs/
@@ -352,9 +389,25 @@ PAIRS = {
         _drafter(6, 6144, TAPS_35B, 248077, **SWA),
     ),
     "kimi-k2.5": Pair(
-        _kimi(),
+        _kimi("nvidia/Kimi-K2.5-NVFP4"),
         "z-lab/Kimi-K2.5-DFlash",
-        _drafter(6, 18432, (1, 12, 24, 35, 47, 58), 163838, heads=64, block=8),
+        _drafter(6, 18432, TAPS_KIMI, 163838, **KIMI),
+    ),
+    "kimi-k2.6": Pair(
+        _kimi("nvidia/Kimi-K2.6-NVFP4"),
+        "z-lab/Kimi-K2.6-DFlash",
+        _drafter(6, 18432, TAPS_KIMI, 163838, **KIMI),
+    ),
+    "minimax-m2.5": Pair(
+        _minimax("MiniMaxAI/MiniMax-M2.5", 196608),
+        "z-lab/MiniMax-M2.5-DFlash",
+        _drafter(5, 7680, TAPS_MINIMAX, 200054, block=8, window=4096),
+        left_out=2 * 2 * 200064 * 3072 / (1 << 30),
+    ),
+    "minimax-m2.7": Pair(
+        _minimax("MiniMaxAI/MiniMax-M2.7", 204800),
+        "z-lab/MiniMax-M2.7-DFlash",
+        _drafter(5, 7680, TAPS_MINIMAX, 200054, block=8),
     ),
     "gemma-4-31b": Pair(
         _gemma4(
@@ -463,6 +516,14 @@ def _write_config(directory: Path, target: Target) -> None:
             "exclude_modules": ["*lm_head", "*self_attn*", "*shared_experts*", "*.layers.0.*"],
         }
         _write_json(directory / "hf_quant_config.json", {"quantization": algorithm})
+    if target.quantised == "fp8":
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "fmt": "float8_e4m3fn",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+        }
     _write_json(directory / "config.json", config)
     ends = target.config.get_text_config().eos_token_id
     _write_json(directory / "generation_config.json", {"eos_token_id": ends})
@@ -513,6 +574,12 @@ def _stored_name(name: str) -> str:
 
 def _quantised(target: Target, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     """One plain tensor as the tensors it is stored as."""
+    if target.quantised == "fp8":
+        plain = name.endswith(("gate.weight", "embed_tokens.weight", "lm_head.weight"))
+        if plain or len(tensor[1]) != 2:
+            return [(name, tensor)]
+        blocks = tuple(-(-size // 128) for size in tensor[1])
+        return [(name, ("F8_E4M3", tensor[1])), (f"{name}_scale_inv", ("F32", blocks))]
     if ".experts." not in name or name.endswith("_bias"):
         return [(name, tensor)]
     if target.quantised == "mxfp4":  # experts, in, out -> experts, out, blocks of 32

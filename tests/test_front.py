@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fronts import VOCAB, WAIT, CountingModel, FakeReply, ask, open_front, submit, wait_until
+from triton_metrics import Triton
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.costs import Costs
@@ -259,6 +260,32 @@ def test_several_choices_in_a_stream(front: Front) -> None:
         of_choice = [part for part in parts if part.index == [i]]
         assert [t for part in of_choice for t in part.token_ids] == list(range(2, 22))
         assert [p.finish_reason[0] for p in of_choice][-1] == "length"
+
+
+class SlowReply(FakeReply):
+    """Its first part takes long to send, as when many are sent at once."""
+
+    seconds = 0.5
+
+    def send(self, part: Part, *, last: bool) -> None:
+        time.sleep(self.seconds)
+        self.seconds = 0.0
+        super().send(part, last=last)
+
+
+def test_the_time_to_the_first_token_of_a_stream_counts_its_sending(model: CountingModel) -> None:
+    """In the metric and in what the client is told; a whole answer has that of its decoding."""
+    triton, reply = Triton(), SlowReply()
+    with open_front(model, triton=triton) as front:
+        model.seconds = 0.02
+        submit(front, reply, max_tokens=200, stream=True, ignore_eos=True)
+        wait_until(lambda: reply.got.qsize() > 0)
+        parts = _stream(reply)
+        whole, _ = ask(front, max_tokens=2).next()
+    first, second = triton.value("trtllm_time_to_first_token_seconds")
+    assert first > 0.5 > second
+    assert parts[-1].time_to_first_token == [pytest.approx(first)]
+    assert whole.time_to_first_token == [pytest.approx(second, abs=1e-3)]
 
 
 def test_a_deadline_ends_a_text_as_it_is(front: Front, model: CountingModel) -> None:

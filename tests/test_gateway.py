@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from dflash_trt.errors import RequestError
 from dflash_trt.serving.gateway.checks import checked
 from dflash_trt.serving.gateway.connections import HEADER_TIME, MAX_PIECES
 from dflash_trt.serving.gateway.door import BODY_LIMIT, BODY_TIME
+from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import GATEWAY_KEY, Security
 from dflash_trt.serving.server import free_ports
 
@@ -92,7 +94,7 @@ def test_bad_binary_tensors() -> None:
         parameters = {"binary_data_size": len(binary) if size is None else size}
         each = {"name": "a", "shape": shape, "datatype": datatype, "parameters": parameters}
         head = json.dumps({"inputs": [each]}).encode()
-        body, length = checked(head + binary, "infer", str(len(head)), {})
+        body, length, _ = checked(head + binary, "infer", str(len(head)), {})
         return body[length:]
 
     assert check([2], "INT32", b"12345678") == b"12345678"
@@ -117,17 +119,41 @@ def test_what_triton_gets(door: Door) -> None:
     forged = {"client": "somebody", "client_key": "guess"}
     infer = {"inputs": [OK], "parameters": {"timeout": 5, **forged}}
     lies = {GATEWAY_KEY.replace("-", "_"): "guess", "x_forwarded_for": "1.2.3.4"}
-    assert door.post(INFER, infer, **lies).json() == {"done": True}
-    assert door.post(GENERATE, {"text_input": "é", **forged}, traceparent="00-1").status_code == 200
+    known = {"x_request_id": "r1"}
+    assert door.post(INFER, infer, **lies, **known).json() == {"done": True}
+    asked = door.post(GENERATE, {"text_input": "é", **forged}, traceparent="00-1", **known)
+    assert asked.status_code == 200
     (path, headers, body), (_, traced, generate) = door.triton.seen
     assert path == f"/v2/{INFER}"
     assert headers[GATEWAY_KEY] == door.security.own_key
     assert int(headers["content-length"]) == len(body)
     assert headers.keys() <= {"host", GATEWAY_KEY, "content-length", "content-type"}
-    who = {"client": "127.0.0.1", "client_key": door.security.client_key}
+    who = {"client": "127.0.0.1", "client_key": door.security.client_key, HEADER: "r1"}
     assert json.loads(body) == {"inputs": [OK], "parameters": {"timeout": 5, **who}}
     assert json.loads(generate) == {"text_input": "é", **who}
     assert traced["traceparent"] == "00-1"
+
+
+def test_a_request_keeps_its_id(door: Door) -> None:
+    """That of its header, else of its body, else one of ours; what may not stand in a log goes."""
+
+    def ids(path: str, body: Any, **headers: str) -> set[str]:
+        """In the answer and as Triton has it."""
+        door.triton.seen.clear()
+        answer = door.post(path, body, **headers)
+        sent = json.loads(door.triton.seen[0][2])
+        return {answer.headers[HEADER], sent.get("parameters", sent)[HEADER]}
+
+    infer = {"inputs": [OK], "id": "of-the-body"}
+    assert ids(INFER, infer, x_request_id="a-1/b") == {"a-1/b"}
+    assert ids(INFER, infer) == {"of-the-body"}
+    assert ids(GENERATE, {"text_input": "a", "id": "x"}) == {"x"}
+    made = [ids(GENERATE, {"text_input": "a"}, x_request_id=bad) for bad in ("", "a b", "x" * 129)]
+    made.append(ids(INFER, {"inputs": [OK], "id": "a\nb"}))
+    assert [len(each) for each in made] == [1] * 4
+    assert all(re.fullmatch("[0-9a-f]{32}", name) for each in made for name in each)
+    refused = door.post("models/draft/infer", {}, x_request_id="refused-1")
+    assert (refused.status_code, refused.headers[HEADER]) == (403, "refused-1")
 
 
 def test_a_chunked_body_gets_a_length(door: Door) -> None:
@@ -255,7 +281,8 @@ def test_half_open_connections_keep_nobody_out(tmp_path: Path) -> None:
             answer = httpx.post(f"http://127.0.0.1:{port}/v2/{GENERATE}", json={}, timeout=10)
             assert answer.status_code == 200
             [log] = tmp_path.iterdir()
-            assert log.read_text() == ""  # not even once too many descriptors
+            said = log.read_text().splitlines()  # not even once: too many descriptors
+            assert [" dflash_trt.access: " in line for line in said] == [True]
         finally:
             process.communicate("", timeout=WAIT)
     assert process.returncode == 0

@@ -21,6 +21,7 @@ from live import gateway_over
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.gateway.process import Gateway
 from dflash_trt.serving.launch import Ports
+from dflash_trt.serving.log import Log, Said
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import free_ports
 
@@ -110,7 +111,7 @@ def test_a_dead_one_is_started_again_on_the_same_port(own: Door, tmp_path: Path)
     assert own.gateway.wait(WAIT)
     assert own.gateway.poll() == -signal.SIGKILL
     own.gateway.tell("ready")  # to nobody
-    own.gateway.start(tmp_path / "log")
+    own.gateway.start(Log(tmp_path / "log"))
     own.gateway.tell("ready")
     own.triton.go.set()
     assert own.post(GENERATE, {"text_input": "a"}).status_code == 200
@@ -123,8 +124,8 @@ def test_one_that_is_killed_while_it_starts_is_started_again(
     own.gateway._process.kill()  # type: ignore[union-attr]
     left, launch = iter(range(kills)), Gateway._launch
 
-    def launch_and_kill(gateway: Gateway, log: Path) -> subprocess.Popen[str]:
-        process = launch(gateway, log)
+    def launch_and_kill(gateway: Gateway, said: Said) -> subprocess.Popen[str]:
+        process = launch(gateway, said)
         if next(left, None) is not None:
             process.kill()
         return process
@@ -133,7 +134,7 @@ def test_one_that_is_killed_while_it_starts_is_started_again(
     with ExitStack() as stack:
         if kills == 3:  # it is no accident
             stack.enter_context(pytest.raises(ServerError, match="the gateway did not start"))
-        own.gateway.start(tmp_path / "log")
+        own.gateway.start(Log(tmp_path / "log"))
     assert (own.gateway.poll() is None) == (kills == 1)
 
 

@@ -53,7 +53,7 @@ def test_hostile_requests(built: Path) -> None:
             one()
             assert good.generate("def main():", max_tokens=16).text == alone
         assert server.stubs() == processes
-        assert "Traceback" not in server.log.read_text(errors="replace")
+        assert "Traceback" not in server.log.path.read_text(errors="replace")
     print(dict(codes), f"slowest {slowest:.2f} s")
     assert slowest < MOST_SECONDS
     assert sum(codes.values()) >= COUNT

@@ -101,7 +101,8 @@ def test_a_request_from_queue_to_end(triton: Triton) -> None:
     metrics.state(active=0, waiting=1, kv_rows=0)
     metrics.prefill(tokens=512, seconds=0.25)
     metrics.prefill(tokens=88, seconds=0.05)
-    metrics.first_token(queued=0.5, total=0.8)
+    metrics.started(queued=0.5)
+    metrics.first_token(0.8)
     metrics.tokens(3, 0.006)
     metrics.tokens(0, 0.1)  # a round that gave a request nothing
     metrics.state(active=2, waiting=0, kv_rows=3)
@@ -244,7 +245,8 @@ def test_triton_shows_them_all() -> None:
         ["round", {**PHASES, "sequences": SEQUENCES, "choices": ["lookup", "chain", "tree"]}],
         ["tokens", {"count": 4, "seconds": 0.008}],
         ["prefill", {"tokens": 10, "seconds": 0.5}],
-        ["first_token", {"queued": 0.02, "total": 0.3}],
+        ["started", {"queued": 0.02}],
+        ["first_token", {"seconds": 0.3}],
         ["finished", {"reason": "length"}],
         ["state", {"active": 3, "waiting": 2, "kv_rows": 4}],
         ["costs", {"costs": COSTS.as_json()}],

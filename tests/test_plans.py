@@ -174,8 +174,8 @@ def test_triton_takes_the_repository_and_its_models_say_what_is_missing(
         process.Server(plans_of(demo, "bf16", 1), free_ports(), Security()) as server,
     ):
         server.wait_ready()
-    log = server.log.read_text()
-    shutil.rmtree(server.log.parent)
+    log = server.log.path.read_text()
+    shutil.rmtree(server.log.path.parent)
     for model in ("verify", "draft"):
         assert f"failed to load '{model}' version 1" in log
     assert re.search(r"\| dflash +\| 1 +\| READY", log)  # which has no engine of its own

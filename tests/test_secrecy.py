@@ -40,11 +40,11 @@ def server(built: Path) -> Iterator[Server]:
 
 
 def test_no_other_user_may_read_anything_of_it(server: Server) -> None:
-    runtime = server.log.parent
+    runtime = server.log.path.parent
     regions = list(SHARED_MEMORY.glob(f"{server.shm_prefix}*"))
     assert len(regions) >= 4
     assert (runtime / SOCKET).is_socket()
-    mine = [runtime, server.log, runtime / SOCKET, *regions]
+    mine = [runtime, server.log.path, runtime / SOCKET, *regions]
     assert [path for path in mine if path.stat().st_mode & OTHERS] == []
 
 
@@ -123,7 +123,7 @@ def test_crafted_calls_are_refused(server: Server, built: Path) -> None:
             with pytest.raises(InferenceServerException) as refused:
                 client.infer(name, inputs, client_timeout=WAIT)
             assert refused.value.status() == "StatusCode.INVALID_ARGUMENT", (number, refused.value)
-    assert "Traceback" not in server.log.read_text()
+    assert "Traceback" not in server.log.path.read_text()
 
 
 def test_more_strings_than_any_request_has_are_not_looked_at(server: Server) -> None:

@@ -473,7 +473,7 @@ def test_a_server_that_crashes_while_it_starts_is_started_again(
         assert server.wait_ready(say=said.append)
     assert len(said) == min(crashes, 2)
     assert all("ended (exit -6) while it started" in line for line in said)
-    shutil.rmtree(server.log.parent, ignore_errors=True)
+    shutil.rmtree(server.log.path.parent, ignore_errors=True)
 
 
 def _stubs(built: Path) -> dict[str, str]:

@@ -25,7 +25,7 @@ class Asked:
     """Stands in for the front: keeps what it is asked (`Front.submit`)."""
 
     def __init__(self) -> None:
-        self.queue: Queue[tuple[Any, Any, float | None, str]] = Queue()
+        self.queue: Queue[tuple[Any, ...]] = Queue()
 
     def submit(self, *asked: Any) -> None:
         self.queue.put(asked)
@@ -46,14 +46,14 @@ def _door() -> Iterator[Asked]:
 
 def _knock() -> Knock:
     inputs = {"text_input": np.array([b"\xff"], object), "n": np.array([2], np.int32)}
-    return Knock(inputs, 1.5, "alice")
+    return Knock(inputs, 1.5, "alice", "r1")
 
 
 def test_a_request_and_its_error_go_through() -> None:
     with _door() as asked, closing(_knock()) as knock:
-        inputs, reply, timeout, client = asked.queue.get(timeout=WAIT)
+        inputs, reply, timeout, *who = asked.queue.get(timeout=WAIT)
         assert inputs["text_input"].tolist() == [b"\xff"]
-        assert (inputs["n"].tolist(), timeout, client) == ([2], 1.5, "alice")
+        assert (inputs["n"].tolist(), timeout, who) == ([2], 1.5, ["alice", "r1"])
         assert not knock.wait(0.01)
         assert not reply.cancelled()
         reply.fail("UNAVAILABLE", "é")

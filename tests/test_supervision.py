@@ -126,7 +126,7 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
             stop.set()
             result.result(WAIT)
             server.kill()  # faster than stopping it
-            shutil.rmtree(server.log.parent, ignore_errors=True)
+            shutil.rmtree(server.log.path.parent, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

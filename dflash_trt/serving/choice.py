@@ -29,7 +29,8 @@ class Choice:
         self.index = index
         self.sequence = sequence
         self._received = received
-        self._first_token: float | None = None  # when it came
+        self._first_token: float | None = None  # when it came, of a stream when it was sent
+        self._sent = False
         self._last_token = 0.0
         self._counted = 0  # tokens that the metrics know of
         self._detokenizer = Detokenizer(
@@ -67,18 +68,30 @@ class Choice:
             self._stop_words = None  # what stands behind it is not given out
         return found
 
-    def count(self, metrics: Metrics) -> None:
-        """Tell the metrics of the tokens that have come since the last time."""
+    def count(self, metrics: Metrics, *, streaming: bool) -> None:
+        """Tell the metrics of the tokens that have come since the last time.
+
+        streaming: the first one counts when it was `sent`.
+        """
         new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
         if not new:
             return
         if self._first_token is None:
             self._first_token = now
             queued = (self.sequence.started or now) - self._received
-            metrics.first_token(queued=queued, total=now - self._received)
+            metrics.started(queued=queued)
+            if not streaming:
+                metrics.first_token(now - self._received)
         else:
             metrics.tokens(new, now - self._last_token)
         self._counted, self._last_token = self._counted + new, now
+
+    def sent(self, metrics: Metrics) -> None:
+        """A part of a stream was: the first one ends the wait for the first token."""
+        if not self._sent:
+            self._sent = True
+            self._first_token = time.monotonic()
+            metrics.first_token(self._first_token - self._received)
 
     def news(self, *, final_only: bool) -> Part | None:
         """What has come since the last time; None if it is nothing to give out yet."""

@@ -86,7 +86,7 @@ class Front:
         self._places = Places(most, settings.max_per_client)
         self._closing = False
         self._lock = threading.Lock()  # of _places and _closing
-        self._outbox = Outbox(self._drop, self._close_stream)
+        self._outbox = Outbox(self._drop, self._close_stream, metrics)
         self._reader = Reader()
         decoder.start(self._line, self._report)
 
@@ -96,6 +96,7 @@ class Front:
         reply: Reply,
         timeout: float | None = None,
         client: str = "",
+        request_id: str = "",
     ) -> None:
         """Takes a request to be read and queued; one that finds the queue full is refused at once.
 
@@ -108,7 +109,7 @@ class Front:
         try:
             count = choices_asked(inputs, self._places.most_each)
         except RequestError as error:
-            return self._refuse(reply, INVALID, str(error))
+            return self._refuse(reply, INVALID, str(error), request_id)
         with self._lock:
             giving_way = self._giving_way(client, count)
             refusal = self._refusal(client, count, sum(each.places for each in giving_way))
@@ -118,12 +119,14 @@ class Front:
                     stream.places = 0
                 self._places.take(client, count)
         if refusal:
-            return self._refuse(reply, UNAVAILABLE, refusal)
+            return self._refuse(reply, UNAVAILABLE, refusal, request_id)
         for stream in giving_way:
             self._outbox.post(stream, None, (UNAVAILABLE, GAVE_WAY))
             self._drop(stream)
         deadline = None if timeout is None else received + timeout
-        stream = Stream(reply, False, deadline, [], client=client, places=count)
+        stream = Stream(
+            reply, False, deadline, [], client=client, places=count, request_id=request_id
+        )
         self._reader.put(partial(self._read, stream, inputs, received), client)
 
     def obey(self, word: Word) -> Status:
@@ -184,7 +187,7 @@ class Front:
         except RequestError as error:
             return self._turn_away(stream, INVALID, str(error))
         except Exception:
-            log.exception("a request could not be read")
+            log.exception("a request could not be read", extra=stream.named)
             message = "The request could not be read. The server's log says why."
             return self._turn_away(stream, INTERNAL, message)
         if not self._outbox.open(stream):  # closed since we looked
@@ -199,9 +202,10 @@ class Front:
 
     def _turn_away(self, stream: Stream, code: str, message: str) -> None:
         self._close_stream(stream)
-        self._refuse(stream.reply, code, message)
+        self._refuse(stream.reply, code, message, stream.request_id)
 
-    def _refuse(self, reply: Reply, code: str, message: str) -> None:
+    def _refuse(self, reply: Reply, code: str, message: str, request_id: str) -> None:
+        log.info("a request was refused: %s", code, extra={"request_id": request_id})
         self._metrics.finished("refused")
         reply.fail(code, message)
 
@@ -220,10 +224,10 @@ class Front:
             self._metrics.finished(sequence.finish_reason)
             del self._where[sequence]
         try:
-            choice.count(self._metrics)
+            choice.count(self._metrics, streaming=stream.streaming)
             part = choice.news(final_only=not stream.streaming)
         except Exception:
-            log.exception("a text could not be given out")
+            log.exception("a text could not be given out", extra=stream.named)
             part, failure = None, (INTERNAL, NO_TEXT)
         if part is not None or failure is not None:
             self._outbox.post(stream, part, failure)

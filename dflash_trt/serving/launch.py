@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import LOOPBACK, Security
 
 HOST = LOOPBACK  # where a server is unless it is told otherwise
@@ -116,6 +117,7 @@ def command(
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         f"--exit-timeout-secs={EXIT_TIMEOUT}",
+        f"--grpc-header-forward-pattern={HEADER}",
         "--disable-auto-complete-config",  # it would import every Python model twice
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         *security.arguments(),

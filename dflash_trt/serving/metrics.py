@@ -221,12 +221,17 @@ class Metrics:
             self.progress += tokens
             self._pending.add(PROMPT_TOKENS, tokens)
 
-    def first_token(self, *, queued: float, total: float) -> None:
-        """A request's first token: the time it waited for a row, and all time since it came."""
+    def started(self, *, queued: float) -> None:
+        """A request has its first token; queued: the time it waited for a row."""
         with self._lock:
             self.progress += 1
             self._pending.add(GENERATION_TOKENS, 1)
-            self._pending.observed += [(QUEUE_TIME, queued), (FIRST_TOKEN, total)]
+            self._pending.observed.append((QUEUE_TIME, queued))
+
+    def first_token(self, seconds: float) -> None:
+        """A request's first token came so long after it, in a stream as far as to Triton."""
+        with self._lock:
+            self._pending.observed.append((FIRST_TOKEN, seconds))
 
     def tokens(self, count: int, seconds: float) -> None:
         """`count` tokens of one request, `seconds` after its previous ones."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dflash_trt.serving.choice import Choice
+from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import Part, beside, follow
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,15 @@ class Stream:
     choices: list[Choice]
     gone: bool = False  # the client is no longer there
     client: str = ""
+    request_id: str = ""
     places: int = 0  # that it holds: see `places.Places`
     ended: dict[int, Part] = field(default_factory=dict)  # last part of each choice
     failure: tuple[str, str] | None = None  # code and message
+
+    @property
+    def named(self) -> dict[str, str]:
+        """What a line in the log has beside its message."""
+        return {"request_id": self.request_id}
 
     @property
     def begun(self) -> bool:
@@ -56,7 +63,13 @@ class Outbox:
     `closed` is called once for each stream, when it has been answered.
     """
 
-    def __init__(self, drop: Callable[[Stream], None], closed: Callable[[Stream], None]) -> None:
+    def __init__(
+        self,
+        drop: Callable[[Stream], None],
+        closed: Callable[[Stream], None],
+        metrics: Metrics,
+    ) -> None:
+        self._metrics = metrics
         self._drop = drop
         self._closed = closed
         self._pending: dict[tuple[Stream, int], Part] = {}
@@ -130,7 +143,7 @@ class Outbox:
         try:
             do(stream, *part)
         except Exception:
-            log.exception("a response could not be sent")
+            log.exception("a response could not be sent", extra=stream.named)
             self._forget(stream)
             self._drop(stream)
 
@@ -144,12 +157,15 @@ class Outbox:
             self._forget(stream)
         if stream.streaming:
             stream.reply.send(part, last=complete)
+            if part.token_ids:
+                stream.choices[part.index[0]].sent(self._metrics)
         elif complete:
             stream.reply.send(beside([stream.ended[i] for i in sorted(stream.ended)]), last=True)
 
     def _end(self, stream: Stream) -> None:
         if stream in self._live and stream.failure is not None:
             self._forget(stream)
+            log.info("a request ended with an error: %s", stream.failure[0], extra=stream.named)
             stream.reply.fail(*stream.failure)
 
     def _look(self, stream: Stream) -> None:

@@ -29,6 +29,7 @@ from dflash_trt.serving.launch import (
     find_binary,
     working_directory,
 )
+from dflash_trt.serving.log import FORM, Form, Log, Said
 from dflash_trt.serving.reaper import (
     KILL_TIMEOUT,
     clean_up,
@@ -51,9 +52,20 @@ class Server:
     """A tritonserver over a built directory, with its log and its runtime directory.
 
     As a context manager it runs for as long as the block; `start` starts it anew after `kill`.
+    log: a file, whose folder exists; None: in the runtime directory, where it stays if `keep_log`,
+    or if a ServerError names it. form: of its lines.
     """
 
-    def __init__(self, directory: Path, ports: Ports, security: Security | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        ports: Ports,
+        security: Security | None = None,
+        log: Path | None = None,
+        form: Form = "text",
+        *,
+        keep_log: bool = False,
+    ) -> None:
         self.ports = ports
         self.security = security or Security()
         self.repository = find_repository(directory)
@@ -67,8 +79,12 @@ class Server:
         self.health = health_of(ports, self.security)
         check_ports(ports, self.security)
         self._runtime = internal.new_runtime()
-        self.log = self._runtime / "server.log"
-        self.log.touch(0o600)
+        self._keep_log = keep_log
+        try:
+            self.log = Log(log or self._runtime / "server.log", form)
+        except ServerError:
+            shutil.rmtree(self._runtime)
+            raise
         self.control = Control(self._runtime / internal.SOCKET)
         self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -91,9 +107,16 @@ class Server:
         if self._reaper is not None:
             with suppress(subprocess.TimeoutExpired, OSError):  # closes its end of the pipe, too
                 self._reaper.communicate(timeout=REAPER_TIMEOUT)
-        if isinstance(error, ServerError):  # keep the log that the error names
-            return
-        shutil.rmtree(self._runtime, ignore_errors=True)
+        self.log.close()
+        if not self._keep_log and not isinstance(error, ServerError):  # which names the log
+            shutil.rmtree(self._runtime, ignore_errors=True)
+        for each in self._runtime.glob("*"):
+            if each.is_dir():
+                shutil.rmtree(each, ignore_errors=True)
+            elif each != self.log.path:
+                each.unlink()
+        with suppress(OSError):  # the log is in there
+            self._runtime.rmdir()
 
     def guard(self) -> bool:
         """Sees to it that a reaper runs; whether one had to be started."""
@@ -114,9 +137,9 @@ class Server:
 
     def start(self) -> None:
         """Starts the process; its log goes on where the last one's ended."""
-        with self.log.open("ab") as log:
-            self._log_start = log.tell()
-            self._stubs = {}
+        self._stubs = {}
+        self._said = Said(self.log, "triton")
+        with self._said.end() as log:
             self.process = subprocess.Popen(
                 command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
                 env=environment(self._binary)
@@ -125,6 +148,7 @@ class Server:
                     internal.KEY: internal.new_key(),
                     internal.GATEWAY_KEY: self.security.client_key,
                     internal.RUNTIME: str(self._runtime),
+                    FORM: "json",  # which the log reads
                 },
                 cwd=self._directory,
                 umask=0o077,  # its shared memory holds prompts
@@ -200,8 +224,7 @@ class Server:
         code = self.process.poll()
         if code is None:
             return problem
-        log = self.log.read_bytes()[self._log_start :].decode(errors="replace")
-        reason = _reason(log)
+        reason = _reason(self._said.last())
         if code < 0 or KILLED in reason:
             return f"tritonserver ended (exit {code})" if code < 0 else problem
         raise ServerError(f"tritonserver ended (exit {code}): {reason}", self._look())
@@ -232,7 +255,7 @@ class Server:
         clean_up(self.shm_prefix)
 
     def _look(self) -> str:
-        return f"Read its log: {self.log}"
+        return f"Read its log: {self.log.path}"
 
 
 def find_repository(directory: Path) -> Path:
@@ -278,11 +301,11 @@ def check_ports(ports: Ports, security: Security) -> None:
             stack.enter_context(bind(kind, host, port)).listen()  # so that no two are the same
 
 
-def _reason(log: str) -> str:
-    """The lines of a server log that say why it ended."""
-    lines = log.splitlines()
+def _reason(lines: list[str]) -> str:
+    """Those of a server's last lines that say why it ended."""
     # a Python model's exception: the message, then a traceback on the same line
-    failed = re.findall(r"failed to load '([^']+)' version \d+: (.+?)(?:\\n|\"?$)", log, re.M)
+    load = r"failed to load '([^']+)' version \d+: (.+?)(?:\\n|\"?$)"
+    failed = re.findall(load, "\n".join(lines), re.M)
     if failed:
         return "; ".join(f"model {name} did not load: {why}" for name, why in failed)
     errors = [

@@ -19,6 +19,7 @@ from dflash_trt.manifest import Depth, check_build
 from dflash_trt.serving.capacity import capacity
 from dflash_trt.serving.gateway.process import Gateway
 from dflash_trt.serving.launch import HOST, Ports
+from dflash_trt.serving.log import Form, to_line
 from dflash_trt.serving.process import Server, find_repository
 from dflash_trt.serving.security import Security, reach
 from dflash_trt.serving.supervisor import supervise
@@ -36,19 +37,28 @@ def serve(
     openai_port: int | None = None,
     drain_seconds: float = 20.0,
     check: Depth | None = None,
+    log_file: Path | None = None,
+    log_format: Form = "text",
 ) -> int:
     """Serves a built directory until SIGINT, SIGTERM or SIGHUP; returns the exit code 0.
 
     openai_port: where the OpenAI front answers; None: nowhere. drain_seconds: how long running
-    requests may go on when it is told to stop. check: see `check_build`.
+    requests may go on when it is told to stop. check: see `check_build`. log_file: what its
+    processes say is added to it; None: to one in a new directory. log_format: of its lines and of
+    those on the standard output.
     Raises `ServerError` when a port is taken or a model does not load at first. A second signal
     ends it without waiting for running requests.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
 
     def say(line: str) -> None:
+        if not server.log.is_output():
+            server.log.add("INFO", "serve", line)
         with suppress(OSError):  # nobody may read it any more
-            console.print(_now(), line)
+            if log_format == "json":
+                console.print(to_line(log_format, "INFO", "serve", line, {}))
+            else:
+                console.print(_now(), line)
 
     build = find_repository(directory).parent
     bundle = build / "engines" / tensorrt_llm.KIND
@@ -62,7 +72,9 @@ def serve(
     if soft < min(most, FILES):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
     with ExitStack() as stack:
-        server, gateway = prepare(stack, directory, ports, security, openai_port)
+        server, gateway = prepare(
+            stack, directory, ports, security, openai_port, log_file, log_format, keep_log=True
+        )
         asked_to_stop = stack.enter_context(_told_to_stop(server))
         stack.enter_context(server)
         # the gateway ends before Triton, which its open streams would hold up
@@ -70,11 +82,15 @@ def serve(
         gateway.start(server.log)
         if server.security.exposed and server.security.old_server_exposed:
             say("warning: other machines may reach a server with known security holes")
-        say(f"starting Triton (log: {server.log}) ...")
+        say(f"starting Triton (log: {server.log.path}) ...")
         if server.wait_ready(asked_to_stop, say):
             gateway.tell("ready")
-            with suppress(OSError):
-                console.print(_how_to_call(ports, security, openai_port, holds))
+            how = _how_to_call(ports, security, openai_port, holds)
+            if log_format == "json":
+                say(how)
+            else:
+                with suppress(OSError):
+                    console.print(how)
             supervise(server, gateway, asked_to_stop, say)
             gateway.tell(f"drain {drain_seconds}")
             _drain(server, drain_seconds, say)
@@ -111,13 +127,21 @@ def running_server(directory: Path, security: Security | None = None) -> Iterato
 
 
 def prepare(
-    stack: ExitStack, directory: Path, ports: Ports, security: Security, openai: int | None = None
+    stack: ExitStack,
+    directory: Path,
+    ports: Ports,
+    security: Security,
+    openai: int | None = None,
+    log: Path | None = None,
+    form: Form = "text",
+    *,
+    keep_log: bool = False,
 ) -> tuple[Server, Gateway]:
     """Neither of them started; the gateway has its ports, and gives them back with the stack."""
     inside = replace(free_ports(), metrics=ports.metrics)  # Triton's own
     gateway = Gateway(directory, ports, inside, security, openai)
     stack.callback(gateway.stop)
-    return Server(directory, inside, security), gateway
+    return Server(directory, inside, security, log, form, keep_log=keep_log), gateway
 
 
 def free_ports() -> Ports:

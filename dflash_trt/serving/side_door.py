@@ -59,7 +59,8 @@ class SideDoor:
             if word := asked.get("control"):
                 return reply.say(self._front.obey(word)._asdict())
             inputs = {name: _array(values) for name, values in asked["inputs"].items()}
-            self._front.submit(inputs, reply, asked["timeout"], asked["client"])
+            about = asked["timeout"], asked["client"], asked["request_id"]
+            self._front.submit(inputs, reply, *about)
         except Exception:
             log.exception("a plain request could not be read")
             reply.fail("INTERNAL", "The request could not be read. The server's log says why.")
@@ -94,12 +95,18 @@ class Knock:
         inputs: Mapping[str, "np.ndarray[Any, Any]"],
         timeout: float | None,
         client: str = "",
+        request_id: str = "",
     ) -> None:
         """timeout: in seconds; client: who asks. OSError when the front is not there."""
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(str(_path()))
         values = {name: _values(inputs[name]) for name in inputs}
-        asked = {"inputs": values, "timeout": timeout, "client": client}
+        asked = {
+            "inputs": values,
+            "timeout": timeout,
+            "client": client,
+            "request_id": request_id,
+        }
         self._connection.sendall(json.dumps(asked).encode() + b"\n")
 
     def wait(self, seconds: float) -> bool:

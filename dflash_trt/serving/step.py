@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.errors import RankError, RequestError
 from dflash_trt.serving.internal import KEY, given, hide_shared_memory, without_key
+from dflash_trt.serving.log import configure
 from dflash_trt.serving.process_end import end_process
 from dflash_trt.serving.tensors import from_request, to_tensors
 
@@ -31,6 +32,7 @@ class EngineStep:
     def initialize(self, args: dict[str, str]) -> None:
         given(KEY)  # or say now that there is none
         hide_shared_memory()
+        configure()
         parameters = json.loads(args["model_config"])["parameters"]
         engine = Path(args["model_repository"]) / parameters["engine"]["string_value"]
         self.engine = type(self).load(engine.resolve())

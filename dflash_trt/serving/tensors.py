@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import triton_python_backend_utils as pb
 
+from dflash_trt.serving.request_id import HEADER, request_id
+
 T = TypeVar("T")
 # of a BYTES tensor; no request of ours has as many, or one as long
 MOST_STRINGS, LONGEST_STRING = 4096, 2**23  # bytes
@@ -65,6 +67,11 @@ def parameters(request: Any) -> dict[str, Any]:
     """The parameters of a request by name."""
     found: dict[str, Any] = json.loads(request.parameters() or "{}")
     return found
+
+
+def named(request: Any) -> str:
+    """The request's id: that of its header, else Triton's own, else a new one."""
+    return request_id(parameters(request).get(HEADER), request.request_id())
 
 
 def timeout(request: Any) -> float | None:

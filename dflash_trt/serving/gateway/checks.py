@@ -13,6 +13,7 @@ from typing import Any
 
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.client.fields import DATATYPES
+from dflash_trt.serving.request_id import HEADER, request_id
 from dflash_trt.serving.settings import CODED_ERRORS
 
 MAX_DIMENSIONS = 8
@@ -44,14 +45,16 @@ def checked(
     action: str | None,
     json_size: str | None,
     added: Mapping[str, str],
+    name: str | None = None,
     *,
     ours: bool = False,
-) -> tuple[bytes, int]:
-    """The body to send on, and how much of it is JSON.
+) -> tuple[bytes, int, str]:
+    """The body to send on, how much of it is JSON, and the request's id.
 
     action: what is asked of a model, None: nothing; json_size: the header
     Inference-Header-Content-Length; added: parameters that the request gets, whatever it says;
-    ours: whether the model's fields are those of our client.
+    name: the request's id where its header gives one, else it is the body's or a new one, and
+    becomes a parameter, too; ours: whether the model's fields are those of our client.
     Raises RequestError for all that Triton should not see.
     """
     try:
@@ -67,6 +70,8 @@ def checked(
         document = json.loads(body[:size].decode()) if size else {}
         if not isinstance(document, dict):
             raise RequestError("the body is not a JSON object", "Send one")
+        name = request_id(name, document.get("id"))
+        added = {**added, HEADER: name}
         if action == "infer":
             _check_inputs(document, len(body) - size)
             parameters = document.setdefault("parameters", {})
@@ -86,7 +91,7 @@ def checked(
         raise RequestError("the body is nested too deeply", "Send a flatter one") from None
     except ValueError as error:  # no UTF-8, no JSON, or a number that JSON cannot say
         raise RequestError("the body is not JSON", f"Correct it: {error}") from None
-    return written + body[size:], len(written)
+    return written + body[size:], len(written), name
 
 
 def _check_fields(document: dict[str, Any]) -> None:

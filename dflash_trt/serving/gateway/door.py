@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_trt.errors import UnavailableError
+from dflash_trt.serving.request_id import HEADER, current, request_id
 
 BODY_LIMIT = 2_000_000  # bytes; Triton 2.51 survived 6 MB, sent in one piece
 BODY_TIME = 10.0  # seconds in which a body must be here
@@ -19,8 +21,11 @@ NOT_READY = "The server is not ready. Try again later."
 STOPPING = "The server is stopping. Try again later."
 FULL = "The server is full. Try again later."
 FAILED = "The server failed. Its log says why."
+PROBES = ("/health", "/live", "/ready", "/metrics")  # asked every few seconds: logged if they fail
+GONE = 499  # in the log: the client left before its answer was complete
 
 log = logging.getLogger(__name__)
+access = logging.getLogger("dflash_trt.access")
 
 
 @dataclass
@@ -77,8 +82,18 @@ class Door:
     event: Callable[[int, str], bytes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+        request = HTTPConnection(scope)
+        current.set(request_id(request.headers.get(HEADER)))
         answer = _Answer(send, self.state)
-        refusal = self.admit(HTTPConnection(scope))
+        try:
+            await self._answer(request, receive, answer)
+        finally:
+            _log_access(scope, answer, time.monotonic() - began)
+
+    async def _answer(self, request: HTTPConnection, receive: Receive, answer: "_Answer") -> None:
+        scope = request.scope
+        refusal = self.admit(request)
         if refusal is not None:
             return await refusal(scope, receive, answer.send)
         body = bytearray()
@@ -163,6 +178,22 @@ class Door:
         # the connection is closed where an answer is not complete
 
 
+def _log_access(scope: Scope, answer: "_Answer", seconds: float) -> None:
+    method, path = scope["method"], scope["raw_path"].decode("latin-1")[:200]
+    status = answer.status if answer.complete else GONE
+    if status == 200 and path.endswith(PROBES):
+        return
+    fields = {
+        "method": method,
+        "path": path,
+        "status": status,
+        "ms": round(seconds * 1000, 1),
+        "client": scope["client"][0],
+    }
+    said = f"{method} {path} {status} {fields['ms']} ms"
+    access.info("%s", said, extra={"fields": fields, "request_id": answer.request_id})
+
+
 class _Answer:
     """How far an answer has come."""
 
@@ -170,13 +201,18 @@ class _Answer:
         self._send = send
         self._state = state
         self.started = self.streams = self.complete = False
+        self.status = 0
+        self.request_id = current.get()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = dict(message["headers"])
             self.streams = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+            self.status, self.request_id = message["status"], current.get()  # it may have changed
+            added = [(HEADER.encode(), self.request_id.encode())]
             if self._state.draining:
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+                added.append((b"connection", b"close"))
+            message = {**message, "headers": [*message["headers"], *added]}
         await self._send(message)
         self.started = True
         self.complete = message["type"] == "http.response.body" and not message.get("more_body")

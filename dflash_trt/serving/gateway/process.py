@@ -14,6 +14,7 @@ from dflash_trt.errors import ServerError
 from dflash_trt.manifest import read_manifest
 from dflash_trt.serving.gateway.settings import LISTENING, Settings, codec
 from dflash_trt.serving.launch import HOST, Ports, bind
+from dflash_trt.serving.log import FORM, Log, Said
 from dflash_trt.serving.reaper import KILL_TIMEOUT
 from dflash_trt.serving.security import Security
 
@@ -60,15 +61,15 @@ class Gateway:
         self._sockets[name] = bind(name, host, port)
         self._sockets[name].listen()  # so that nobody else takes the port
 
-    def start(self, log: Path) -> None:
+    def start(self, log: Log) -> None:
         """Returns when it answers; it is ready once it is, or was, told so.
 
         It is started again when it is killed before that, twice at most. Raises ServerError when it
         does not start, with its last words, which are in `log`.
         """
-        begin = log.stat().st_size if log.exists() else 0
         for _ in range(1 + START_CRASHES):
-            process = self._launch(log)
+            said = Said(log, "gateway")
+            process = self._launch(said)
             assert process.stdout is not None
             if _says(process.stdout, LISTENING):
                 return self._write(self._state)
@@ -76,15 +77,15 @@ class Gateway:
                 continue
             process.kill()
             break
-        said = log.read_text(errors="replace")[begin:].splitlines()
-        reason = said[-1] if said else "it said nothing"
-        raise ServerError(f"the gateway did not start: {reason}", f"Read its log: {log}")
+        reason = next(reversed(said.last()), "it said nothing")
+        raise ServerError(f"the gateway did not start: {reason}", f"Read its log: {log.path}")
 
-    def _launch(self, log: Path) -> "subprocess.Popen[str]":
-        with log.open("a") as stderr:
+    def _launch(self, said: Said) -> "subprocess.Popen[str]":
+        with said.end() as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dflash_trt.serving.gateway"],
-                env=os.environ | {"PYTHONSAFEPATH": "1"},  # nothing from the working directory
+                # nothing from the working directory, and lines that the log reads
+                env=os.environ | {"PYTHONSAFEPATH": "1", FORM: "json"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

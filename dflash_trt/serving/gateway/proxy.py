@@ -14,6 +14,7 @@ from dflash_trt.serving.gateway.checks import checked
 from dflash_trt.serving.gateway.door import Door, State
 from dflash_trt.serving.gateway.routes import Refusal, Route, check_access, find
 from dflash_trt.serving.internal import client_parameters
+from dflash_trt.serving.request_id import HEADER, current
 from dflash_trt.serving.security import GATEWAY_KEY, LOOPBACK, Security
 
 PUBLIC = (MODEL, f"{MODEL}_infer")  # the models whose fields are known
@@ -55,13 +56,19 @@ def triton_door(
             size = request.headers.get(JSON_SIZE)
             who = client_parameters(scope["client"][0], security.client_key)
             try:
-                body, json_size = checked(
-                    await request.body(), route.action, size, who, ours=route.model in PUBLIC
+                body, json_size, name = checked(
+                    await request.body(),
+                    route.action,
+                    size,
+                    who,
+                    request.headers.get(HEADER),
+                    ours=route.model in PUBLIC,
                 )
             except RequestError as error:
                 return await refuse(400, str(error))(scope, receive, send)
             if size is not None:
                 headers[JSON_SIZE] = str(json_size)
+            current.set(name)
         url = URL(f"http://{LOOPBACK}:{port}{scope['raw_path'].decode()}", encoded=True)
         try:
             async with session.request(request.method, url, data=body, headers=headers) as answer:

@@ -14,6 +14,7 @@ from dflash_trt.serving.gateway.door import State
 from dflash_trt.serving.gateway.proxy import open_session, triton_door
 from dflash_trt.serving.gateway.relay import Relay
 from dflash_trt.serving.gateway.settings import LISTENING, codec
+from dflash_trt.serving.log import configure
 
 KEEP_ALIVE = 60  # seconds without a request
 GRACE = 2  # seconds for answers that are about to end, and for the last words of others
@@ -21,7 +22,7 @@ GRACE = 2  # seconds for answers that are about to end, and for the last words o
 
 async def run() -> None:
     """Serves until its standard input ends or it was drained."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
+    configure()
     logging.getLogger("uvicorn.error").setLevel("ERROR")
     said = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(

@@ -21,6 +21,7 @@ from dflash_trt.serving.openai.answers import CHAT, TEXT, Style
 from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.fields import ChatFields, TextFields
 from dflash_trt.serving.openai.spelling import Spell
+from dflash_trt.serving.request_id import HEADER, current
 
 DONE = b"data: [DONE]\n\n"
 NOT_READY = "The server is not ready."
@@ -97,7 +98,8 @@ async def _answer(
     _check_model(served, fields.model)
     prompts, options = fields.request()
     host = request.client.host if request.client else ""
-    options["parameters"] = client_parameters(host, served.client_key)
+    who = client_parameters(host, served.client_key)
+    options["parameters"] = {**who, HEADER: current.get()}
     head = {
         "id": style.id_prefix + uuid.uuid4().hex,
         "object": style.chunk_object if fields.stream else style.object,

@@ -14,16 +14,18 @@ from dflash_trt.serving.chat import load_chat_template
 from dflash_trt.serving.front import Front
 from dflash_trt.serving.groups import EngineGoneError, Groups
 from dflash_trt.serving.internal import client_of, hide_shared_memory, with_key
+from dflash_trt.serving.log import configure
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
 from dflash_trt.serving.side_door import SideDoor
-from dflash_trt.serving.tensors import from_response, inputs, parameters, timeout, to_tensors
+from dflash_trt.serving.tensors import from_response, inputs, named, parameters, timeout, to_tensors
 
 
 class TritonPythonModel:
     def initialize(self, args):
         hide_shared_memory()
+        configure()
         said = json.loads(args["model_config"])["parameters"]
         said = {key: value["string_value"] for key, value in said.items()}
         here = Path(args["model_repository"])
@@ -44,8 +46,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            client = client_of(parameters(request))
-            self.front.submit(inputs(request), Reply(request), timeout(request), client)
+            client, name = client_of(parameters(request)), named(request)
+            self.front.submit(inputs(request), Reply(request), timeout(request), client, name)
 
     def finalize(self):
         self.side_door.close()

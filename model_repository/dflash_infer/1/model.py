@@ -7,9 +7,10 @@ from contextlib import closing
 import triton_python_backend_utils as pb
 
 from dflash_trt.serving.internal import client_of, hide_shared_memory
+from dflash_trt.serving.log import configure
 from dflash_trt.serving.parts import arrays
 from dflash_trt.serving.side_door import Knock
-from dflash_trt.serving.tensors import inputs, parameters, timeout, to_tensors
+from dflash_trt.serving.tensors import inputs, named, parameters, timeout, to_tensors
 
 log = logging.getLogger(__name__)
 
@@ -19,12 +20,14 @@ LOOKS = 1000  # most times a second that Triton is asked whether a client has go
 class TritonPythonModel:
     def initialize(self, args):
         hide_shared_memory()
+        configure()
 
     def execute(self, requests):
         for request in requests:
             tensors = inputs(request)
             tensors.pop("stream", None)
-            knock = tensors, timeout(request), client_of(parameters(request))
+            client = client_of(parameters(request))
+            knock = tensors, timeout(request), client, named(request)
             # any number may wait; how many is the front's to decide
             threading.Thread(
                 target=respond, args=[request.get_response_sender(), knock], daemon=True
@@ -35,9 +38,10 @@ def respond(sender, knock):
     try:
         response = ask(sender, knock)
     except OSError:
+        log.warning("the model dflash is not running", extra={"request_id": knock[-1]})
         response = failure("UNAVAILABLE", "The model dflash is not running. Try again later.")
     except Exception:
-        log.exception("a request could not be answered")
+        log.exception("a request could not be answered", extra={"request_id": knock[-1]})
         response = failure("INTERNAL", "The request failed. The server's log says why.")
     sender.send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
