@@ -122,11 +122,12 @@ def _parts(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> lis
     """Which of the concatenated items belong to which choice.
 
     A response of one choice holds new items, of which `totals` counts more than these; one of
-    several is the whole answer.
+    several is the whole answer, where each may have the prompt's tokens before its own.
     """
     if len(totals) == 1:
         return [slice(0, len(array))]
-    ends = [0, *itertools.accumulate(totals.tolist())]
+    prompt = (len(array) - int(totals.sum())) // len(totals)
+    ends = [0, *itertools.accumulate(prompt + total for total in totals.tolist())]
     return [slice(*pair) for pair in itertools.pairwise(ends)]
 
 

@@ -138,11 +138,18 @@ def _text_logprobs(part: Choice | Chunk, spell: Spell, offset: int) -> Json | No
         "tokens": texts,
         "token_logprobs": [max(value, LEAST) for value in part.logprobs],
         "top_logprobs": [
-            {text(token, spell): max(value, LEAST) for token, value in top.items()}
+            # the better of two that read alike
+            {text(token, spell): max(value, LEAST) for token, value in reversed(top.items())}
             for top in part.top_logprobs
         ],
         "text_offset": [offset + sum(map(len, texts[:k])) for k in range(len(texts))],
     }
+
+
+def without_first(choice: Json) -> None:
+    """The first token of an echoed prompt has no log-probability."""
+    if logprobs := choice["logprobs"]:
+        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
 
 
 def text(token: int, spell: Spell) -> str:

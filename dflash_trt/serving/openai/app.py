@@ -127,6 +127,8 @@ async def _answer(
     choices = [
         {**style.whole(choice, served.spell), "index": index} for index, choice in enumerate(found)
     ]
+    for choice in choices if fields.echo else ():
+        answers.without_first(choice)
     if served.channels and style is CHAT:
         for choice in choices:
             answers.tell_apart(choice["message"], Channels(), last=True)
@@ -164,6 +166,8 @@ async def _events(
             if served.channels and style is CHAT:
                 known = channels.setdefault(chunk.index, Channels())
                 answers.tell_apart(choice["delta"], known, last=chunk.final is not None)
+            if fields.echo and chunk.index not in offsets:
+                answers.without_first(choice)
             offsets.setdefault(chunk.index, 0)
             if chunk.logprobs:
                 texts = [answers.text(token, served.spell) for token in chunk.token_ids]

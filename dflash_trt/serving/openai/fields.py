@@ -61,8 +61,10 @@ def _are_ids(prompt: Any) -> bool:
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-    include_usage: bool = False
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool | None = None
+    include_obfuscation: Any = None  # accepted, without effect
+    continuous_usage_stats: Annotated[Any, _not_done(False)] = None
 
 
 class Fields(BaseModel):
@@ -102,8 +104,26 @@ class Fields(BaseModel):
     logit_bias: Annotated[Any, _not_done({})] = None
     response_format: Annotated[Any, _not_done({"type": "text"})] = None
     skip_special_tokens: Annotated[Any, _not_done(True)] = None
+    spaces_between_special_tokens: Annotated[Any, _not_done(True)] = None
     include_stop_str_in_output: Annotated[Any, _not_done(False)] = None
+    truncate_prompt_tokens: Annotated[Any, _not_done()] = None
+    allowed_token_ids: Annotated[Any, _not_done()] = None
+    logits_processors: Annotated[Any, _not_done([])] = None
+    prompt_logprobs: Annotated[Any, _not_done()] = None
+    return_token_ids: Annotated[Any, _not_done(False)] = None
+    return_tokens_as_token_ids: Annotated[Any, _not_done(False)] = None
+    best_of: Annotated[Any, _not_done(1)] = None
+    use_beam_search: Annotated[Any, _not_done(False)] = None
+    length_penalty: Annotated[Any, _not_done(1)] = None
+    structured_outputs: Annotated[Any, _not_done()] = None
+    guided_json: Annotated[Any, _not_done()] = None
+    guided_regex: Annotated[Any, _not_done()] = None
+    guided_choice: Annotated[Any, _not_done()] = None
+    guided_grammar: Annotated[Any, _not_done()] = None
+    guided_decoding_backend: Annotated[Any, _not_done()] = None
+    guided_whitespace_pattern: Annotated[Any, _not_done()] = None
     cache_salt: Annotated[Any, _not_done()] = None
+    kv_transfer_params: Annotated[Any, _not_done()] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -114,7 +134,7 @@ class Fields(BaseModel):
 
     @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def names(self) -> dict[str, str]:
         """What inputs of the model are called here."""
@@ -182,6 +202,13 @@ class ChatFields(Fields):
     tool_choice: Annotated[Any, _not_done("auto", "none")] = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    echo: Annotated[Any, _not_done(False)] = None
+    add_special_tokens: Annotated[Any, _not_done(False)] = None
+    continue_final_message: Annotated[Any, _not_done(False)] = None
+    chat_template: Annotated[Any, _not_done()] = None
+    documents: Annotated[Any, _not_done([])] = None
+    include_reasoning: Annotated[Any, _not_done(True)] = None
+    mm_processor_kwargs: Annotated[Any, _not_done({})] = None
     functions: Annotated[Any, _not_done([])] = None
     function_call: Annotated[Any, _not_done("auto", "none")] = None
     modalities: Annotated[Any, _not_done(["text"])] = None
@@ -216,17 +243,14 @@ class TextFields(Fields):
     max_tokens: int | None = 16  # OpenAI's default
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
-    best_of: Annotated[Any, _not_done(1)] = None
+    add_special_tokens: Annotated[Any, _not_done(True)] = None
     suffix: Annotated[Any, _not_done("")] = None
 
     def names(self) -> dict[str, str]:
         return {**super().names(), "text_input": "prompt", "input_ids": "prompt"}
 
     def request(self) -> tuple[list[AnyPrompt], Options]:
-        """The prompts, and how each of them is to be answered; `Failure`."""
-        if self.echo and self.logprobs is not None:
-            message = "'echo' with 'logprobs' is not supported: those of the prompt are not known."
-            raise Failure(400, message, "echo")
+        """The prompts, and how each of them is to be answered."""
         options = self.options()
         options["logprobs"] = self.logprobs
         options["exclude_input_in_output"] = False if self.echo else None
