@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -25,14 +24,13 @@ import reference
 import stand_in
 import torch
 import trustme
+from chat_pair import build_chat_pair
 from live import openai_front, serving
 from pydantic import ValidationError
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
-from dflash_trt.build import build
-from dflash_trt.config import Source, load_config
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.capacity import capacity
 from dflash_trt.serving.client import Client
@@ -45,11 +43,6 @@ from dflash_trt.serving.server import free_ports, running_server, serve
 
 ROOT = Path(__file__).parents[1]
 PROMPT = "def main():"
-TEMPLATE = (
-    "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
-    "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ opening or 'def ' }}{% endif %}"
-)
 MOST_DRAFTS = 15  # a round verifies 16 tokens of a sequence at most
 WAIT = 60.0
 
@@ -57,14 +50,7 @@ WAIT = 60.0
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo pair with a chat template."""
-    directory = tmp_path_factory.mktemp("openai")
-    shutil.copytree(ROOT / "examples" / "pycode" / "target", directory / "target")
-    file = directory / "target" / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
-    config = load_config(ROOT / "build_configs" / "pycode.yaml")
-    config = config.model_copy(update={"target": Source(path=directory / "target")})
-    build(config, directory / "pycode", lambda step, done, total: None)
-    return directory / "pycode"
+    return build_chat_pair(tmp_path_factory.mktemp("openai"))
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +126,26 @@ def test_completions_stream(api: openai.OpenAI, triton: Ports) -> None:
     assert last.choices == []
     assert len({chunk.id for chunk in chunks}) == 1
     _check_usage(last, 40)
+
+
+def test_usage_in_every_chunk(api: openai.OpenAI) -> None:
+    """A chunk has several tokens: who counts chunks needs it."""
+    chunks = list(
+        api.completions.create(
+            model="pycode",
+            prompt=PROMPT,
+            max_tokens=40,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+        )
+    )
+    usages = [chunk.usage for chunk in chunks if chunk.usage]
+    assert len(usages) == len(chunks) > 2
+    assert {usage.prompt_tokens for usage in usages} == {5}
+    counts = [usage.completion_tokens for usage in usages]
+    assert counts == sorted(counts)
+    assert (counts[0] < 40, counts[-2:]) == (True, [40, 40])
 
 
 def _check_usage(answer: Any, tokens: int) -> None:
@@ -515,8 +521,8 @@ SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     ("parallel_tool_calls", [True], []),
     (
         "stream_options",
-        [{"include_obfuscation": True}],
-        [{"continuous_usage_stats": True}, {"x": 1}],
+        [{"include_obfuscation": True}, {"continuous_usage_stats": True}],
+        [{"x": 1}],
     ),
     ("skip_special_tokens", [True], [False]),
     ("spaces_between_special_tokens", [True], [False]),

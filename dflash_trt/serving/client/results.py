@@ -37,6 +37,8 @@ class Chunk:
     index: int = 0  # of the choice
     logprobs: list[float] = field(default_factory=list)  # one a token, when asked for
     top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
+    prompt_tokens: int = 0
+    completion_tokens: int = 0  # of this choice so far
 
 
 @dataclass
@@ -113,6 +115,8 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
                 index=int(values["index"][k]),
                 logprobs=logprobs[tokens[k]],
                 top_logprobs=tops[tokens[k]],
+                prompt_tokens=int(values["prompt_tokens"][0]),
+                completion_tokens=int(values["completion_tokens"][k]),
             )
         )
     return chunks

@@ -46,6 +46,15 @@ def usage(choices: Sequence[Summary], each_n: int) -> Json:
     }
 
 
+def so_far(chunk: Chunk) -> Json:
+    """Token counts of a choice up to this chunk."""
+    return {
+        "prompt_tokens": chunk.prompt_tokens,
+        "completion_tokens": chunk.completion_tokens,
+        "total_tokens": chunk.prompt_tokens + chunk.completion_tokens,
+    }
+
+
 def metrics(summary: Summary, round_tokens: Sequence[int], most_drafts: int) -> Json:
     """The figures of one choice as vLLM's `--per-request-spec-decode-metrics` gives them.
 

@@ -173,7 +173,8 @@ async def _events(
                 texts = [answers.text(token, served.spell) for token in chunk.token_ids]
                 offsets[chunk.index] += sum(map(len, texts))
             rounds += chunk.round_tokens
-            yield to_event({**head, "choices": [choice], **nothing})
+            so_far = {"usage": answers.so_far(chunk)} if fields.continuous_usage else nothing
+            yield to_event({**head, "choices": [choice], **so_far})
         if fields.include_usage:
             only = ended[0] if len(ended) == 1 else None
             totals = {

@@ -63,8 +63,8 @@ def _are_ids(prompt: Any) -> bool:
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with include_usage: in every chunk, so far
     include_obfuscation: Any = None  # accepted, without effect
-    continuous_usage_stats: Annotated[Any, _not_done(False)] = None
 
 
 class Fields(BaseModel):
@@ -134,7 +134,12 @@ class Fields(BaseModel):
 
     @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
 
     def names(self) -> dict[str, str]:
         """What inputs of the model are called here."""
