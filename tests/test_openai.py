@@ -377,7 +377,7 @@ def test_stop_token_ids(api: openai.OpenAI, triton: Ports) -> None:
 def test_a_model_by_its_name(api: openai.OpenAI) -> None:
     found: Any = api.models.retrieve("pycode")
     assert (found.id, found.object) == ("pycode", "model")
-    with pytest.raises(openai.BadRequestError, match=f"context length of {found.max_model_len}"):
+    with pytest.raises(openai.BadRequestError, match=f"context length is {found.max_model_len}"):
         api.completions.create(model="pycode", prompt="a", max_tokens=found.max_model_len)
     with pytest.raises(openai.NotFoundError) as caught:
         api.models.retrieve("gpt-9")
@@ -534,7 +534,7 @@ SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     ("prompt_logprobs", [], [0, 1]),
     ("return_token_ids", [False], [True]),
     ("return_tokens_as_token_ids", [False], [True]),
-    ("best_of", [1], [2]),
+    ("best_of", [1], [2, "x"]),
     ("use_beam_search", [False], [True]),
     ("length_penalty", [1, 1.0], [0.5]),
     ("response_format", [{"type": "text"}], [{"type": "json_object"}]),

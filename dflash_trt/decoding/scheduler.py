@@ -344,11 +344,10 @@ def check_request(request: Request, max_seq_len: int) -> None:
     least = 0 if request.sampling.prompt_logprobs else 1
     if request.max_tokens < least:
         raise RequestError(f"max_tokens is {request.max_tokens}", f"Ask for at least {least}.")
-    total = len(request.prompt) + request.max_tokens
-    if total > max_seq_len:
+    if len(request.prompt) + request.max_tokens > max_seq_len:
         raise RequestError(
-            f"The prompt has {len(request.prompt)} tokens and {request.max_tokens} more are "
-            f"asked for: {total} exceed the context length of {max_seq_len}",
+            f"This model's maximum context length is {max_seq_len} tokens: the prompt's "
+            f"{len(request.prompt)} and the {request.max_tokens} asked for exceed it",
             "Shorten the prompt, lower max_tokens, or build with a larger serving.max_seq_len.",
         )
 

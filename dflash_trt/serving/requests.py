@@ -70,8 +70,8 @@ def parse_request(
     text, is_chat = _prompt_text(inputs, template)
     if len(text) > most:
         raise RequestError(
-            f"The prompt's {len(text)} characters cannot be {settings.max_seq_len} tokens, "
-            "the context length",
+            f"This model's maximum context length is {settings.max_seq_len} tokens: the prompt's "
+            f"{len(text)} characters exceed it",
             "Shorten the prompt, or build with a larger serving.max_seq_len.",
         )
     # a chat template writes the special tokens itself

@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    ValidationInfo,
     model_validator,
 )
 
@@ -43,6 +44,13 @@ def _not_done(*neutral: Any) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _best_of(value: int | None, info: ValidationInfo) -> int | None:
+    """Only the one that picks none: as many as are given back."""
+    if value not in (None, 1, info.data.get("n")):
+        raise ValueError("is not supported by this server, unless it is n")
+    return value
 
 
 def _prompts(prompt: Any) -> list[AnyPrompt]:
@@ -112,7 +120,7 @@ class Fields(BaseModel):
     prompt_logprobs: Annotated[Any, _not_done()] = None
     return_token_ids: Annotated[Any, _not_done(False)] = None
     return_tokens_as_token_ids: Annotated[Any, _not_done(False)] = None
-    best_of: Annotated[Any, _not_done(1)] = None
+    best_of: Annotated[int | None, AfterValidator(_best_of)] = None
     use_beam_search: Annotated[Any, _not_done(False)] = None
     length_penalty: Annotated[Any, _not_done(1)] = None
     structured_outputs: Annotated[Any, _not_done()] = None
