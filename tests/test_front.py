@@ -179,7 +179,7 @@ def test_a_place_is_free_as_soon_as_its_client_is_answered(
         (b"w1", {"input_ids": 1}, "text_input and input_ids are both given"),
         (b"", {"input_ids": 10**6}, "input_ids holds 1000000, no token"),
         (b"", {"input_ids": -1}, "input_ids holds -1, no token"),
-        (b"", {"input_ids": [1] * 401}, "exceed the context length of 400"),
+        (b"", {"input_ids": [1] * 401}, "maximum context length is 400"),
         (b"w1", {"stop_token_ids": -1}, "stop_token_ids holds -1, no token"),
         (b"w1", {"stop_token_ids": [1] * 65}, "stop_token_ids has 65 ids"),
     ],

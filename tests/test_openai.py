@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -21,16 +20,17 @@ import grpc
 import httpx
 import openai
 import pytest
+import reference
 import stand_in
+import torch
 import trustme
+from chat_pair import build_chat_pair
 from live import openai_front, serving
 from pydantic import ValidationError
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
-from dflash_trt.build import build
-from dflash_trt.config import Source, load_config
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.capacity import capacity
 from dflash_trt.serving.client import Client
@@ -43,11 +43,6 @@ from dflash_trt.serving.server import free_ports, running_server, serve
 
 ROOT = Path(__file__).parents[1]
 PROMPT = "def main():"
-TEMPLATE = (
-    "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
-    "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ opening or 'def ' }}{% endif %}"
-)
 MOST_DRAFTS = 15  # a round verifies 16 tokens of a sequence at most
 WAIT = 60.0
 
@@ -55,14 +50,7 @@ WAIT = 60.0
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo pair with a chat template."""
-    directory = tmp_path_factory.mktemp("openai")
-    shutil.copytree(ROOT / "examples" / "pycode" / "target", directory / "target")
-    file = directory / "target" / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
-    config = load_config(ROOT / "build_configs" / "pycode.yaml")
-    config = config.model_copy(update={"target": Source(path=directory / "target")})
-    build(config, directory / "pycode", lambda step, done, total: None)
-    return directory / "pycode"
+    return build_chat_pair(tmp_path_factory.mktemp("openai"))
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +126,26 @@ def test_completions_stream(api: openai.OpenAI, triton: Ports) -> None:
     assert last.choices == []
     assert len({chunk.id for chunk in chunks}) == 1
     _check_usage(last, 40)
+
+
+def test_usage_in_every_chunk(api: openai.OpenAI) -> None:
+    """A chunk has several tokens: who counts chunks needs it."""
+    chunks = list(
+        api.completions.create(
+            model="pycode",
+            prompt=PROMPT,
+            max_tokens=40,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+        )
+    )
+    usages = [chunk.usage for chunk in chunks if chunk.usage]
+    assert len(usages) == len(chunks) > 2
+    assert {usage.prompt_tokens for usage in usages} == {5}
+    counts = [usage.completion_tokens for usage in usages]
+    assert counts == sorted(counts)
+    assert (counts[0] < 40, counts[-2:]) == (True, [40, 40])
 
 
 def _check_usage(answer: Any, tokens: int) -> None:
@@ -298,6 +306,55 @@ def test_echo(api: openai.OpenAI, built: Path) -> None:
         assert "".join(chunk.choices[0].text for chunk in chunks) == text
 
 
+def test_echo_with_logprobs(api: openai.OpenAI, built: Path) -> None:
+    """As evaluation harnesses ask for likelihoods: the whole text's, or the prompt's alone."""
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    texts = ["import os\nprint(os.getcwd())\n" * 9, "class A:\n    x = 'é'"]
+    ids = [tokenizer.encode(text).ids for text in texts]
+    fields: dict[str, Any] = {"model": "pycode", "temperature": 0, "echo": True, "logprobs": 1}
+    for most in (0, 1):
+        for prompt in (texts, ids):
+            whole = api.completions.create(prompt=prompt, max_tokens=most, seed=1234, **fields)
+            assert whole.usage is not None
+            assert whole.usage.completion_tokens == 2 * most
+            for k, choice in enumerate(whole.choices):
+                got = choice.logprobs
+                assert got is not None
+                assert got.tokens is not None
+                assert choice.text.startswith(texts[k])
+                logits, _ = reference.target_logits_and_taps(
+                    ROOT / "examples" / "pycode" / "target",
+                    ids[k] + tokenizer.encode(choice.text.removeprefix(texts[k])).ids,
+                    [0],
+                )
+                expected = torch.log_softmax(torch.from_numpy(logits), -1)
+                own = expected[torch.arange(len(ids[k]) - 1), ids[k][1:]].tolist()
+                assert got.token_logprobs is not None
+                assert got.token_logprobs[0] is None
+                assert got.token_logprobs[1 : len(ids[k])] == pytest.approx(own, abs=1e-3)
+                assert got.top_logprobs is not None
+                assert got.top_logprobs[0] is None
+                best = [max(top.values()) for top in got.top_logprobs[1:]]
+                assert best[: len(own)] == pytest.approx(
+                    expected.max(-1).values.tolist()[: len(own)], abs=1e-3
+                )
+                greedy = (expected.argmax(-1)[: len(own)] == torch.tensor(ids[k][1:])).tolist()
+                values = got.token_logprobs[1 : len(ids[k])]
+                assert [a == b for a, b in zip(values, best, strict=False)] == greedy
+                assert len(got.tokens) == len(got.text_offset or []) == len(ids[k]) + most
+                assert (got.text_offset or [])[:2] == [0, len(got.tokens[0])]
+    chunks = list(api.completions.create(prompt=texts[0], max_tokens=9, stream=True, **fields))
+    assert "".join(chunk.choices[0].text for chunk in chunks).startswith(texts[0])
+    pieces = [chunk.choices[0].logprobs for chunk in chunks]
+    values = [value for piece in pieces if piece for value in piece.token_logprobs or []]
+    assert len(values) == len(ids[0]) + 9
+    assert [value is None for value in values] == [True] + [False] * (len(values) - 1)
+    several = api.completions.create(prompt=texts[1], max_tokens=3, n=2, **fields)
+    own, others = ([*each.logprobs.token_logprobs] for each in several.choices)  # type: ignore
+    assert own[1:] == pytest.approx(others[1:], abs=1e-4)
+    assert len(own) == len(ids[1]) + 3
+
+
 def test_stop_token_ids(api: openai.OpenAI, triton: Ports) -> None:
     """The text ends before the first of them, with ignore_eos too."""
     with Client(f"127.0.0.1:{triton.grpc}") as client:
@@ -320,7 +377,7 @@ def test_stop_token_ids(api: openai.OpenAI, triton: Ports) -> None:
 def test_a_model_by_its_name(api: openai.OpenAI) -> None:
     found: Any = api.models.retrieve("pycode")
     assert (found.id, found.object) == ("pycode", "model")
-    with pytest.raises(openai.BadRequestError, match=f"context length of {found.max_model_len}"):
+    with pytest.raises(openai.BadRequestError, match=f"context length is {found.max_model_len}"):
         api.completions.create(model="pycode", prompt="a", max_tokens=found.max_model_len)
     with pytest.raises(openai.NotFoundError) as caught:
         api.models.retrieve("gpt-9")
@@ -373,15 +430,9 @@ def test_many_at_the_same_time(url: str) -> None:
         ({"stop": 5}, "stop", "string"),
         ({"timeout": 0}, "timeout", "greater"),
         ({"logprobs": 21}, "logprobs", "20"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-        ({"echo": True, "logprobs": 1}, "echo", "'logprobs' is not supported"),
-        ({"skip_special_tokens": False}, "skip_special_tokens", "not supported"),
-        ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "not supported"),
-        ({"cache_salt": "x"}, "cache_salt", "not supported"),
-        ({"best_of": 2}, "best_of", "not supported"),
-        ({"suffix": "x"}, "suffix", "not supported"),
-        ({"guided_json": {}}, "guided_json", "Unknown parameter: 'guided_json'"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"guided_json": {}}, "guided_json", "'guided_json' is not supported by this server"),
+        ({"guided_jsn": {}}, "guided_jsn", "Unknown parameter: 'guided_jsn'"),
     ],
 )
 def test_a_bad_completion_request(
@@ -444,6 +495,111 @@ def test_a_body_full_of_faults_is_not_read_to_its_end(fields: dict[str, Any]) ->
     with pytest.raises(ValidationError) as caught:
         ChatFields.model_validate({"model": "pycode", "messages": messages, **fields})
     assert caught.value.error_count() <= 3
+
+
+SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
+    # name, values that are accepted, values that are refused
+    ("temperature", [0.5], []),
+    ("top_p", [0.5], [0, 2]),
+    ("top_k", [-1, 0, 5], ["x"]),
+    ("min_p", [0, 0.1], [2]),
+    ("n", [1, 2], [0, 65]),
+    ("seed", [-1, 2**40], ["x"]),
+    ("stop", ["x", ["x"], []], [5]),
+    ("stop_token_ids", [[], [3]], [[-1], "x"]),
+    ("min_tokens", [0, 1], [9, -1]),
+    ("ignore_eos", [True, False], [5]),
+    ("repetition_penalty", [1, 1.2], [0]),
+    ("presence_penalty", [0, 1], ["x"]),
+    ("frequency_penalty", [0, 1], ["x"]),
+    ("bad_words", [[], ["x"]], [[""]]),
+    ("priority", [0, 3], ["x"]),
+    ("user", ["x"], []),
+    ("metadata", [{"a": "b"}], []),
+    ("store", [True], []),
+    ("service_tier", ["auto"], []),
+    ("parallel_tool_calls", [True], []),
+    (
+        "stream_options",
+        [{"include_obfuscation": True}, {"continuous_usage_stats": True}],
+        [{"x": 1}],
+    ),
+    ("skip_special_tokens", [True], [False]),
+    ("spaces_between_special_tokens", [True], [False]),
+    ("include_stop_str_in_output", [False], [True]),
+    ("truncate_prompt_tokens", [], [5]),
+    ("allowed_token_ids", [], [[5]]),
+    ("logits_processors", [[]], [["x"]]),
+    ("logit_bias", [{}], [{"5": 1}]),
+    ("prompt_logprobs", [], [0, 1]),
+    ("return_token_ids", [False], [True]),
+    ("return_tokens_as_token_ids", [False], [True]),
+    ("best_of", [1], [2, "x"]),
+    ("use_beam_search", [False], [True]),
+    ("length_penalty", [1, 1.0], [0.5]),
+    ("response_format", [{"type": "text"}], [{"type": "json_object"}]),
+    ("structured_outputs", [], [{"json": {}}]),
+    ("guided_json", [], [{}]),
+    ("guided_regex", [], ["a"]),
+    ("guided_choice", [], [["a"]]),
+    ("guided_grammar", [], ["a"]),
+    ("guided_decoding_backend", [], ["xgrammar"]),
+    ("guided_whitespace_pattern", [], ["a"]),
+    ("cache_salt", [], ["x"]),
+    ("kv_transfer_params", [], [{}]),
+]
+TEXT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
+    ("logprobs", [0, 2], [21]),
+    ("echo", [True, False], ["x"]),
+    ("suffix", [""], ["x"]),
+    ("add_special_tokens", [True], [False]),
+]
+CHAT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
+    ("logprobs", [True, False], ["x"]),
+    ("top_logprobs", [2], [21]),
+    ("tools", [[], [{"type": "function", "function": {"name": "f"}}]], ["x"]),
+    ("tool_choice", ["auto", "none"], ["required"]),
+    ("reasoning_effort", ["low"], [5]),
+    ("chat_template_kwargs", [{}, {"opening": "x"}], ["x"]),
+    ("add_generation_prompt", [True, False], [5]),
+    ("echo", [False], [True]),
+    ("add_special_tokens", [False], [True]),
+    ("continue_final_message", [False], [True]),
+    ("chat_template", [], ["x"]),
+    ("documents", [[]], [[{}]]),
+    ("include_reasoning", [True], [False]),
+    ("mm_processor_kwargs", [{}], [{"a": 1}]),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "table"),
+    [
+        ("completions", SHARED_FIELDS + TEXT_FIELDS),
+        ("chat/completions", SHARED_FIELDS + CHAT_FIELDS),
+    ],
+    ids=["text", "chat"],
+)
+def test_each_field_that_clients_send(
+    url: str, path: str, table: list[tuple[str, list[Any], list[Any]]]
+) -> None:
+    """It works, or asks for nothing, or is refused by a sentence that names it."""
+    prompt = {"prompt": PROMPT, "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": "pycode", "max_tokens": 2}
+    name = "messages" if path.startswith("chat") else "prompt"
+    for param, good, bad in table:
+        for value in (None, *good, *bad):
+            sent = {**body, name: prompt[name], param: value}
+            sent |= {"stream": True} if param == "stream_options" else {}
+            sent |= {"logprobs": True} if param == "top_logprobs" else {}
+            answer = httpx.post(f"{url}/v1/{path}", json=sent, timeout=WAIT)
+            if value is None or value in good:
+                assert answer.status_code == 200, (param, value, answer.text)
+                continue
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param), (value, answer.text)
+            assert re.fullmatch(r"\S.*[.]", error["message"]), error
+            assert param in error["message"]
 
 
 def test_bodies_that_are_no_request(url: str) -> None:

@@ -39,6 +39,8 @@ def check_verify_input(info: EngineInfo, x: VerifyInput) -> None:
         before = np.maximum(np.arange(width), 1)  # a parent comes before its children
         _require("parents", _within(x.parents, 0, before))
     rules = _rules(x.rules, n)
+    if any(each.score_prompt(line[2]) for each, line in zip(rules, rows, strict=True)):
+        _require("rows", n == 1 and rows[0][1] == rows[0][0] < info.most_verified)
     for each in rules:
         words = each.sampling.bad_words
         ids = [*each.stop_ids, *(token for word in words for token in word)]

@@ -15,10 +15,11 @@ def committed_logprobs(
     """Log-probabilities under the target as it is, before any rule, of the committed tokens.
 
     kept: of each row, which drafts were (1: the first) and the token after them; logits
-    `[n, D + 1, vocab]`.
+    `[n, D + 1, vocab]`, or `[1, S, vocab]` after each token of a scored prompt chunk.
     """
     n, scored, _ = logits.shape
-    asked = [decode(rules).sampling.logprobs for rules in x.rules.tolist()]
+    rules = [decode(each) for each in x.rules.tolist()]
+    asked = [each.sampling.logprobs for each in rules]
     most = max((count for count in asked if count is not None), default=None)
     if most is None:
         return no_logprobs(n)
@@ -27,12 +28,16 @@ def committed_logprobs(
     for i, (path, token) in enumerate(kept):
         if asked[i] is None:
             continue
-        before = x.rows[i, 1] - 1
-        tokens = [*(int(x.tokens[i, before + node]) for node in path), token]
-        for j, (node, committed) in enumerate(zip((0, *path), tokens, strict=True)):
+        _, forced, place, _ = x.rows[i].tolist()
+        nodes: Sequence[int] = (0, *path)
+        tokens = [*(int(x.tokens[i, forced - 1 + node]) for node in path), token]
+        if rules[i].score_prompt(place):
+            nodes, tokens = range(forced), [*x.tokens[i, 1:].tolist(), token][:forced]
+        for j, (node, committed) in enumerate(zip(nodes, tokens, strict=True)):
             line = logits[i, node] - logits[i, node].max()
             line -= np.log(np.exp(line).sum())
-            best = np.argsort(-line, kind="stable")[:most]
+            best = np.sort(np.argpartition(-line, max(most - 1, 0))[:most])
+            best = best[np.argsort(-line[best], kind="stable")]
             ids[i, j] = [committed, *best.tolist()]
             values[i, j] = line[ids[i, j]]
     return values, ids

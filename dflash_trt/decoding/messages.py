@@ -26,6 +26,7 @@ class VerifyInput(NamedTuple):
 
     A row's first `forced` tokens are known to be right (a prompt chunk, or the anchor); the rest,
     up to `length`, are drafts: a chain, or a tree by `parents`. Prefilling is verifying a prompt.
+    Where the prompt's log-probabilities are wanted, the token after its chunk stands behind it.
     """
 
     # [3 + 3m]: first cache row, drafts wanted (or DROPPED), candidates of each, and sequences that
@@ -48,7 +49,9 @@ class VerifyOutput(NamedTuple):
     # the features are of earlier steps, and which tokens of a tree were kept (P is 0 for chains)
     results: Int64
     features: Float32  # [n, C, taps * hidden_size], first those held back so far
-    logprobs: Float32  # [n, D + 1, 1 + K]: of each committed token, and of the K best there
+    # [n, D + 1, 1 + K]: of each committed token, and of the K best there; of a scored prompt chunk
+    # those after each of its tokens
+    logprobs: Float32
     logprob_ids: Int64  # [n, D + 1, K + 1]: the committed token, the K best; [n, 1, 1] if unasked
     verify_seconds: float
 

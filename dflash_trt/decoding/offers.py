@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-SOURCES = ("target", "drafter", "lookup")  # who wrote a token: the target, or accepted drafts
+SOURCES = ("target", "drafter", "lookup", "prompt")  # who wrote a token
 VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
 
 

@@ -47,7 +47,9 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     width = max(asked, -(-engine.info.least_rows // n))
     lengths, forced, places, _ = zip(*x.rows.tolist(), strict=True)
     trees = [tuple(line[1:]) for line in x.parents.tolist()] if x.parents.shape[1] > 1 else []
-    scored = _scored_rows(forced, lengths, width, engine.info.least_rows)
+    all_scored = n == 1 and decode(x.rules[0]).score_prompt(places[0])
+    before = forced[0] - 1 if all_scored else 0  # scored rows before the last forced token's
+    scored = _scored_rows((1,) if all_scored else forced, lengths, width, engine.info.least_rows)
     visible = _visible(engine, max(places) + width)
     step = engine.step(first_row, n, width, visible, len(scored))
     step.inputs["tokens"][:, :asked] = x.tokens
@@ -70,12 +72,12 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     step.run()
     outputs = step.outputs
     numbers = np.isfinite(outputs["top_logits"])
-    own = np.where(numbers, outputs["top_ids"], NO_TOKEN).reshape(n, -1).tolist()
+    own = np.where(numbers, outputs["top_ids"], NO_TOKEN).reshape(n, -1)[:, before:].tolist()
     features = outputs["features"][:, :asked]
     logprobs, ids = no_logprobs(n)
     if trees or any(x.rules.tolist()):
-        logits = outputs["logits"].reshape(n, len(own[0]), -1)
-        kept = accept_by_rules(x, own, logits)
+        logits = outputs["logits"].reshape(n, before + len(own[0]), -1)
+        kept = accept_by_rules(x, own, logits[:, before:])
         results = [[len(each[0]), each[1]] if each else [-1, 0] for each in kept]
         logprobs, ids = committed_logprobs(x, [each or ((), 0) for each in kept], logits)
         if trees:

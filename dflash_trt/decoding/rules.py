@@ -33,6 +33,10 @@ class Rules:
         s = self.sampling
         return not (s.temperature or s.min_tokens or self.need_history) and s.logprobs is None
 
+    def score_prompt(self, place: int) -> bool:
+        """Whether tokens from this position on are a prompt chunk, and all of them are scored."""
+        return self.sampling.prompt_logprobs and place < self.prompt_tokens
+
     @cached_property
     def only_temperature(self) -> bool:
         """Whether tokens are drawn by logits over a temperature, and nothing else."""

@@ -34,6 +34,7 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None  # alternatives to report for each token; None: no logprobs
     seed: int = 0
+    prompt_logprobs: bool = False  # with `logprobs`: of the prompt's tokens too
 
     def __post_init__(self) -> None:
         """RequestError for a value that no distribution can be made from."""

@@ -66,6 +66,7 @@ class Scheduler:
         self._max_seq_len = max_seq_len
         self._prefill_chunk = prefill_chunk
         self._policy = policy
+        self._most_verified = most_verified(policy.draft_tokens + 1)
         self._proposer = proposer
         self._line = Line() if line is None else line
         self._first_row = first_row
@@ -138,8 +139,11 @@ class Scheduler:
 
     def _prefill(self, sequence: Sequence) -> list[Sequence]:
         prompt = sequence.request.prompt
-        chunk = prompt[sequence.position : sequence.position + self._prefill_chunk]
-        last = sequence.position + len(chunk) == len(prompt)
+        scored = sequence.request.sampling.prompt_logprobs
+        # head rows are as many as in a round
+        most = min(self._prefill_chunk, self._most_verified - 1) if scored else self._prefill_chunk
+        end = min(sequence.position + most, len(prompt))
+        chunk, last = prompt[sequence.position : end], end == len(prompt)
         budget = _budget(sequence) if last else 0
         rows = [[len(chunk), len(chunk), sequence.position, budget]]
         drawn = bool(sequence.request.sampling.temperature)
@@ -148,11 +152,13 @@ class Scheduler:
         wanted = self._policy.draft_tokens if drafts else self._undrafted([sequence])
         if not wanted and sequence.held + len(chunk) > HELD:
             wanted = self._policy.draft_tokens
-        lines = [list(chunk)]
+        lines = [list(prompt[sequence.position : end + scored])]
         output, report = self._run([sequence], len(self._decoding), rows, lines, chains(1), wanted)
         report.prompt_tokens = len(chunk)
         if drafts:
             self._policy.prefilled(n, drawn, report.draft)
+        if scored:
+            output = sequence.score_prompt(output, len(chunk) - last)
         sequence.verified(len(chunk), wanted)
         if not last and output.results[0, 0] >= 0:
             return []
@@ -198,7 +204,7 @@ class Scheduler:
 
     def _room(self, sequences: Seq[Sequence]) -> int:
         """Plain rounds before which the drafter need not run, however the last one goes."""
-        room = HELD - most_verified(self._policy.draft_tokens + 1)
+        room = HELD - self._most_verified
         return room - max(sequence.held for sequence in sequences)
 
     def _undrafted(self, sequences: Seq[Sequence]) -> int:
@@ -342,13 +348,13 @@ def check_request(request: Request, max_seq_len: int) -> None:
     """RequestError for a request that an engine of this length can never run."""
     if not request.prompt:
         raise RequestError("The prompt is empty", "Send at least one token of text.")
-    if request.max_tokens < 1:
-        raise RequestError(f"max_tokens is {request.max_tokens}", "Ask for at least 1.")
-    total = len(request.prompt) + request.max_tokens
-    if total > max_seq_len:
+    least = 0 if request.sampling.prompt_logprobs else 1
+    if request.max_tokens < least:
+        raise RequestError(f"max_tokens is {request.max_tokens}", f"Ask for at least {least}.")
+    if len(request.prompt) + request.max_tokens > max_seq_len:
         raise RequestError(
-            f"The prompt has {len(request.prompt)} tokens and {request.max_tokens} more are "
-            f"asked for: {total} exceed the context length of {max_seq_len}",
+            f"This model's maximum context length is {max_seq_len} tokens: the prompt's "
+            f"{len(request.prompt)} and the {request.max_tokens} asked for exceed it",
             "Shorten the prompt, lower max_tokens, or build with a larger serving.max_seq_len.",
         )
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from dflash_trt.decoding.lookup import Suffixes
-from dflash_trt.decoding.messages import DROPPED
+from dflash_trt.decoding.messages import DROPPED, RoundOutput
 from dflash_trt.decoding.rules import Rules, encode
 from dflash_trt.decoding.sampling import Float32, Int64, Sampling
 
@@ -37,7 +37,8 @@ class Sequence:
 
     request: Request
     tokens: list[int] = field(default_factory=list)  # generated so far
-    logprobs: list[list[float]] = field(default_factory=list)  # per token: its own, then the best
+    # per token, those of a scored prompt first: its own, then the best; 0 for the prompt's first
+    logprobs: list[list[float]] = field(default_factory=list)
     logprob_ids: list[list[int]] = field(default_factory=list)  # the ids of these
     sources: list[int] = field(default_factory=list)  # per token: its place in `offers.SOURCES`
     committed_per_round: list[int] = field(default_factory=list)  # after the prefill's first token
@@ -81,6 +82,18 @@ class Sequence:
         self.position += tokens
         self.held = self.held + tokens if wanted == 0 else 0
         self.lost = self.lost or wanted == DROPPED
+
+    def score_prompt(self, output: RoundOutput, count: int) -> RoundOutput:
+        """Take those of `count` prompt tokens, after the first one; what is left of the output."""
+        if not self.logprobs:
+            most = 1 + (self.request.sampling.logprobs or 0)
+            self.logprobs.append([0.0] * most)
+            self.logprob_ids.append([self.request.prompt[0]] * most)
+        self.logprobs += output.logprobs[0, :count].tolist()
+        self.logprob_ids += output.logprob_ids[0, :count].tolist()
+        return output._replace(
+            logprobs=output.logprobs[:, count:], logprob_ids=output.logprob_ids[:, count:]
+        )
 
     def commit(self, tokens: Seq[int]) -> int:
         """Append what fits the budget, up to a stop token; returns how many were taken."""

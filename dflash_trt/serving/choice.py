@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 
 from tokenizers import Tokenizer
 
+from dflash_trt.decoding.offers import SOURCES
 from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.serving.detokenize import Detokenizer
 from dflash_trt.serving.harmony import has_channels
@@ -42,7 +43,9 @@ class Choice:
         self._stop_words = StopWords(stop_words) if stop_words else None
         self._text = prefix  # not yet given out
         self._seen = 0  # tokens given to the detokenizer
-        self._tokens_given = 0
+        request = sequence.request  # its prompt is given out with its log-probabilities
+        self._prompt = [*request.prompt] if request.sampling.prompt_logprobs else []
+        self._given = 0  # tokens given out
         self._rounds_given = 0
         self._failed: Exception | None = None  # why its text cannot be given out
         if stop_words:
@@ -107,15 +110,17 @@ class Choice:
             self._text += piece + self._stop_words.rest()
         if not last and (final_only or not self._text):
             return None
-        start, self._tokens_given = self._tokens_given, len(sequence.tokens)
+        start, prompt = self._given, len(self._prompt)
+        self._given = prompt + len(sequence.tokens)
         rounds, self._rounds_given = self._rounds_given, sequence.rounds
         text, self._text = self._text, ""
+        echoed, begin = self._prompt[start : len(sequence.logprobs)], max(0, start - prompt)
         return Part(
             index=[self.index],
             text_output=[text],
             finish_reason=[sequence.finish_reason or ""],
-            token_ids=sequence.tokens[start:],
-            token_sources=sequence.sources[start:],
+token_ids=echoed + sequence.tokens[begin:],
+            token_sources=[SOURCES.index("prompt")] * len(echoed) + sequence.sources[begin:],
             round_tokens=sequence.committed_per_round[rounds:],
             prompt_tokens=len(sequence.request.prompt),
             completion_tokens=[len(sequence.tokens)],

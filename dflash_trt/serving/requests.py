@@ -70,8 +70,8 @@ def parse_request(
     text, is_chat = _prompt_text(inputs, template)
     if len(text) > most:
         raise RequestError(
-            f"The prompt's {len(text)} characters cannot be {settings.max_seq_len} tokens, "
-            "the context length",
+            f"This model's maximum context length is {settings.max_seq_len} tokens: the prompt's "
+            f"{len(text)} characters exceed it",
             "Shorten the prompt, or build with a larger serving.max_seq_len.",
         )
     # a chat template writes the special tokens itself
@@ -81,7 +81,9 @@ def parse_request(
     room = settings.max_seq_len - len(prompt)
     given = {name: _value(inputs, name, None) for name in SAMPLING if name in inputs}
     bad_words = _bad_words(_words(inputs, "bad_words"), tokenizer)
-    sampling = Sampling(**given, bad_words=bad_words)
+    echo = not _value(inputs, "exclude_input_in_output", True)
+    scored = echo and "logprobs" in inputs
+    sampling = Sampling(**given, bad_words=bad_words, prompt_logprobs=scored)
     if "seed" not in inputs and sampling.temperature:
         sampling = replace(sampling, seed=secrets.randbits(62))
     stop_token_ids = _token_ids(inputs, "stop_token_ids", tokenizer)
@@ -102,7 +104,7 @@ def parse_request(
         drafting=_value(inputs, "drafting", True),
     )
     check_request(request, settings.max_seq_len)
-    if ids and not _value(inputs, "exclude_input_in_output", True):
+    if ids and echo:
         with panics_as_errors():
             text = tokenizer.decode(ids, skip_special_tokens=False)
     if sampling.min_tokens > request.max_tokens:
@@ -114,8 +116,7 @@ def parse_request(
         replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**63))
         for i in range(choices_asked(inputs))
     ]
-    prefix = "" if _value(inputs, "exclude_input_in_output", True) else text
-    return Ask(choices, _value(inputs, "stream", False), prefix, stop_words)
+    return Ask(choices, _value(inputs, "stream", False), text if echo else "", stop_words)
 
 
 def _check_bytes(inputs: Inputs, most: int) -> None:

@@ -40,6 +40,8 @@ class Chunk:
     token_sources: list[str] = field(default_factory=list)  # "target", "drafter" or "lookup"
     logprobs: list[float] = field(default_factory=list)  # one a token, when asked for
     top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
+    prompt_tokens: int = 0
+    completion_tokens: int = 0  # of this choice so far
 
 
 @dataclass
@@ -120,6 +122,8 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
                 token_sources=sources[tokens[k]],
                 logprobs=logprobs[tokens[k]],
                 top_logprobs=tops[tokens[k]],
+                prompt_tokens=int(values["prompt_tokens"][0]),
+                completion_tokens=int(values["completion_tokens"][k]),
             )
         )
     return chunks
@@ -129,11 +133,12 @@ def _parts(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> lis
     """Which of the concatenated items belong to which choice.
 
     A response of one choice holds new items, of which `totals` counts more than these; one of
-    several is the whole answer.
+    several is the whole answer, where each may have the prompt's tokens before its own.
     """
     if len(totals) == 1:
         return [slice(0, len(array))]
-    ends = [0, *itertools.accumulate(totals.tolist())]
+    prompt = (len(array) - int(totals.sum())) // len(totals)
+    ends = [0, *itertools.accumulate(prompt + total for total in totals.tolist())]
     return [slice(*pair) for pair in itertools.pairwise(ends)]
 
 

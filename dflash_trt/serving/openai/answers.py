@@ -46,6 +46,15 @@ def usage(choices: Sequence[Summary], each_n: int) -> Json:
     }
 
 
+def so_far(chunk: Chunk) -> Json:
+    """Token counts of a choice up to this chunk."""
+    return {
+        "prompt_tokens": chunk.prompt_tokens,
+        "completion_tokens": chunk.completion_tokens,
+        "total_tokens": chunk.prompt_tokens + chunk.completion_tokens,
+    }
+
+
 def metrics(summary: Summary, round_tokens: Sequence[int], most_drafts: int) -> Json:
     """The figures of one choice as vLLM's `--per-request-spec-decode-metrics` gives them.
 
@@ -138,11 +147,18 @@ def _text_logprobs(part: Choice | Chunk, spell: Spell, offset: int) -> Json | No
         "tokens": texts,
         "token_logprobs": [max(value, LEAST) for value in part.logprobs],
         "top_logprobs": [
-            {text(token, spell): max(value, LEAST) for token, value in top.items()}
+            # the better of two that read alike
+            {text(token, spell): max(value, LEAST) for token, value in reversed(top.items())}
             for top in part.top_logprobs
         ],
         "text_offset": [offset + sum(map(len, texts[:k])) for k in range(len(texts))],
     }
+
+
+def without_first(choice: Json) -> None:
+    """The first token of an echoed prompt has no log-probability."""
+    if logprobs := choice["logprobs"]:
+        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
 
 
 def text(token: int, spell: Spell) -> str:

@@ -129,6 +129,8 @@ async def _answer(
     choices = [
         {**style.whole(choice, served.spell), "index": index} for index, choice in enumerate(found)
     ]
+    for choice in choices if fields.echo else ():
+        answers.without_first(choice)
     if served.channels and style is CHAT:
         for choice in choices:
             answers.tell_apart(choice["message"], Channels(), last=True)
@@ -166,12 +168,15 @@ async def _events(
             if served.channels and style is CHAT:
                 known = channels.setdefault(chunk.index, Channels())
                 answers.tell_apart(choice["delta"], known, last=chunk.final is not None)
+            if fields.echo and chunk.index not in offsets:
+                answers.without_first(choice)
             offsets.setdefault(chunk.index, 0)
             if chunk.logprobs:
                 texts = [answers.text(token, served.spell) for token in chunk.token_ids]
                 offsets[chunk.index] += sum(map(len, texts))
             rounds += chunk.round_tokens
-            yield to_event({**head, "choices": [choice], **nothing})
+            so_far = {"usage": answers.so_far(chunk)} if fields.continuous_usage else nothing
+            yield to_event({**head, "choices": [choice], **so_far})
         if fields.include_usage:
             only = ended[0] if len(ended) == 1 else None
             totals = {

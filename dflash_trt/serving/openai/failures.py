@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, UnavailableError
 
 log = logging.getLogger(__name__)
-CONTEXT_LENGTH = "the context length"  # what every refusal of too long a request names
+# what every refusal of too long a request names, in OpenAI's words: LiteLLM looks for them
+CONTEXT_LENGTH = "This model's maximum context length is"
 PYDANTIC = ", | after validation| to extract| or instance"  # what follows is about its types
 
 

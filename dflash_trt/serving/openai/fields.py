@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    ValidationInfo,
     model_validator,
 )
 
@@ -45,6 +46,13 @@ def _not_done(*neutral: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _best_of(value: int | None, info: ValidationInfo) -> int | None:
+    """Only the one that picks none: as many as are given back."""
+    if value not in (None, 1, info.data.get("n")):
+        raise ValueError("is not supported by this server, unless it is n")
+    return value
+
+
 def _prompts(prompt: Any) -> list[AnyPrompt]:
     """A text, token ids, or a list of either, as a list; ValueError."""
     several = isinstance(prompt, list) and not _are_ids(prompt)
@@ -61,8 +69,10 @@ def _are_ids(prompt: Any) -> bool:
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-    include_usage: bool = False
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with include_usage: in every chunk, so far
+    include_obfuscation: Any = None  # accepted, without effect
 
 
 class Fields(BaseModel):
@@ -102,8 +112,26 @@ class Fields(BaseModel):
     logit_bias: Annotated[Any, _not_done({})] = None
     response_format: Annotated[Any, _not_done({"type": "text"})] = None
     skip_special_tokens: Annotated[Any, _not_done(True)] = None
+    spaces_between_special_tokens: Annotated[Any, _not_done(True)] = None
     include_stop_str_in_output: Annotated[Any, _not_done(False)] = None
+    truncate_prompt_tokens: Annotated[Any, _not_done()] = None
+    allowed_token_ids: Annotated[Any, _not_done()] = None
+    logits_processors: Annotated[Any, _not_done([])] = None
+    prompt_logprobs: Annotated[Any, _not_done()] = None
+    return_token_ids: Annotated[Any, _not_done(False)] = None
+    return_tokens_as_token_ids: Annotated[Any, _not_done(False)] = None
+    best_of: Annotated[int | None, AfterValidator(_best_of)] = None
+    use_beam_search: Annotated[Any, _not_done(False)] = None
+    length_penalty: Annotated[Any, _not_done(1)] = None
+    structured_outputs: Annotated[Any, _not_done()] = None
+    guided_json: Annotated[Any, _not_done()] = None
+    guided_regex: Annotated[Any, _not_done()] = None
+    guided_choice: Annotated[Any, _not_done()] = None
+    guided_grammar: Annotated[Any, _not_done()] = None
+    guided_decoding_backend: Annotated[Any, _not_done()] = None
+    guided_whitespace_pattern: Annotated[Any, _not_done()] = None
     cache_salt: Annotated[Any, _not_done()] = None
+    kv_transfer_params: Annotated[Any, _not_done()] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -114,7 +142,12 @@ class Fields(BaseModel):
 
     @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
 
     def names(self) -> dict[str, str]:
         """What inputs of the model are called here."""
@@ -182,6 +215,13 @@ class ChatFields(Fields):
     tool_choice: Annotated[Any, _not_done("auto", "none")] = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    echo: Annotated[Any, _not_done(False)] = None
+    add_special_tokens: Annotated[Any, _not_done(False)] = None
+    continue_final_message: Annotated[Any, _not_done(False)] = None
+    chat_template: Annotated[Any, _not_done()] = None
+    documents: Annotated[Any, _not_done([])] = None
+    include_reasoning: Annotated[Any, _not_done(True)] = None
+    mm_processor_kwargs: Annotated[Any, _not_done({})] = None
     functions: Annotated[Any, _not_done([])] = None
     function_call: Annotated[Any, _not_done("auto", "none")] = None
     modalities: Annotated[Any, _not_done(["text"])] = None
@@ -216,17 +256,14 @@ class TextFields(Fields):
     max_tokens: int | None = 16  # OpenAI's default
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
-    best_of: Annotated[Any, _not_done(1)] = None
+    add_special_tokens: Annotated[Any, _not_done(True)] = None
     suffix: Annotated[Any, _not_done("")] = None
 
     def names(self) -> dict[str, str]:
         return {**super().names(), "text_input": "prompt", "input_ids": "prompt"}
 
     def request(self) -> tuple[list[AnyPrompt], Options]:
-        """The prompts, and how each of them is to be answered; `Failure`."""
-        if self.echo and self.logprobs is not None:
-            message = "'echo' with 'logprobs' is not supported: those of the prompt are not known."
-            raise Failure(400, message, "echo")
+        """The prompts, and how each of them is to be answered."""
         options = self.options()
         options["logprobs"] = self.logprobs
         options["exclude_input_in_output"] = False if self.echo else None
