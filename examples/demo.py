@@ -16,7 +16,7 @@ PROMPT = '''class Stack:
 
 def run(*arguments: str) -> None:
     """Run one `dflash-trt` command as a user would."""
-    shown = [repr(argument) if "\n" in argument else argument for argument in arguments]
+    shown = [f"${argument!r}" if "\n" in argument else argument for argument in arguments]
     print(f"\n$ dflash-trt {' '.join(shown)}", flush=True)
     command = [sys.executable, "-m", "dflash_trt", *arguments]
     subprocess.run(command, check=True, cwd=ROOT)

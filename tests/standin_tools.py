@@ -54,7 +54,7 @@ def require(holds: object, problem: str) -> None:
         sys.exit(f"stand-in: {problem}")
 
 
-def python(*arguments: str) -> None:
+def python(arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
@@ -66,12 +66,13 @@ def dflash_trt(arguments: list[str]) -> None:
     if arguments[0] == "generate" and "--url" not in arguments:
         command += ["--url", f"127.0.0.1:{PORTS['grpc']}"]
     if arguments[0] != "serve":
-        python(*command)
+        python(command)
     from dflash_trt.serving.server import free_ports  # noqa: PLC0415
 
     for kind, port in vars(free_ports()).items():
-        if f"--{kind}-port" not in arguments:
-            command.append(f"--{kind}-port={port}")
+        command.append(f"--{kind}-port={port}")
+    if "--openai-port" in command:  # the page's is that of the server beside it
+        command[command.index("--openai-port") + 1] = str(free_ports().http)
     server = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     said = ""
@@ -86,7 +87,7 @@ def dflash_trt(arguments: list[str]) -> None:
 
 
 def python3(arguments: list[str]) -> None:
-    python(*arguments, *(["--without-pip"] if arguments[:2] == ["-m", "venv"] else []))
+    python(arguments + ["--without-pip"] * (arguments[:2] == ["-m", "venv"]))
 
 
 def make(arguments: list[str]) -> None:
@@ -100,7 +101,7 @@ def outside() -> dict[str, str]:
 
 def pytest(arguments: list[str]) -> None:
     """Whether such tests are there."""
-    python("-m", "pytest", "--collect-only", "-q", "--rootdir", str(ROOT), *arguments)
+    python(["-m", "pytest", "--collect-only", "-q", "--rootdir", str(ROOT), *arguments])
 
 
 def pip(arguments: list[str]) -> None:

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,19 +44,24 @@ NOT_RUN = {
     ("docs/operations.md", "docker run --init"): "an option for a line of one's own",
     ("docs/bundles.md", "kubectl kustomize"): "test_deployment.py runs it",
     ("docs/metrics.md", "promtool test rules tests/alerts_test.yml"): "test_metrics.py runs it",
-    ("docs/clients.md", "│                        Request Error Rate (%) │   0.00 │"): "AIPerf's words",
+    (
+        "docs/clients.md",
+        "│                        Request Error Rate (%) │   0.00 │",
+    ): "AIPerf's words",
     ("docs/structure.md", "build/pycode/"): "a folder's files",
     ("docs/structure.md", "build/gpt-oss-120b/"): "a folder's files",
     ("docs/structure.md", "cli -> bench, build, doctor, planning"): "a picture",
     ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
 }
-LONG = ("README.md", "docs/first-hour.md")  # walks of more than 20 s
+# walks of more than 10 s
+LONG = ("README.md", "docs/first-hour.md", "docs/metrics.md", "docs/models.md", "docs/structure.md")
 STANDIN_TOOLS = (
     *("aiperf", "dflash-trt", "docker", "git", "kubectl", "make", "pip", "pytest", "python"),
     *("python3", "rsync", "ssh"),
 )
 OVER_LLM = ("docs/bundles.md", "docs/serving_tensorrt_llm.md")  # their BUILD is TensorRT-LLM's
 COMMIT = "b5c939de8f754692c1647ca79fbf85e8c1e70f8a"  # of gpt-oss-120b, in the published configs
+GPT_OSS = "build_configs/dgx-b300/gpt-oss-120b.yaml"
 KEY = "0123456789abcdef0123456789abcdef"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 PROGRAM = "#!/bin/sh\n"
@@ -146,7 +152,11 @@ def test_the_config_reads_it(block: Block, tmp_path: Path) -> None:
     """Whole, or in place of a section of a config that builds; `a.b: c` is a path and a value."""
     found = yaml.safe_load(block.text)
     if "scrape_configs" in found:  # Prometheus's
-        assert found["scrape_configs"][0].keys() == {"job_name", "scrape_interval", "static_configs"}
+        assert found["scrape_configs"][0].keys() == {
+            "job_name",
+            "scrape_interval",
+            "static_configs",
+        }
         assert all((ROOT / file).is_file() for file in found["rule_files"])
         return
     if block.language == "setting":
@@ -154,7 +164,9 @@ def test_the_config_reads_it(block: Block, tmp_path: Path) -> None:
         for name in reversed(path.split(".")):
             value = {name: value}
         found = value
-    kind = "onnxruntime" if "serving.mode" in block.text or "ranks" in block.page else "tensorrt_llm"
+    kind = (
+        "onnxruntime" if "serving.mode" in block.text or "ranks" in block.page else "tensorrt_llm"
+    )
     config = yaml.safe_load((ROOT / "build_configs/pycode.yaml").read_text())
     config["engine"] = {"kind": kind}
     hub = {"hub": "openai/gpt-oss-120b", "revision": COMMIT}  # `checkpoints: hub` takes no path
@@ -169,6 +181,22 @@ def test_the_config_reads_it(block: Block, tmp_path: Path) -> None:
 def test_the_queries_are_of_what_is_exported(block: Block) -> None:
     for line in block.text.splitlines():
         _check_query(re.split(r"\s{2,}", line, maxsplit=1)[1])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", of("console"))
+def test_the_demo_prints_what_the_page_shows(block: Block) -> None:
+    """But for its figures, and how many rounds there were."""
+    shutil.rmtree(ROOT / "build" / "pycode", ignore_errors=True)  # else there is nothing to build
+    demo = [sys.executable, "-u", ROOT / "examples" / "demo.py"]
+    done = subprocess.run(demo, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+
+    def shape(text: str) -> list[str]:
+        lines = [line for line in text.splitlines() if line and not line.endswith(" ...")]
+        return [re.sub(r"\d[\d.]*( \d[\d.]*)*", "#", line) for line in lines]
+
+    assert shape(done.stdout) == shape(block.text)
 
 
 # --- the walk ------------------------------------------------------------------------------------
@@ -203,7 +231,14 @@ def servers(pycode: Path, chat_pair: Path) -> Iterator[dict[str, str]]:
         issued.cert_chain_pems[0].write_to_path(chat_pair / f"{name}.pem")
     (chat_pair / "key").write_text(f"{KEY}\n")
     plain, tls, extra = free_ports(), free_ports(), free_ports()
-    options = ("--grpc-cert", "server.pem", "--grpc-key", "server.key", "--inference-key-file", "key")
+    options = (
+        "--grpc-cert",
+        "server.pem",
+        "--grpc-key",
+        "server.key",
+        "--inference-key-file",
+        "key",
+    )
     files = [str(chat_pair / each) if "." in each or each == "key" else each for each in options]
     with (
         serving(pycode, plain, f"--openai-port={extra.http}"),
@@ -224,7 +259,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (directory / "target" / copies).mkdir()
         (directory / "target" / copies / "model.bin").write_bytes(b"once more")
     with running_hub() as hub:
-        for name, role in (("openai/gpt-oss-120b", "target"), ("z-lab/gpt-oss-120b-DFlash", "drafter")):
+        for name, role in (
+            ("openai/gpt-oss-120b", "target"),
+            ("z-lab/gpt-oss-120b-DFlash", "drafter"),
+        ):
             hub.repositories[name] = Repository(directory / role, {"main": COMMIT})
         yield hub.url
 
@@ -244,11 +282,10 @@ def desk(
                 (folder / each.name).symlink_to(each)
         files = {"TARGET": chat_pair / "target", "DRAFTER": chat_pair / "drafter"}
         files |= {each: chat_pair / each for each in ("ca.pem", "key", "me.key", "me.pem")}
-        files |= {"build/pycode": pycode, "after.json": folder / "before.json"}
-        files |= {"CONFIG": folder / "CONFIG.yaml"}
+        files |= {"after.json": folder / "before.json", "CONFIG": folder / "CONFIG.yaml"}
+        files["BUILD"] = shutil.copytree(pycode, folder / "build" / "pycode")
         if page != "README.md":  # which builds it
-            files |= {"DIR": pycode}
-        files["BUILD"] = pycode
+            files["DIR"] = files["BUILD"]
         if page in OVER_LLM:
             args = {"max_batch_size": 2, "max_seq_len": 512}
             files["BUILD"] = write_llm_build(tmp_path / "llm", chat_pair, args)
@@ -256,7 +293,9 @@ def desk(
             (folder / name).symlink_to(file)
         config = {role: {"path": str(chat_pair / role)} for role in ("target", "drafter")}
         engine = {"kind": "onnxruntime"}
-        (folder / "CONFIG.yaml").write_text(yaml.safe_dump({"name": "x", "engine": engine, **config}))
+        (folder / "CONFIG.yaml").write_text(
+            yaml.safe_dump({"name": "x", "engine": engine, **config})
+        )
         (folder / "FILE.jsonl").write_text('{"text": "def main():"}\n{"text": "class A:"}\n')
         tools = Path(__file__).with_name("standin_tools.py")
         for name in STANDIN_TOOLS:
@@ -300,9 +339,11 @@ def write_machine(folder: Path) -> None:
 
 
 STANDS_FOR = {
+    "docs/bundles.md": {"CONFIG": GPT_OSS},
+    "docs/planning.md": {"CONFIG": GPT_OSS},
     "docs/models.md": {"[DRAFTER]": "DRAFTER"},
     "docs/sources.md": {"ORG/NAME": "openai/gpt-oss-120b", "COMMIT": COMMIT},
-    "docs/structure.md": {"COUNT": "2", "SEED": "1"},
+    "docs/structure.md": {"COUNT": "2", "SEED": "1", "CONFIG": GPT_OSS},
 }
 
 
