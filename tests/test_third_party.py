@@ -32,7 +32,6 @@ COUNTERS = (
     "dflash_requests_total",
     "dflash_acceptance_length_count",
     "dflash_inter_token_latency_seconds_sum",
-    "dflash_inter_token_latency_seconds_count",
     "trtllm_generation_tokens_total",
     "trtllm_prompt_tokens_total",
     "trtllm_spec_decode_num_draft_tokens_total",
@@ -71,6 +70,8 @@ def server(built: Path) -> Iterator[tuple[Ports, str]]:
     """`dflash-trt serve`: its ports, and the OpenAI front's address."""
     ports, port = free_ports(), free_ports().http
     with serving(built, ports, f"--openai-port={port}"):
+        with Client(f"127.0.0.1:{ports.grpc}") as client:
+            client.generate(PROMPT, max_tokens=2)  # after what is measured at the start
         yield ports, f"http://127.0.0.1:{port}"
 
 
@@ -105,6 +106,7 @@ def test_aiperf(server: tuple[Ports, str], built: Path, endpoint: str, tmp_path:
     ports, url = server
     requests, tokens = 30, 40
     per_chunk = ["--per-chunk-usage"] if endpoint == "chat" else []
+    time.sleep(3)  # the metrics are sent once a second
     before = _counted(ports)
     done = subprocess.run(
         [
@@ -127,24 +129,23 @@ def test_aiperf(server: tuple[Ports, str], built: Path, endpoint: str, tmp_path:
     report: dict[str, Any] = json.loads(file.read_text())
     figures = {name: value for name, value in report.items() if isinstance(value, dict)}
     said = {name: value["avg"] for name, value in figures.items() if "avg" in value}
-    deadline = time.monotonic() + 30  # the metrics are sent once a second
-    while True:
-        after = _counted(ports)
-        got = {name: after[name] - before[name] for name in after}
-        if got["dflash_requests_total"] >= requests or time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
-    assert said["request_count"] == got["dflash_requests_total"] == requests
-    assert said["request_error_rate"] == 0
-    assert said["total_output_tokens"] == got["trtllm_generation_tokens_total"] == requests * tokens
-    assert said["total_usage_prompt_tokens"] == got["trtllm_prompt_tokens_total"]
+    deadline, probes, counted = time.monotonic() + 30, 0.0, -1.0
+    while counted != requests * tokens and time.monotonic() < deadline:
+        time.sleep(1)
+        got = {name: value - before[name] for name, value in _counted(ports).items()}
+        # of one token each: `serve` asks whether the server still answers
+        probes = got["dflash_requests_total"] - requests
+        counted = got["trtllm_generation_tokens_total"] - probes
+    assert (said["request_count"], said["request_error_rate"]) == (requests, 0)
+    assert said["total_output_tokens"] == counted == requests * tokens
+    assert said["total_usage_prompt_tokens"] == got["trtllm_prompt_tokens_total"] - probes
     assert said["total_spec_decode_steps"] == got["dflash_acceptance_length_count"]
     assert said["total_draft_tokens"] == got["trtllm_spec_decode_num_draft_tokens_total"]
-    # it waits for what the server has, and for its way there
-    first = got["trtllm_time_to_first_token_seconds_sum"] / requests
-    assert first - 0.01 <= said["time_to_first_token"] / 1000 <= first + 5
+    # seconds; it hears of a token later than the server has it, by what a busy machine takes
+    first = got["trtllm_time_to_first_token_seconds_sum"] / got["dflash_requests_total"]
+    assert first / 2 < said["time_to_first_token"] / 1000 < first + 5
     between = got["dflash_inter_token_latency_seconds_sum"] / (requests * (tokens - 1))
-    print(first, said["time_to_first_token"], between, said["inter_token_latency"], got)
+    assert between / 2 < said["inter_token_latency"] / 1000 < 2 * between + 0.1
 
 
 def _counted(ports: Ports) -> dict[str, float]:
