@@ -69,7 +69,7 @@ OUTPUTS = {
     ),
 }
 PARAMETERS = {"timeout", "coded_errors"}
-MAY_HAVE = {"client", "client_key"}
+MAY_HAVE = {"client", "client_key", "x-request-id"}
 
 Inputs = dict[str, Any]
 Answer = Callable[[Inputs, "Call"], Iterator[service_pb2.ModelStreamInferResponse]]
@@ -205,7 +205,7 @@ def parts(*responses: service_pb2.ModelStreamInferResponse) -> Answer:
 
 def _inputs(request: service_pb2.ModelInferRequest) -> Inputs:
     assert request.model_name == "dflash"
-    assert set(request.parameters) - MAY_HAVE == PARAMETERS
+    assert set(request.parameters) - MAY_HAVE == PARAMETERS, sorted(request.parameters)
     assert request.parameters["coded_errors"].bool_param
     assert request.parameters["timeout"].int64_param > 0
     found: Inputs = {}

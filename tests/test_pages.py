@@ -33,7 +33,6 @@ from test_metrics import _check_query
 from dflash_trt.build import build
 from dflash_trt.cli import app
 from dflash_trt.config import BuildConfig, load_config
-from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.server import free_ports
 
 # what is not run, by page and first line, and why

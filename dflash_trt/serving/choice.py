@@ -119,7 +119,7 @@ class Choice:
             index=[self.index],
             text_output=[text],
             finish_reason=[sequence.finish_reason or ""],
-token_ids=echoed + sequence.tokens[begin:],
+            token_ids=echoed + sequence.tokens[begin:],
             token_sources=[SOURCES.index("prompt")] * len(echoed) + sequence.sources[begin:],
             round_tokens=sequence.committed_per_round[rounds:],
             prompt_tokens=len(sequence.request.prompt),
