@@ -19,6 +19,8 @@ import numpy as np
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
+from dflash_trt.serving.request_id import HEADER
+
 TOKEN_IDS = ("input_ids", "stop_token_ids")
 INPUTS = {
     **dict.fromkeys(

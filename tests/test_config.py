@@ -209,6 +209,37 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         load_config(write(tmp_path, GOOD + GOOD.replace("name: x\n", "")))
 
 
+MISTAKES = """\
+name: X
+target: {path: a}
+target: {path: a}
+drafter: {path: b, hub: c/d}
+engine:
+  kind: tensorrt_llm
+  version: "0"
+  hardware: dgx-1
+speculation:
+  draft_tokens: two
+  lookup: true
+serving:
+  slots: 4
+  max_queue: many
+"""
+
+
+def test_fields_are_compared_though_others_are_wrong(tmp_path: Path) -> None:
+    """Of a section, and of two; nothing is said that only follows from another mistake."""
+    with pytest.raises(ConfigError, match=r"has 9 mistakes") as caught:
+        load_config(write(tmp_path, MISTAKES))
+    found = [line.split(":")[1] for line in str(caught.value).splitlines()[1:]]
+    assert found == ["1", "3", "4", "7", "8", "9", "10", "12", "14"]
+    for said in ("lookup has no effect", "slots has no effect", "no machine is called 'dgx-1'"):
+        assert said in str(caught.value)
+    wrong = LLM + "  gpu: 2\nserving: {style: llmapi}\n"
+    with pytest.raises(ConfigError, match=r"^\S+:6: unknown field 'engine.gpu'\. [^\n]+$"):
+        load_config(write(tmp_path, wrong))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -38,6 +38,7 @@ from dflash_trt.serving.gateway.door import BODY_LIMIT
 from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.openai.fields import ChatFields
 from dflash_trt.serving.openai.spelling import speller
+from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import API_KEY, Security, Tls, read_security
 from dflash_trt.serving.server import free_ports, running_server, serve
 
@@ -931,8 +932,10 @@ def test_the_front_says_for_whom_it_asks(built: Path) -> None:
             body = {"model": "pycode", "prompt": "a", "user": "somebody"}
             url = f"http://127.0.0.1:{port}/v1/completions"
             lies = {"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"}
-            assert httpx.post(url, json=body, timeout=WAIT, headers=lies).status_code == 200
-        assert server.said == [{"client": "127.0.0.1", "client_key": security.client_key}]
+            answer = httpx.post(url, json=body, timeout=WAIT, headers=lies)
+            assert answer.status_code == 200
+        who = {"client": "127.0.0.1", "client_key": security.client_key}
+        assert server.said == [{**who, HEADER: answer.headers[HEADER]}]
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "triton.example.com", "*.example.com"])

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
+from llm_build import STANDINS
 
 from dflash_trt.checkpoints.kinds import engine_kinds
 from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
@@ -41,6 +44,7 @@ from dflash_trt.engines.tensorrt_llm.schema import (
     nested,
     since,
 )
+from dflash_trt.engines.tensorrt_llm.schema.sections import BY_ALGORITHM, KEYS
 from dflash_trt.errors import ConfigError
 from dflash_trt.hardware import PRESETS, machine
 
@@ -211,6 +215,10 @@ CASES: dict[str, tuple[Setup, Setup]] = {
     "values-that-work": (
         Setup(args=graphs(batch_sizes=[])),
         Setup(args=graphs(batch_sizes=[64])),
+    ),
+    "keys-of-sections": (
+        Setup(args={"peft_cache_config": {"host_cache_sise": 1}}),
+        Setup(args={"peft_cache_config": {"host_cache_size": 1}}),
     ),
     "generation-of-version": (
         Setup(drafter=SECOND, engine={"version": "1.3.0rc29"}),
@@ -523,6 +531,7 @@ WRONG: list[Fields] = [
     {"attn_backend": "TRTLM"},
     {"skip_tokenizer_init": True},
     graphs(batch_sizes=[]),
+    spec(advanced_sampling_mode="no_topp"),
     {"num_postprocess_workers": 2},
     {"orchestrator_type": "ray"},
 ]
@@ -539,6 +548,33 @@ def test_sets_that_tensorrt_llm_refuses_or_breaks_on_are_refused(
     names = (section, *(value if type(value) is dict else ()))
     assert any(name in said.found + said.fix for name in names)
     assert said.fix
+
+
+standin_check = runpy.run_path(str(STANDINS / "tensorrt_llm" / "arguments.py"))["check"]
+
+
+@pytest.mark.parametrize("name", [*KEYS, *BY_ALGORITHM])
+def test_a_section_has_no_key_that_upstream_refuses(deploy: Deploy, name: str) -> None:
+    """By the build and by the stand-in; what upstream has passes both."""
+    known = KEYS.get(name) or next(iter(BY_ALGORITHM[name].values()))
+    right: Fields = dict.fromkeys(known, 1) | (
+        {"algorithm": next(iter(BY_ALGORITHM[name]))} if name in BY_ALGORITHM else {}
+    )
+    for section, taken in ((right, True), ({**right, "nonsense": 1}, False)):
+        args: Fields = section
+        for part in reversed(name.split(".")):
+            args = {part: args}
+        found = checked(deploy, Setup(args=args))["keys-of-sections"]
+        assert (found.result == "passed") == taken
+        assert taken or f"engine.args.{name} has the key 'nonsense'" in found.found
+        with nullcontext() if taken else pytest.raises(ValueError, match="nonsense"):
+            standin_check(args)
+
+
+def test_a_section_of_an_unknown_algorithm_names_the_known_ones(deploy: Deploy) -> None:
+    args = {"sparse_attention_config": {"algorithm": "rokcet"}}
+    found = checked(deploy, Setup(args=args))["keys-of-sections"]
+    assert (found.result, "rocket" in found.fix) == ("error", True)
 
 
 def test_concurrency_is_limited_only_where_it_has_an_effect(deploy: Deploy) -> None:

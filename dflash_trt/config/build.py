@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
-from dflash_trt.config.errors import repeated, wrong_fields
+from dflash_trt.config.errors import repeated, together, wrong_fields
 from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import Source, TargetSource
 from dflash_trt.errors import ConfigError
@@ -17,6 +17,12 @@ from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
+
+
+def no_effect(names: list[str], beside: str) -> PydanticCustomError:
+    """Of fields that were given for nothing."""
+    message = "{names} has no effect with {beside}"
+    return PydanticCustomError("no_effect", message, {"names": ", ".join(names), "beside": beside})
 
 
 class Speculation(Section):
@@ -57,8 +63,7 @@ class Speculation(Section):
     def _has_an_effect(self) -> "Speculation":
         idle = [name for name in OF_ADAPTIVE if getattr(self, name)]
         if self.policy == "fixed" and idle:
-            message = "{name} has no effect with speculation.policy fixed"
-            raise PydanticCustomError("no_effect", message, {"name": idle[0]})
+            raise no_effect(idle, "speculation.policy fixed")
         return self
 
 
@@ -124,19 +129,19 @@ class BuildConfig(Section):
             return speculation
         asked = [name for name in OF_ADAPTIVE if name in speculation.model_fields_set]
         if idle := [name for name in asked if getattr(speculation, name)]:
-            message = "{name} has no effect with engine.kind tensorrt_llm, which drafts a chain"
-            raise PydanticCustomError("no_effect", message, {"name": idle[0]})
+            raise no_effect(idle, "engine.kind tensorrt_llm, which drafts a chain")
         return speculation.model_copy(update=dict.fromkeys(OF_ADAPTIVE, False))
 
     @field_validator("serving")
     @classmethod
     def _goes_with_the_engine(cls, serving: Serving, info: ValidationInfo) -> Serving:
-        by_llm = isinstance(info.data.get("engine"), TensorRTLLM)
+        if "engine" not in info.data:  # it is wrong itself
+            return serving
+        by_llm = isinstance(info.data["engine"], TensorRTLLM)
         if serving.style == "llmapi" and not by_llm:
             raise PydanticCustomError("style", "style llmapi needs engine.kind tensorrt_llm")
         if by_llm and (idle := sorted(OF_ROUNDS & serving.model_fields_set)):
-            message = "{name} has no effect with engine.kind tensorrt_llm (see engine.concurrency)"
-            raise PydanticCustomError("no_effect", message, {"name": idle[0]})
+            raise no_effect(idle, "engine.kind tensorrt_llm (see engine.concurrency)")
         return serving
 
 
@@ -168,7 +173,7 @@ def load_config(path: Path) -> BuildConfig:
     """
     try:
         root = compose_yaml(read_text(path, MAX_YAML))
-        twice = repeated(path, root) if root else None
+        complaints = repeated(path, root) if root else []
         data = parse_yaml(root)
     except OSError as error:
         raise ConfigError(
@@ -189,12 +194,10 @@ def load_config(path: Path) -> BuildConfig:
             f"{path} does not hold a mapping of fields",
             "Start from build_configs/pycode.yaml: it needs name, target and drafter",
         )
-    if twice:
-        raise twice
-    try:
-        config = BuildConfig.model_validate(data)
-    except ValidationError as error:
-        raise wrong_fields(path, root, BuildConfig, error) from None
+    complaints += wrong_fields(path, root, BuildConfig, data)
+    if complaints:
+        raise together(path, sorted(complaints))
+    config = BuildConfig.model_validate(data)
     folder = path.resolve().parent
     sources = {"target": config.target.below(folder), "drafter": config.drafter.below(folder)}
     return config.model_copy(update=sources)

@@ -6,7 +6,8 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.section import Count, Section
-from dflash_trt.hardware import Machine
+from dflash_trt.errors import ConfigError
+from dflash_trt.hardware import Machine, machine
 
 # TensorRT-LLM's releases with DFlash and without the TensorRT backend (PyPI), oldest first
 Version = Literal[
@@ -111,6 +112,7 @@ class TensorRTLLM(Section):
     ] = Field(
         default="dgx-b300", description="a preset's name (`dflash-trt plan`), or your own machine"
     )
+
     gpus: Count | None = Field(
         default=None, description="GPUs that one instance takes; unset: all of the machine"
     )
@@ -131,3 +133,12 @@ class TensorRTLLM(Section):
         description="arguments of TensorRT-LLM's `LLM(...)` by their own names, nested as there; "
         "they go over those that are chosen by rule",
     )
+
+    @field_validator("hardware")
+    @classmethod
+    def _is_known(cls, hardware: str | Machine) -> str | Machine:
+        try:
+            machine(hardware)
+        except ConfigError as error:
+            raise PydanticCustomError("machine", "{said}", {"said": error.problem}) from None
+        return hardware

@@ -1,9 +1,10 @@
 """What is wrong with a build config, told by file, line, field and fix."""
 
+import copy
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,20 +17,54 @@ Complaint = tuple[int, str, str]  # line, problem, fix
 
 
 def wrong_fields(
-    path: Path, root: yaml.Node, model: type[BaseModel], error: ValidationError
-) -> ConfigError:
-    """Every complaint of pydantic's, in the file's own order, with its line."""
-    complaints = error.errors(include_url=False, include_input=True)
-    return together(path, sorted(_explain(path, root, model, each) for each in complaints))
+    path: Path, root: yaml.Node, model: type[BaseModel], data: dict[str, Any]
+) -> list[Complaint]:
+    """Every complaint of pydantic's, with its line.
+
+    It compares no fields of a section in which one is wrong: such fields are left out then, and
+    what remains is looked at again.
+    """
+    found: dict[tuple[int | str, ...], ErrorDetails] = {}
+    rest = copy.deepcopy(data)
+    while True:
+        try:
+            model.model_validate(rest)
+            new = {}
+        except ValidationError as error:
+            new = {
+                (each["type"], *each["loc"]): each
+                for each in error.errors(include_url=False)
+                if not (found and each["type"] == "missing")  # it was left out here
+            }
+        new = {key: each for key, each in new.items() if key not in found}
+        found |= new
+        if not [each for each in new.values() if _leave_out(rest, _path(each["loc"]))]:
+            return [_explain(path, root, model, each) for each in found.values()]
 
 
-def repeated(path: Path, root: yaml.Node) -> ConfigError | None:
+def _leave_out(data: dict[str, Any], path: tuple[int | str, ...]) -> bool:
+    """Whether the field at `path` lies in an optional section and was there."""
+    if path[0] in ("target", "drafter"):
+        return False
+    node, inner = data, []
+    for part in path:
+        if not isinstance(node, dict) or part not in node:
+            break
+        inner.append((node, part))
+        node = node[part]
+    if len(inner) < 2:
+        return False
+    section, name = inner[-1]
+    del section[name]
+    return True
+
+
+def repeated(path: Path, root: yaml.Node) -> list[Complaint]:
     """Keys that YAML would silently override."""
-    keys = [
+    return [
         (line, f"{path}:{line}: '{key}' is given twice", "Keep one of the two")
         for line, key in _repeated_keys(root)
     ]
-    return together(path, keys) if keys else None
 
 
 def together(path: Path, found: Sequence[Complaint]) -> ConfigError:

@@ -41,6 +41,7 @@ CHECKS: tuple[tuple[Look, Severity], ...] = (
         for look, bad in TENSORRT_LLM
     ),
     (values.values_that_work, "error"),
+    (values.keys_of_sections, "error"),
     (drafting.generation_of_version, "error"),
     (drafting.windows_of_version, "warning"),
     (drafting.draft_length, "error"),

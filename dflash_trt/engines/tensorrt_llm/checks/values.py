@@ -12,6 +12,7 @@ from typing import Any
 from dflash_trt.checkpoints.checks import Found
 from dflash_trt.engines.tensorrt_llm.case import Case
 from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
+from dflash_trt.engines.tensorrt_llm.schema.sections import BY_ALGORITHM, KEYS, known_keys
 
 Wrong = Callable[[Any, LlmArgs], bool]
 LEAVE = "Leave it out"
@@ -99,6 +100,12 @@ WRONG: tuple[tuple[str, Wrong, str, str], ...] = (
         "it is overwritten by max_draft_len",
         "Set max_draft_len in its place",
     ),
+    (
+        "speculative_config.advanced_sampling_mode",
+        _other_than("full"),
+        "requests with top_k or top_p would be sampled without them, and not be told",
+        LEAVE,
+    ),
     ("num_postprocess_workers", _other_than(0), "texts are made by our server", LEAVE),
     ("orchestrator_type", _is("ray"), "our server starts the ranks by MPI", LEAVE),
 )
@@ -114,3 +121,23 @@ def values_that_work(case: Case, args: LlmArgs) -> Found:
         if not absent and wrong(value, args):
             return Found(False, f"engine.args.{name} is {value!r}: {why}", fix)
     return Found(True, "no argument has a value that TensorRT-LLM refuses or drops")
+
+
+def keys_of_sections(case: Case, args: LlmArgs) -> Found:
+    """Upstream refuses a key that a section does not have."""
+    for name in (*KEYS, *BY_ALGORITHM):
+        section: Any = args
+        for part in name.split("."):
+            section = getattr(section, part)
+        known = known_keys(name, section or {})
+        for key in section or {}:
+            if key not in known:
+                algorithms = BY_ALGORITHM.get(name)
+                return Found(
+                    False,
+                    f"engine.args.{name} has the key {key!r:.60}, which TensorRT-LLM does not know",
+                    f"Known there: {', '.join(known)}"
+                    if known or algorithms is None
+                    else f"Give one of the algorithms {', '.join(algorithms)}",
+                )
+    return Found(True, "sections have keys that TensorRT-LLM knows")
