@@ -71,7 +71,7 @@ OUTPUTS = {
     ),
 }
 PARAMETERS = {"timeout", "coded_errors"}
-MAY_HAVE = {"client", "client_key", "x-request-id"}
+MAY_HAVE = {"client", "client_key", HEADER}
 
 Inputs = dict[str, Any]
 Answer = Callable[[Inputs, "Call"], Iterator[service_pb2.ModelStreamInferResponse]]
