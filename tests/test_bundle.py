@@ -337,8 +337,25 @@ RECORD = """#!/usr/bin/env bash
 """
 # what comes after a launcher's own options is the command, which it runs
 RUN_BASH = RECORD + 'while [ "$1" != bash ]; do shift; done\nexec "$@"\n'
-LAUNCH = RECORD + 'export TLLM_SPAWN_PROXY_PROCESS=1\ntask="$*"\n$task\n'
-SERVE = RECORD + 'printf "PDL=%s\\n" "${TRTLLM_ENABLE_PDL:-}" >> "$RECORD"\n'
+# as published: the task runs in the background and the launcher waits to be stopped after it
+LAUNCH = (
+    RECORD
+    + """set -e
+export TLLM_SPAWN_PROXY_PROCESS=1
+task="$*"
+( $task; touch "$RECORD.stopped" ) &
+for ((i = 0; i < 100; i++)); do [ -e "$RECORD.stopped" ] && exit; sleep 0.1; done
+exit 1
+"""
+)
+SERVE = (
+    RECORD
+    + """printf "PDL=%s\\n" "${TRTLLM_ENABLE_PDL:-}" >> "$RECORD"
+trap 'exit 5' TERM
+for ((i = 0; i < ${SERVED:-0}; i++)); do sleep 0.1; done
+exit "${CODE:-0}"
+"""
+)
 
 
 @pytest.fixture
@@ -440,10 +457,30 @@ def test_several_machines_start_a_task_for_each_gpu(
     assert lines[0] == launcher
     assert set(tasks[launcher]) <= set(lines[: lines.index("bash")])
     launched = lines.index("trtllm-llmapi-launch")
-    assert lines[launched + 1 : launched + 3] == ["bash", "launch/single_node.sh"]
+    assert lines[launched + 1 : launched + 3] == ["bash", "launch/task.sh"]
     served = lines[lines.index("tritonserver") :]
     assert f"--model-repository={two_machines}/model_repository" in served
     assert served[-3:] == ["--http-port=9000", "--log-verbose=1", "PDL=1"]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_how_triton_ends_is_how_the_task_does(
+    two_machines: Path, launchers: dict[str, str], launcher: str
+) -> None:
+    """It fails, or is told to stop: published launchers pass on neither."""
+    script = two_machines / "launch" / {"srun": "slurm.sh", "mpirun": "mpi.sh"}[launcher]
+    done = subprocess.run([script], env=launchers | {"CODE": "3"}, timeout=20)
+    assert done.returncode == 3
+    record = Path(launchers["RECORD"])
+    for file in (record, record.with_name("record.stopped")):
+        file.unlink()
+    with subprocess.Popen([script], env=launchers | {"SERVED": "150"}) as process:
+        deadline = time.monotonic() + 20
+        while not (record.exists() and "PDL=1" in record.read_text().splitlines()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(20) == 5
 
 
 def test_one_of_several_machines_is_not_started_alone(
@@ -463,7 +500,7 @@ def test_one_of_several_machines_is_not_started_alone(
 
 def test_the_scripts_are_sound(two_machines: Path) -> None:
     scripts = [*(two_machines / "launch").glob("*.sh"), engine(two_machines) / "env.sh"]
-    assert len(scripts) == 4
+    assert len(scripts) == 5
     for script in scripts:
         subprocess.run(["bash", "-n", script], check=True, timeout=20)
         assert "@" not in script.read_text().replace('"$@"', "")

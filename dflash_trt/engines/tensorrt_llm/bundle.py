@@ -2,7 +2,7 @@
 
 ```
 engines/tensorrt_llm/   engine.json, llm_args.yaml, env.sh, drafter/, target/ (unless on the Hub)
-launch/                 single_node.sh, slurm.sh, mpi.sh
+launch/                 single_node.sh, slurm.sh, mpi.sh, task.sh
 ```
 
 Paths in it are relative: the directory can be moved, with `checkpoints: link` on its machine only.
@@ -24,7 +24,7 @@ from dflash_trt.files import copy_file
 from dflash_trt.hardware import machine
 from dflash_trt.published import acceptance
 
-SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh")
+SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh", "task.sh")
 
 
 def checkpoint_files(model: Outline[Any], *, weights: bool = True) -> list[Path]:

@@ -16,4 +16,4 @@ export DFLASH_TRT_BUILD TRITON_ARGS="${TRITON_ARGS:-}"
 exec mpirun -np @RANKS@ --map-by ppr:@GPUS@:node \
   -x DFLASH_TRT_BUILD -x TRITON_ARGS -x PMIX_MCA_gds=hash -x UCX_UD_TIMEOUT=120s "$@" bash -c '
   cd "$DFLASH_TRT_BUILD" && . engines/tensorrt_llm/env.sh &&
-  exec trtllm-llmapi-launch bash launch/single_node.sh $TRITON_ARGS'
+  exec launch/task.sh $TRITON_ARGS'

@@ -18,4 +18,4 @@ export PMIX_MCA_gds=hash UCX_UD_TIMEOUT=120s
 # shellcheck disable=SC2016  # each task expands it
 exec srun --nodes=@NODES@ --ntasks-per-node=@GPUS@ --mpi=pmix --kill-on-bad-exit=1 "$@" bash -c '
   cd "$DFLASH_TRT_BUILD" && . engines/tensorrt_llm/env.sh &&
-  exec trtllm-llmapi-launch bash launch/single_node.sh $TRITON_ARGS'
+  exec launch/task.sh $TRITON_ARGS'
