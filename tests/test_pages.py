@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from hub import Repository, running_hub
 from live import serving
 from llm_build import STANDINS, write_llm_build
 from pages import PAGES, ROOT, Block, read, walk
-from pairs import make_pair
+from test_checkpoints import edit
 from test_doctor import Machine
 from test_metrics import _check_query
 
@@ -54,7 +55,8 @@ NOT_RUN = {
     ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
 }
 # walks of more than 10 s
-LONG = ("README.md", "docs/first-hour.md", "docs/metrics.md", "docs/models.md", "docs/structure.md")
+FIRST_HOUR = "docs/first-hour.md"
+LONG = ("README.md", FIRST_HOUR, "docs/metrics.md", "docs/models.md", "docs/structure.md")
 STANDIN_TOOLS = (
     *("aiperf", "dflash-trt", "docker", "git", "kubectl", "make", "pip", "pytest", "python"),
     *("python3", "rsync", "ssh"),
@@ -250,11 +252,12 @@ def servers(pycode: Path, chat_pair: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Hub whose gpt-oss-120b is a tiny random pair."""
+def hub(chat_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Hub whose gpt-oss-120b is the demo pair."""
     directory = tmp_path_factory.mktemp("hub")
-    make_pair(directory, heads=8, kv_heads=1, head_dim=64, layers=3, longest=32768, tied=False)
-    (directory / "target" / "chat_template.jinja").write_text(TEMPLATE)
+    for role in ("target", "drafter"):
+        shutil.copytree(chat_pair / role, directory / role)
+        edit(directory / role, max_position_embeddings=32768)  # of the published config
     for copies in ("original", "metal"):
         (directory / "target" / copies).mkdir()
         (directory / "target" / copies / "model.bin").write_bytes(b"once more")
@@ -264,6 +267,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             ("z-lab/gpt-oss-120b-DFlash", "drafter"),
         ):
             hub.repositories[name] = Repository(directory / role, {"main": COMMIT})
+        # the copies of the weights that gpt-oss has in other formats are not to be fetched
+        hub.failing = f"/openai/gpt-oss-120b/resolve/{COMMIT}/original", 500
         yield hub.url
 
 
@@ -304,22 +309,27 @@ def desk(
         write_machine(state / "container")
         if page in OVER_LLM:
             write_machine(programs)
+        names = dict(servers)
+        if page == FIRST_HOUR:  # which starts its own server
+            own = map(str, vars(free_ports()).values())
+            names |= zip(("8000", "8001", "8002"), own, strict=True)
         path = os.environ["PATH"]
         environment = os.environ | {
             "PATH": os.pathsep.join([str(programs), path]),
             "WALK_PATH": path,
             "WALK_STATE": str(state),
-            "WALK_PORTS": ",".join(servers[port] for port in ("8000", "8001", "8002")),
+            "WALK_PORTS": ",".join(names[port] for port in ("8000", "8001", "8002")),
             "HF_ENDPOINT": hub,
             "HF_HOME": str(tmp_path / "home"),
             "PYTHONPATH": str(STANDINS) if page in OVER_LLM else "",
         }
-        return dict(servers), folder, environment
+        return names, folder, environment
 
     yield prepare
     if (state / "pids").exists():
         for pid in (state / "pids").read_text().split():
-            os.kill(int(pid), signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGTERM)
 
 
 def write(file: Path, line: str) -> None:
@@ -340,6 +350,7 @@ def write_machine(folder: Path) -> None:
 
 STANDS_FOR = {
     "docs/bundles.md": {"CONFIG": GPT_OSS},
+    "docs/first-hour.md": {"CONFIG": str(ROOT / GPT_OSS)},
     "docs/planning.md": {"CONFIG": GPT_OSS},
     "docs/models.md": {"[DRAFTER]": "DRAFTER"},
     "docs/sources.md": {"ORG/NAME": "openai/gpt-oss-120b", "COMMIT": COMMIT},
