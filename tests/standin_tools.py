@@ -1,4 +1,4 @@
-"""Programs of the pages that tests cannot run as they are: `python standin_tools.py NAME ARGUMENTS`.
+"""Programs that the pages call and tests cannot run: `python standin_tools.py NAME ARGUMENTS`.
 
 Each refuses an option that is not listed here; lists are of its published reference, as far as the
 pages use it. `docker` does what an image and a container of ours would do, on this machine: `build`
