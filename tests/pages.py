@@ -8,9 +8,14 @@ in; all else is as it is on the page.
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+import typer
+
+from dflash_trt.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -29,6 +34,23 @@ PROGRAMS = (
     *("sha256sum", "srun", "ssh", "systemctl", "umask"),
 )
 SETTING = re.compile(r"(engine|serving|speculation|target|drafter)(\.\w+)*: ")
+# what is not run, by page and first line, and why
+NOT_RUN = {
+    ("docs/adaptive.md", "python scripts/adaptive_table.py"): "takes hours",
+    ("docs/benchmarks.md", "python scripts/bench_table.py --shapes demo,60m,0.6b"): "takes hours",
+    ("examples/pycode/README.md", "python train.py --work /somewhere/with/6GB --output ."): "hours",
+    ("docs/operations.md", "docker run --init"): "an option for a line of one's own",
+    ("docs/bundles.md", "kubectl kustomize"): "test_deployment.py runs it",
+    ("docs/metrics.md", "promtool test rules tests/alerts_test.yml"): "test_metrics.py runs it",
+    (
+        "docs/clients.md",
+        "│                        Request Error Rate (%) │   0.00 │",
+    ): "AIPerf's words",
+    ("docs/structure.md", "build/pycode/"): "a folder's files",
+    ("docs/structure.md", "build/gpt-oss-120b/"): "a folder's files",
+    ("docs/structure.md", "cli -> bench, build, doctor, planning"): "a picture",
+    ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
+}
 PRELUDE = """
 set -eE -o pipefail
 shopt -s expand_aliases
@@ -61,6 +83,47 @@ def read(page: str) -> list[Block]:
             found.append((each.start(), "setting", code))
     lines = [(text.count("\n", 0, at) + 1, *rest) for at, *rest in sorted(found)]
     return [Block(page, *each) for each in lines]
+
+
+def not_run(block: Block) -> tuple[str, str] | None:
+    """Its entry in the list."""
+    return next((key for key in NOT_RUN if key[0] == block.page and block.starts(key[1])), None)
+
+
+def command_line(block: Block) -> list[str]:
+    return shlex.split(block.text)[1:]
+
+
+def unfinished(words: list[str]) -> bool:
+    """Whether `dflash-trt WORDS` only names a command, its arguments left out.
+
+    Fails on what the command line would refuse.
+    """
+    command = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words[0]]  # type: ignore[attr-defined]
+        words = words[1:]
+    unknown = hasattr(command, "commands") and words and not words[0].startswith("-")
+    assert not unknown, f"dflash-trt has no command {words[0]}"
+    try:
+        command.make_context("dflash-trt", list(words))
+    except Exception as error:
+        if type(error).__name__ in ("MissingParameter", "NoArgsIsHelpError"):
+            return True
+        raise AssertionError(f"dflash-trt {' '.join(words)}: {error}") from error
+    return False
+
+
+def typed(page: str) -> list[Block]:
+    """What a reader of the page types, each once."""
+    found: dict[str, Block] = {}
+    for block in read(page):
+        if block.language not in ("sh", "python", "command") or not_run(block):
+            continue
+        mention = block.language == "command" and block.text.startswith("dflash-trt ")
+        if not (mention and unfinished(command_line(block))):
+            found.setdefault(block.text, block)
+    return list(found.values())
 
 
 def script(blocks: list[Block], names: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Programs of the pages that tests cannot run as they are: `python standin_tools.py NAME ARGUMENTS`.
+"""Programs that the pages call and tests cannot run: `python standin_tools.py NAME ARGUMENTS`.
 
 Each refuses an option that is not listed here; lists are of its published reference, as far as the
 pages use it. `docker` does what an image and a container of ours would do, on this machine: `build`
@@ -176,6 +176,7 @@ def docker(arguments: list[str]) -> None:
     actions = {
         "build": docker_build,
         "run": docker_run,
+        "exec": docker_exec,
         "logs": docker_logs,
         "inspect": docker_inspect,
         "save": lambda words: print(json.dumps(str(image(words[0])))),
@@ -214,15 +215,11 @@ def docker_run(arguments: list[str]) -> None:
     require(found.gpus == ["all"] and found.ipc == ["host"], "GPUs, and NCCL's shared memory")
     name, *command = found.words
     directory = image(name)
-    environment = outside() | dict(each.split("=", 1) for each in found.env)
+    environment = inside() | dict(each.split("=", 1) for each in found.env)
     for each in found.volume:
         name, place = each.split(":")
         require(place == "/home/dflash/.cache", "the image keeps its caches there")
         environment["HF_HOME"] = str(STATE / "volumes" / name / "huggingface")
-    environment |= {
-        "PATH": os.pathsep.join([f"{STATE}/container", f"{sys.prefix}/bin", os.environ["PATH"]]),
-        "PYTHONPATH": str(STANDINS),
-    }
     if not found.detach:
         os.chdir(directory)
         os.execvpe(command[0], command, environment)
@@ -232,10 +229,12 @@ def docker_run(arguments: list[str]) -> None:
 
     binary = find_binary(Path(tempfile.mkdtemp(dir=STATE)))
     environment |= {"LD_LIBRARY_PATH": triton(binary)["LD_LIBRARY_PATH"]}
-    environment["PATH"] += os.pathsep + str(binary.path.parent)
+    environment["PATH"] = os.pathsep.join(
+        [f"{sys.prefix}/bin", environment["PATH"], str(binary.path.parent)]
+    )
     numbers = [f"--{kind}-port={port}" for kind, port in PORTS.items()]
-    inside = [f"--{kind}-address=127.0.0.1" for kind in PORTS]
-    environment["TRITON_ARGS"] = " ".join([*binary.arguments, *numbers, *inside])
+    addresses = [f"--{kind}-address=127.0.0.1" for kind in PORTS]
+    environment["TRITON_ARGS"] = " ".join([*binary.arguments, *numbers, *addresses])
     (start,) = re.findall(r'^CMD \["(.*)"\]$', (directory / "deploy/Dockerfile").read_text(), re.M)
     with (STATE / f"{found.name[0]}.log").open("wb") as log:
         process = subprocess.Popen(
@@ -246,11 +245,25 @@ def docker_run(arguments: list[str]) -> None:
     (STATE / f"{found.name[0]}.image").write_text(str(directory))
 
 
+def inside() -> dict[str, str]:
+    """The environment of a container: GPUs, MPI and TensorRT-LLM are there, as stand-ins."""
+    path = os.pathsep.join([str(STATE / "container"), os.environ["PATH"]])
+    return os.environ | {"PATH": path, "PYTHONPATH": str(STANDINS)}
+
+
+def docker_exec(arguments: list[str]) -> None:
+    name, *command = parser("docker exec", rest=argparse.REMAINDER).parse_args(arguments).words
+    os.chdir((STATE / f"{name}.image").read_text())
+    os.execvpe(command[0], command, inside())
+
+
 def docker_logs(arguments: list[str]) -> None:
     """Follows until the server is ready, as the reader does."""
     found = parser("docker logs", "-f --follow").parse_args(arguments)
     log, deadline = STATE / f"{found.words[0]}.log", time.monotonic() + WAIT
+    *_, pid = (STATE / "pids").read_text().split()
     while found.follow and READY not in log.read_text() and time.monotonic() < deadline:
+        require(Path(f"/proc/{pid}").exists(), f"the container ended: {log.read_text()}")
         time.sleep(0.5)
     print(log.read_text())
     require(READY in log.read_text(), "the container does not become ready")

@@ -29,6 +29,7 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.doctor import examine, place, runtime
 from dflash_trt.engines.tensorrt_llm.first_generation import Generated
 from dflash_trt.engines.tensorrt_llm.host import check_host, gpus, not_on_nvlink
+from dflash_trt.engines.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.engines.tensorrt_llm.info import read_info, write_info
 from dflash_trt.errors import EngineError
 from dflash_trt.serving.launch import Ports
@@ -309,6 +310,11 @@ def test_a_target_on_the_hub_had_better_be_in_the_cache(
         assert (download in found.fix) == (number < 2)
         if number < 2:
             (snapshot / shards[number]).write_bytes(b"x")
+    args = {"model": "org/target", "revision": commit}
+    assert with_cached_target(args) == {"model": str(snapshot)}
+    assert with_cached_target(args | {"gpus_per_node": 4}) == args | {"gpus_per_node": 4}
+    (snapshot / shards[0]).unlink()
+    assert with_cached_target(args) == args
 
 
 @pytest.mark.usefixtures("installed", "machine")

@@ -119,7 +119,9 @@ class BuildConfig(Section):
     def _reads_the_target(cls, engine: Engine, info: ValidationInfo) -> Engine:
         target = info.data.get("target")
         if target and target.gguf is not None and isinstance(engine, TensorRTLLM):
-            raise PydanticCustomError("gguf", "it reads no target in GGUF: give the model's safetensors")
+            raise PydanticCustomError(
+                "gguf", "it reads no target in GGUF: give the model's safetensors"
+            )
         return engine
 
     @field_validator("speculation")

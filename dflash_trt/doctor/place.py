@@ -5,8 +5,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dflash_trt.checkpoints.weights import INDEX, SINGLE, read_index
 from dflash_trt.doctor.patient import GIB, Patient, Seen
+from dflash_trt.engines.tensorrt_llm.hub_cache import cached_target
 from dflash_trt.errors import ServerError
 from dflash_trt.manifest import differences
 from dflash_trt.serving.launch import Ports, find_binary
@@ -71,16 +71,8 @@ def hub_target(patient: Patient) -> Seen:
     """A target that was left on the Hub is fetched when the server starts, by every rank."""
     if not (target := patient.info.target):
         return Seen("passed", "the target lies in the build")
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
-
-    def cached(name: str) -> Path | None:
-        found = try_to_load_from_cache(target["id"], name, revision=target["revision"])
-        return Path(found) if isinstance(found, str) else None
-
-    index = cached(INDEX)
-    shards = set(read_index(index).values()) if index else {SINGLE}
     what = f"{target['id']} at {target['revision']}"
-    if all(cached(shard) for shard in shards):
+    if cached_target(target["id"], target["revision"]):
         return Seen("passed", f"{what} is in the Hub's cache")
     return Seen(
         "warning",

@@ -18,6 +18,7 @@ from typing import Any
 
 from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.engines.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.engines.tensorrt_llm.info import ARGS_FILE
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.serving.front import INTERNAL, INVALID, Report
@@ -74,7 +75,7 @@ class TensorRTLLM:
         self._metrics = metrics
         self._sampling_params = tensorrt_llm.SamplingParams
         self._drafts = settings.block_size - 1
-        self._llm = tensorrt_llm.LLM(**args)
+        self._llm = tensorrt_llm.LLM(**with_cached_target(args))
         self._running: dict[Sequence, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)

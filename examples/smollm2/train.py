@@ -43,10 +43,11 @@ def begin(shards: Shards, drafter: DFlashDraftModel, target: LlamaForCausalLM) -
     """The state of a run at step 0: the drafter from the target, the commonest tokens."""
     counts = torch.bincount(shards.answers(), minlength=target.config.vocab_size)
     sample = shards.batch(list(range(0, len(shards.rows), 40)), 1, torch.Generator())
-    features = sample.features[:, 1:].flatten(0, 1)  # the first token's are like no others
-    start_from_target(drafter, target, features[features.abs().sum(-1) > 0])
+    features = sample.features[:, 1:].flatten(0, 1).float()  # the first token's are like no others
+    scales = features[features.abs().sum(-1) > 0].square().mean(0).sqrt().clamp_min(1e-3)
+    start_from_target(drafter, target)
     ids = counts.argsort(descending=True)[:DRAFT_VOCABULARY].sort().values
-    return {"ids": ids, "step": 0, "seconds": 0.0}
+    return {"ids": ids, "scales": scales, "step": 0, "seconds": 0.0}
 
 
 def save(state: dict[str, Any], file: Path) -> None:
@@ -97,7 +98,7 @@ def train(options: argparse.Namespace) -> None:
     else:
         state = begin(shards, drafter, target)
     vocabulary = Vocabulary(state["ids"], target)
-    answers = shards.answers()
+    scales, answers = state["scales"], shards.answers()
     print(
         f"step {state['step']}: {len(shards.rows)} rows, {len(answers)} tokens of answers, "
         f"{(vocabulary.row[answers] >= 0).float().mean():.4f} of them in the draft vocabulary; "
@@ -114,7 +115,8 @@ def train(options: argparse.Namespace) -> None:
         rate = 1 - (step - first) / options.cool if options.cool else min(1, (step + 1) / WARMUP)
         for optimizer, most in zip(used, RATES, strict=True):
             optimizer.param_groups[0]["lr"] = most * rate
-        loss, hits = draft_loss(drafter, embedding, vocabulary, next(batches), options.aware)
+        batch = next(batches)
+        loss, hits = draft_loss(drafter, embedding, vocabulary, scales, batch, options.aware)
         loss.backward()
         nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         for optimizer in used:
@@ -129,7 +131,7 @@ def train(options: argparse.Namespace) -> None:
             }
             save(state | learned | {"step": step, "seconds": seconds}, file)
     if options.cool:
-        save_drafter(drafter, vocabulary, options.output)
+        save_drafter(drafter, vocabulary, scales, options.output)
 
 
 if __name__ == "__main__":

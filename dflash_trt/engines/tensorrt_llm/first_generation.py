@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dflash_trt.engines.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.engines.tensorrt_llm.info import read_llm_args
 
 TOKENS = 64  # of each prompt, at most
@@ -34,7 +35,7 @@ def generate(engine: Path, prompts: list[list[int]]) -> Generated:
     from tensorrt_llm import LLM, SamplingParams  # noqa: PLC0415
 
     started = time.monotonic()
-    llm = LLM(**read_llm_args(engine) | {"enable_iter_perf_stats": True})
+    llm = LLM(**with_cached_target(read_llm_args(engine)) | {"enable_iter_perf_stats": True})
     seconds = time.monotonic() - started
     try:
         sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0)

@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
 from tensorrt_llm.arguments import check, check_together
@@ -36,12 +37,15 @@ class LLM:
         check({**explicit, **kwargs})
         check_together(kwargs | explicit)
         self._args = DEFAULTS | explicit | kwargs
+        if not Path(model).is_dir():  # an id on the Hub
+            self._args["model"] = snapshot_download(str(model), revision=revision)
         speculative = self._args.get("speculative_config")
         if speculative is None or not speculative.get("max_draft_len"):
             raise ValueError("this stand-in is for DFlash: speculative_config.max_draft_len > 0")
         self._tokenizer = None
         if not skip_tokenizer_init:
-            self._tokenizer = Tokenizer.from_file(str(Path(tokenizer or model) / "tokenizer.json"))
+            folder = Path(tokenizer or self._args["model"])
+            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._engine: Engine | None = Engine(self._args)
         self._ids = itertools.count(1)
 
