@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM
 LAYERS = 2
 DRAFT_VOCABULARY = 8192
 ROWS, ANCHORS = 16, 32
-RATES = (0.015, 2e-3)  # of Muon and of AdamW
+RATES = (0.05, 4e-3)  # of Muon and of AdamW
 WARMUP, REPORT, SAVE = 40, 20, 100  # steps
 
 
