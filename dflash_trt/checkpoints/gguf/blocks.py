@@ -27,5 +27,6 @@ def unpacked(rows: npt.NDArray[np.uint8], kind: str) -> Blocks:
     codes = np.concatenate([halves & 15, halves >> 4], axis=-1).view(np.int8) - np.int8(8)
     if kind == "Q4_0":
         return Blocks(codes, scales)
-    # the codes of Q4_1 go from 0 to 15
-    return Blocks(codes, scales, blocks[..., 2:4].view(np.float16).astype(np.float32) + 8 * scales)
+    least = blocks[..., 2:4].view(np.float16).astype(np.float32)  # of codes from 0 to 15
+    with np.errstate(all="ignore"):  # infinity where a scale is, as elsewhere
+        return Blocks(codes, scales, least + 8 * scales)

@@ -170,6 +170,6 @@ def library() -> Any:
     except ImportError as error:
         raise CheckpointError(
             f"GGUF files need the Python package gguf ({error})",
-            "Install it: pip install 'dflash-trt[gguf]'",
+            "Run: pip install 'dflash-trt[gguf]'",
         ) from error
     return gguf
