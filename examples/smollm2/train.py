@@ -24,18 +24,19 @@ from transformers import LlamaForCausalLM
 LAYERS = 2
 DRAFT_VOCABULARY = 8192
 ROWS, ANCHORS = 16, 32
-RATES = (0.05, 4e-3)  # of Muon and of AdamW
+RATES = (0.3, 0.015, 2e-3)  # of Muon for `fc`, for the other matrices, and of AdamW
 WARMUP, REPORT, SAVE = 40, 20, 100  # steps
 
 
 def optimizers(drafter: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for the norms."""
-    matrices = [p for p in drafter.parameters() if p.ndim == 2]
-    others = [p for p in drafter.parameters() if p.ndim != 2]
-    muon, adam = RATES
+    """Muon for `fc` and for the other matrices, AdamW for the norms."""
+    named = list(drafter.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and name != "fc.weight"]
+    others = [p for _, p in named if p.ndim != 2]
     return [
-        torch.optim.Muon(matrices, lr=muon, weight_decay=0.0),
-        torch.optim.AdamW(others, lr=adam, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon([drafter.fc.weight], lr=RATES[0], weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=RATES[1], weight_decay=0.0),
+        torch.optim.AdamW(others, lr=RATES[2], betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
