@@ -20,6 +20,7 @@ import pytest
 import yaml
 from llm_build import STANDINS
 
+from dflash_trt.checkpoints.gguf.tensors import LINK
 from dflash_trt.checkpoints.kinds import engine_kinds
 from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
 from dflash_trt.checkpoints.pair import Finding
@@ -121,6 +122,7 @@ class Setup:
     target: Fields = field(default_factory=dict)
     drafter: Fields = field(default_factory=dict)
     target_bytes: int = TARGET_BYTES
+    target_link: bool = False  # as a directory that was made of a GGUF file has
     config: Fields = field(default_factory=dict)
 
 
@@ -144,6 +146,9 @@ def deploy(tmp_path: Path) -> Deploy:
 
     def make(setup: Setup) -> tuple[BuildConfig, Pair]:
         target = write("target", TARGET, setup.target, setup.target_bytes)
+        (target / LINK).unlink(missing_ok=True)
+        if setup.target_link:
+            (target / LINK).touch()
         drafter = write("drafter", DRAFTER, setup.drafter, DRAFTER_BYTES)
         engine = {"kind": "tensorrt_llm", "args": setup.args, **setup.engine}
         config = BuildConfig.model_validate(
@@ -197,6 +202,7 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(target={"architectures": ["Qwen3NextForCausalLM"]}),
     ),
     "listed-upstream": (Setup(target={"architectures": ["Qwen3ForCausalLM"]}), Setup()),
+    "target-layout": (Setup(target_link=True), Setup()),
     "drafter-layout": (Setup(drafter={"speculators_model_type": "dflash"}), Setup()),
     "drafter-method": (
         Setup(drafter={"dflash_config": {**DRAFTER["dflash_config"], "markov_rank": 256}}),
