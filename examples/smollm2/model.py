@@ -47,8 +47,11 @@ def draft_config(target: LlamaConfig, layers: int, taps: list[int]) -> Qwen3Conf
 
 
 @torch.no_grad()
-def start_from_target(drafter: DFlashDraftModel, target: LlamaForCausalLM) -> None:
-    """Copy the target's last layers; `fc` begins by passing on the deepest tap."""
+def start_from_target(
+    drafter: DFlashDraftModel, target: LlamaForCausalLM, features: Tensor
+) -> None:
+    """Copy the target's last layers. `fc` begins with features of equal size in every channel and
+    the deepest tap passed on: some channels of the target are thousands of times larger."""
     copied = list(target.model.layers)[-len(drafter.layers) :]
     for layer, source in zip(drafter.layers, copied, strict=True):
         layer.load_state_dict(source.state_dict(), strict=False)
@@ -56,8 +59,10 @@ def start_from_target(drafter: DFlashDraftModel, target: LlamaForCausalLM) -> No
         nn.init.constant_(layer.self_attn.k_norm.weight, 1.5)
     drafter.norm.load_state_dict(target.model.norm.state_dict())
     hidden = drafter.config.hidden_size
+    size = features.float().square().mean(0).sqrt().clamp_min(1e-3)
     nn.init.normal_(drafter.fc.weight, std=0.02)
     drafter.fc.weight[:, -hidden:] += torch.eye(hidden)
+    drafter.fc.weight /= size
     nn.init.ones_(drafter.hidden_norm.weight)
 
 
@@ -72,18 +77,9 @@ class Vocabulary:
 
 
 def draft_loss(
-    drafter: DFlashDraftModel,
-    embedding: Tensor,
-    vocabulary: Vocabulary,
-    scales: Tensor,
-    batch: Batch,
-    aware: float,
+    drafter: DFlashDraftModel, embedding: Tensor, vocabulary: Vocabulary, batch: Batch, aware: float
 ) -> tuple[Tensor, Tensor]:
-    """Loss over the batch's blocks; which drafts of whole ones are right, `[blocks, BLOCK - 1]`.
-
-    scales: what each channel of the features is divided by. Some are thousands of times larger, and
-    an optimizer would see nothing else; `save_drafter` puts them into `fc`.
-    """
+    """Loss over the batch's blocks; which drafts of whole ones are right, `[blocks, BLOCK - 1]`."""
     rows, count = batch.anchors.shape
     length = batch.ids.shape[1]
     offsets = torch.arange(BLOCK)
@@ -98,7 +94,7 @@ def draft_loss(
             position_ids=torch.cat([context, positions], dim=1),
             attention_mask=block_mask(batch.anchors, length, BLOCK),
             noise_embedding=F.embedding(noise, embedding),
-            target_hidden=batch.features / scales,
+            target_hidden=batch.features,
         )
         logits = hidden.view(-1, BLOCK, hidden.shape[-1])[:, 1:] @ vocabulary.head
     labels = vocabulary.row[tokens].view(-1, BLOCK)[:, 1:]
@@ -119,13 +115,10 @@ def draft_loss(
     return loss, hit[inside.all(-1)].float()
 
 
-def save_drafter(
-    drafter: DFlashDraftModel, vocabulary: Vocabulary, scales: Tensor, folder: Path
-) -> None:
+def save_drafter(drafter: DFlashDraftModel, vocabulary: Vocabulary, folder: Path) -> None:
     """The layout of `speculators`, which has reduced vocabularies: the head's rows with it."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach() for name, value in drafter.state_dict().items()}
-    tensors["fc.weight"] = tensors["fc.weight"] / scales
     tensors["lm_head.weight"] = vocabulary.head.T
     tensors = {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}
     ids = vocabulary.ids

@@ -24,19 +24,18 @@ from transformers import LlamaForCausalLM
 LAYERS = 2
 DRAFT_VOCABULARY = 8192
 ROWS, ANCHORS = 16, 32
-RATES = (0.3, 0.015, 2e-3)  # of Muon for `fc`, for the other matrices, and of AdamW
+RATES = (0.015, 2e-3)  # of Muon and of AdamW
 WARMUP, REPORT, SAVE = 40, 20, 100  # steps
 
 
 def optimizers(drafter: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for `fc` and for the other matrices, AdamW for the norms."""
-    named = list(drafter.named_parameters())
-    matrices = [p for name, p in named if p.ndim == 2 and name != "fc.weight"]
-    others = [p for _, p in named if p.ndim != 2]
+    """Muon for the matrices, AdamW for the norms."""
+    matrices = [p for p in drafter.parameters() if p.ndim == 2]
+    others = [p for p in drafter.parameters() if p.ndim != 2]
+    muon, adam = RATES
     return [
-        torch.optim.Muon([drafter.fc.weight], lr=RATES[0], weight_decay=0.0),
-        torch.optim.Muon(matrices, lr=RATES[1], weight_decay=0.0),
-        torch.optim.AdamW(others, lr=RATES[2], betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=muon, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=adam, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -44,11 +43,10 @@ def begin(shards: Shards, drafter: DFlashDraftModel, target: LlamaForCausalLM) -
     """The state of a run at step 0: the drafter from the target, the commonest tokens."""
     counts = torch.bincount(shards.answers(), minlength=target.config.vocab_size)
     sample = shards.batch(list(range(0, len(shards.rows), 40)), 1, torch.Generator())
-    features = sample.features[:, 1:].flatten(0, 1).float()  # the first token's are like no others
-    scales = features[features.abs().sum(-1) > 0].square().mean(0).sqrt().clamp_min(1e-3)
-    start_from_target(drafter, target)
+    features = sample.features[:, 1:].flatten(0, 1)  # the first token's are like no others
+    start_from_target(drafter, target, features[features.abs().sum(-1) > 0])
     ids = counts.argsort(descending=True)[:DRAFT_VOCABULARY].sort().values
-    return {"ids": ids, "scales": scales, "step": 0, "seconds": 0.0}
+    return {"ids": ids, "step": 0, "seconds": 0.0}
 
 
 def save(state: dict[str, Any], file: Path) -> None:
@@ -99,7 +97,7 @@ def train(options: argparse.Namespace) -> None:
     else:
         state = begin(shards, drafter, target)
     vocabulary = Vocabulary(state["ids"], target)
-    scales, answers = state["scales"], shards.answers()
+    answers = shards.answers()
     print(
         f"step {state['step']}: {len(shards.rows)} rows, {len(answers)} tokens of answers, "
         f"{(vocabulary.row[answers] >= 0).float().mean():.4f} of them in the draft vocabulary; "
@@ -116,8 +114,7 @@ def train(options: argparse.Namespace) -> None:
         rate = 1 - (step - first) / options.cool if options.cool else min(1, (step + 1) / WARMUP)
         for optimizer, most in zip(used, RATES, strict=True):
             optimizer.param_groups[0]["lr"] = most * rate
-        batch = next(batches)
-        loss, hits = draft_loss(drafter, embedding, vocabulary, scales, batch, options.aware)
+        loss, hits = draft_loss(drafter, embedding, vocabulary, next(batches), options.aware)
         loss.backward()
         nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         for optimizer in used:
@@ -132,7 +129,7 @@ def train(options: argparse.Namespace) -> None:
             }
             save(state | learned | {"step": step, "seconds": seconds}, file)
     if options.cool:
-        save_drafter(drafter, vocabulary, scales, options.output)
+        save_drafter(drafter, vocabulary, options.output)
 
 
 if __name__ == "__main__":
