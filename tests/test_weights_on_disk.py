@@ -20,6 +20,7 @@ from guesses import COSTS, AtRandom, Guesses
 from pairs import make_pair, teach
 
 from dflash_trt.build import BuildResult, build
+from dflash_trt.checkpoints.gguf.blocks import Blocks
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
