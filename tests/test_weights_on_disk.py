@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from guesses import COSTS, AtRandom, Guesses
 from pairs import make_pair, teach
 
 from dflash_trt.build import BuildResult, build
+from dflash_trt.checkpoints.gguf.blocks import Blocks
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
@@ -32,7 +34,7 @@ from dflash_trt.engines.accuracy import _check_fused
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.errors import EngineError, ServerError
-from dflash_trt.graphs.quantised import codes, scales
+from dflash_trt.graphs.quantised import codes, rounded, scales
 from dflash_trt.provenance import digests
 from dflash_trt.serving.process import find_repository
 
@@ -208,8 +210,11 @@ def test_blocks_are_quantised_to_half_a_step(bits: int, bound: float) -> None:
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((24, 96), dtype=np.float32)
     matrix[3, 32:64] = 0
-    integers = codes(iter((matrix[:10], matrix[10:])), (96, 24), bits)
-    steps = scales(iter((matrix[:10], matrix[10:])), (96, 24), bits)
+
+    def pieces() -> Iterator[Blocks]:
+        yield from (rounded(rows, bits) for rows in (matrix[:10], matrix[10:]))
+
+    integers, steps = codes(pieces, (96, 24), bits), scales(pieces, (96, 24))
     assert integers.dtype == (np.int8 if bits == 8 else ml_dtypes.int4)
     plain = integers.astype(np.float32) * np.repeat(steps, 32, axis=0)
     farthest = np.repeat(np.abs(matrix.T.reshape(3, 32, 24)).max(1), 32, axis=0)
