@@ -1,7 +1,8 @@
 """The keys of sections that are handed on as they are: upstream refuses any other.
 
-As of `tensorrt_llm/llmapi/llm_args.py@00043967`. Not here are `lora_config`, `sleep_config`,
-`prometheus_metrics_config` and `encoder_cuda_graph_config`, whose classes were not seen.
+As of `tensorrt_llm/llmapi/llm_args.py@00043967`; of `lora_config` all that `lora_helper.py`
+had in any version. Not here are `sleep_config`, `prometheus_metrics_config` and
+`encoder_cuda_graph_config`, whose classes were not seen.
 """
 
 from collections.abc import Mapping
@@ -45,6 +46,11 @@ BY_ALGORITHM = {
     "kv_cache_compression_config": KV_CACHE_COMPRESSION,
 }
 KEYS = {
+    "lora_config": (
+        *("lora_dir", "lora_ckpt_source", "max_lora_rank", "lora_target_modules", "max_loras"),
+        *("max_cpu_loras", "trtllm_modules_to_hf_modules", "lora_weights_converters"),
+        "swap_gate_up_proj_lora_b_weight",
+    ),
     "peft_cache_config": (
         *("num_host_module_layer", "num_device_module_layer", "optimal_adapter_size"),
         *("max_adapter_size", "num_put_workers", "num_ensure_workers", "num_copy_streams"),
