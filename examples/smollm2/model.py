@@ -140,17 +140,22 @@ def save_drafter(drafter: DFlashDraftModel, vocabulary: Vocabulary, folder: Path
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+def load_weights(drafter: DFlashDraftModel, folder: Path) -> tuple[Tensor, Tensor]:
+    """What `save_drafter` wrote; returns which tokens it proposes, and its head."""
+    tensors = load_file(folder / "model.safetensors")
+    ids, head = tensors.pop("d2t"), tensors.pop("lm_head.weight").float()
+    del tensors["t2d"]
+    drafter.load_state_dict(tensors)
+    return ids + torch.arange(len(ids)), head
+
+
 def load_drafter(folder: Path, target: LlamaForCausalLM) -> DFlashDraftModel:
     """As z-lab's decoder takes it: tokens that the drafter cannot propose have no chance."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     taps = [layer - 1 for layer in config["aux_hidden_state_layer_ids"]]
     layers = config["transformer_layer_config"]["num_hidden_layers"]
     drafter = DFlashDraftModel(draft_config(target.config, layers, taps))
-    tensors = load_file(folder / "model.safetensors")
-    ids = tensors.pop("d2t") + torch.arange(config["draft_vocab_size"])
-    head = tensors.pop("lm_head.weight").float()
-    del tensors["t2d"]
-    drafter.load_state_dict(tensors)
+    ids, head = load_weights(drafter, folder)
 
     def logits(hidden: Tensor, _: nn.Module) -> Tensor:
         whole = torch.full((*hidden.shape[:-1], target.config.vocab_size), -torch.inf)

@@ -88,6 +88,13 @@ def forward(
     return body.norm(hidden), features
 
 
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The TOP likeliest tokens of logits `[..., vocabulary]`, and their probabilities."""
+    best = logits.topk(TOP)
+    probs = (best.values - logits.logsumexp(-1, keepdim=True)).exp()
+    return best.indices.int(), probs.bfloat16()
+
+
 def pick(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """Next tokens `[rows]`: the likeliest at temperature 0, else a sample (Gumbel-max)."""
     if not temperatures.any():
@@ -123,10 +130,10 @@ def roll_out(
         logits = model.lm_head(hidden[:, -1]).float()
         if taps:
             features[batch.number, begin : batch.length] = tapped
-            best = logits.topk(TOP)  # of the prompt's tokens nobody learns
-            top_ids[batch.number, batch.length - 1] = best.indices.int()
-            probs = (best.values - logits.logsumexp(-1, keepdim=True)).exp()
-            top_probs[batch.number, batch.length - 1] = probs.bfloat16()
+            # of the prompt's tokens nobody learns
+            likely_ids, likely_probs = likeliest(logits)
+            top_ids[batch.number, batch.length - 1] = likely_ids
+            top_probs[batch.number, batch.length - 1] = likely_probs
         begin = batch.length
         chosen = pick(logits, temperatures[batch.number], generator)
         batch.ids[:, begin] = chosen
@@ -155,4 +162,25 @@ def roll_out(
                 top_probs[number, cut].clone() if taps else None,
             )
         )
+    return rows
+
+
+@torch.inference_mode()
+def replay(
+    model: LlamaForCausalLM, texts: list[list[int]], starts: list[int], taps: list[int]
+) -> list[Row]:
+    """The rows of texts that the target wrote before, `starts` of their tokens given to it."""
+    batch = Batch(model, texts, 0)
+    hidden, tapped = forward(model, batch, 0, taps)
+    rows = []
+    for number, (ids, start) in enumerate(zip(texts, starts, strict=True)):
+        own = slice(int(batch.pad[number]), -1)
+        fed = len(ids) - 1
+        top_ids = torch.zeros(fed, TOP, dtype=torch.int32)
+        top_probs = torch.zeros(fed, TOP, dtype=torch.bfloat16)
+        top_ids[start - 1 :], top_probs[start - 1 :] = likeliest(
+            model.lm_head(hidden[number, own][start - 1 :]).float()
+        )
+        features = tapped[number, own].clone()
+        rows.append(Row(torch.tensor(ids), start, True, features, top_ids, top_probs))
     return rows
