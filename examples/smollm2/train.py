@@ -33,7 +33,7 @@ LAYERS = 2
 DRAFT_VOCABULARY = 8192
 ROWS, ANCHORS = 16, 32
 RATES = (0.015, 2e-3)  # of Muon and of AdamW
-WARMUP, REPORT, SAVE = 40, 20, 100  # steps
+WARMUP, REPORT, SAVE = 40, 20, 50  # steps
 
 
 def optimizers(drafter: nn.Module) -> list[torch.optim.Optimizer]:
