@@ -21,6 +21,8 @@ def check(given: Mapping[str, Any], section: str = "LLM") -> None:
         _check_value(f"{section}.{name}", value, FIELDS[section][name])
         if name in REFUSED and REFUSED[name](value):
             raise ValueError(f"{section}.{name} is {value!r}, which is not taken")
+        if name == "load_balancer" and isinstance(value, Mapping):  # else a file's name
+            check(value, "MoeLoadBalancerConfig")
 
 
 # what validators of the class, or of its sections, refuse besides

@@ -5,7 +5,7 @@ in `tensorrt_llm/llmapi/llm_args.py@00043967`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,10 @@ def keys_of_sections(case: Case, args: LlmArgs) -> Found:
         section: Any = args
         for part in name.split("."):
             section = getattr(section, part)
-        known = known_keys(name, section or {})
-        for key in section or {}:
+        if not isinstance(section, Mapping):  # none, or the name of a file
+            continue
+        known = known_keys(name, section)
+        for key in section:
             if key not in known:
                 algorithms = BY_ALGORITHM.get(name)
                 return Found(

@@ -1,8 +1,7 @@
 """The keys of sections that are handed on as they are: upstream refuses any other.
 
-As of `tensorrt_llm/llmapi/llm_args.py@00043967`; of `lora_config` all that `lora_helper.py`
-had in any version. Not here are `sleep_config`, `prometheus_metrics_config` and
-`encoder_cuda_graph_config`, whose classes were not seen.
+As of `tensorrt_llm/llmapi/llm_args.py@00043967`; of `lora_config`, which moved, those of
+`_torch/peft/lora/config.py@04b4c030`.
 """
 
 from collections.abc import Mapping
@@ -48,8 +47,22 @@ BY_ALGORITHM = {
 KEYS = {
     "lora_config": (
         *("lora_dir", "lora_ckpt_source", "max_lora_rank", "lora_target_modules", "max_loras"),
-        *("max_cpu_loras", "trtllm_modules_to_hf_modules", "lora_weights_converters"),
-        "swap_gate_up_proj_lora_b_weight",
+        *("max_cpu_loras", "trtllm_modules_to_hf_modules", "swap_gate_up_proj_lora_b_weight"),
+        *("overlap_lora_and_base", "cuda_graph_specialize_lora"),
+    ),
+    "prometheus_metrics_config": (
+        *("e2e_request_latency_buckets", "time_to_first_token_buckets"),
+        *("time_per_output_token_buckets", "request_queue_time_buckets"),
+        *("request_prefill_time_buckets", "request_decode_time_buckets"),
+        "request_inference_time_buckets",
+    ),
+    "sleep_config": ("restore_modes",),
+    "encoder_cuda_graph_config": (
+        *("batch_sizes", "max_batch_size", "enable_padding", "mode", "num_tokens"),
+        *("max_num_token", "seq_lens", "max_seq_len"),
+    ),
+    "moe_config.load_balancer": (
+        *("num_slots", "initial_global_assignments", "layer_updates_per_iter"),
     ),
     "peft_cache_config": (
         *("num_host_module_layer", "num_device_module_layer", "optimal_adapter_size"),
