@@ -41,8 +41,8 @@ class Batch:
         self.ids = torch.zeros(len(prompts), longest + room, dtype=torch.long)
         self.ids[:, :longest] = torch.tensor(rows)
         shape = (len(prompts), config.num_key_value_heads, longest + room, config.head_dim)
-        self.keys = [torch.zeros(shape, dtype=torch.bfloat16) for _ in model.model.layers]
-        self.values = [torch.zeros(shape, dtype=torch.bfloat16) for _ in model.model.layers]
+        self.keys = [torch.zeros(shape, dtype=model.dtype) for _ in model.model.layers]
+        self.values = [torch.zeros(shape, dtype=model.dtype) for _ in model.model.layers]
         self.number = torch.arange(len(prompts))
 
     def keep(self, rows: Tensor) -> None:
