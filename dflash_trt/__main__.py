@@ -2,6 +2,6 @@
 
 import sys
 
-from dflash_trt.cli import main
+from dflash_trt.cli.main import main
 
 sys.exit(main())

@@ -30,14 +30,14 @@ from dflash_trt.bench.page import Table
 from dflash_trt.bench.prompts import load_task
 from dflash_trt.bench.results import Cell, versions
 from dflash_trt.bench.stats import full_rates, verified
-from dflash_trt.build import build
+from dflash_trt.build.run import build
+from dflash_trt.cli.progress import reporting
 from dflash_trt.decoding.check import check
-from dflash_trt.decoding.costs import measure as measure_costs
-from dflash_trt.decoding.kept_costs import keep_costs, this_machine
 from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.speculation.costs import measure as measure_costs
+from dflash_trt.decoding.speculation.kept_costs import keep_costs, this_machine
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.onnxruntime import use_one_pool
-from dflash_trt.progress import reporting
 
 PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)

@@ -26,12 +26,12 @@ from dflash_trt.bench.page import Page, Table, to_markdown
 from dflash_trt.bench.prompts import load_task
 from dflash_trt.bench.results import Cell, Run, Sample, machine, measured_on, versions
 from dflash_trt.bench.stats import plain_of, rates, speedups, spread
-from dflash_trt.build import build
+from dflash_trt.build.run import build
+from dflash_trt.cli.progress import reporting
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 from dflash_trt.engines.onnxruntime import use_one_pool
-from dflash_trt.progress import reporting
 
 ROOT = Path(__file__).parents[1]
 PYCODE = ROOT / "examples" / "pycode"

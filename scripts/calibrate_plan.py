@@ -22,7 +22,6 @@ import numpy as np
 import yaml
 
 from dflash_trt.config import BuildConfig
-from dflash_trt.hardware import machine
 from dflash_trt.planning.picture import draw
 from dflash_trt.planning.plan import Deployment, curve, per_gpu_at
 from dflash_trt.planning.published import (
@@ -34,9 +33,10 @@ from dflash_trt.planning.published import (
     target,
 )
 from dflash_trt.planning.report import plan
-from dflash_trt.published import data, tau_of
+from dflash_trt.roofline.hardware import machine
 from dflash_trt.roofline.methods import EAGLE_ACCEPTANCE, PLAIN, eagle
 from dflash_trt.roofline.passes import Constants
+from dflash_trt.roofline.published import data, tau_of
 
 ROOT = Path(__file__).parents[1]
 CONSTANTS = ROOT / "dflash_trt" / "roofline" / "constants.yaml"

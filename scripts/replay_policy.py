@@ -18,19 +18,19 @@ import numpy as np
 from dflash_trt.bench.prompts import load_task
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.acceptance import parents_of
-from dflash_trt.decoding.costs import Costs
-from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.messages import NO_DRAFT, RoundOutput, RunRound, VerifyInput, no_candidates
-from dflash_trt.decoding.offers import Choice, Proposal, Row
-from dflash_trt.decoding.path import best_chain
-from dflash_trt.decoding.policy import Adaptive, Fixed, Policy
-from dflash_trt.decoding.proposals import CANDIDATES, Proposer
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
-from dflash_trt.decoding.tree import walk
+from dflash_trt.decoding.speculation.costs import Costs
+from dflash_trt.decoding.speculation.kept_costs import costs_of
+from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
+from dflash_trt.decoding.speculation.path import best_chain
+from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
+from dflash_trt.decoding.speculation.proposals import CANDIDATES, Proposer
+from dflash_trt.decoding.speculation.tree import walk
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.load import load_engine
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 from pairs import Pair, make_pair, teach
 
-from dflash_trt.build import build
+from dflash_trt.build.run import build
 from dflash_trt.checkpoints.drafter import Drafter, load_drafter
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import Target, load_target

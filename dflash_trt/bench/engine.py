@@ -11,13 +11,13 @@ from dflash_trt.bench.passes import Pass, TimedEngine, Way, run_in_turns
 from dflash_trt.bench.results import Cell
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.draft_model import DraftModel
-from dflash_trt.decoding.kept_costs import costs_of
-from dflash_trt.decoding.lookup import PromptLookup
-from dflash_trt.decoding.policy import Fixed
-from dflash_trt.decoding.proposals import strategy
 from dflash_trt.decoding.rounds import in_process, rounds_with
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.speculation.kept_costs import costs_of
+from dflash_trt.decoding.speculation.lookup import PromptLookup
+from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation.proposals import strategy
 from dflash_trt.engines.step import Engine
 from dflash_trt.errors import RequestError
 

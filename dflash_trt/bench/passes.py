@@ -10,11 +10,11 @@ from random import Random
 
 from dflash_trt.bench.results import Cell, Sample
 from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.policy import Policy
-from dflash_trt.decoding.proposals import Proposer
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.decoding.speculation.policy import Policy
+from dflash_trt.decoding.speculation.proposals import Proposer
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.step import Engine, Step
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from dflash_trt.bench.tasks import TASKS, task_texts
+from dflash_trt.chat.render import as_chat, load_encoding
 from dflash_trt.errors import RequestError
 from dflash_trt.files import parse_json
 from dflash_trt.prompts import Prompt, prompt_of, read_lines, read_prompts
-from dflash_trt.serving.chat import as_chat, load_encoding
 
 PYCODE, SYNTHETIC = "pycode", "synthetic:"
 TEMPLATE_OPTIONS = {"enable_thinking": False}  # as in the paper's Table 1

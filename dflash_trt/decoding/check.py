@@ -7,14 +7,14 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.kept_costs import costs_of
 from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.policy import Fixed, Policy
-from dflash_trt.decoding.proposals import Proposer, strategy
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.decoding.speculation.kept_costs import costs_of
+from dflash_trt.decoding.speculation.policy import Fixed, Policy
+from dflash_trt.decoding.speculation.proposals import Proposer, strategy
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.step import Engine
 from dflash_trt.errors import EngineError, RequestError

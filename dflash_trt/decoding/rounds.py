@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from dflash_trt.decoding.acceptance import accept_by_rules, accept_greedy
 from dflash_trt.decoding.coupling import NO_TOKEN
-from dflash_trt.decoding.held import Held
 from dflash_trt.decoding.logprobs import committed_logprobs, no_logprobs
 from dflash_trt.decoding.messages import (
     FORGOTTEN,
@@ -28,10 +27,11 @@ from dflash_trt.decoding.messages import (
     moves_of,
     no_candidates,
 )
-from dflash_trt.decoding.path import best_path, draw_paths
 from dflash_trt.decoding.rules import decode
 from dflash_trt.decoding.sampling import propose
-from dflash_trt.decoding.tree import ancestors, depths
+from dflash_trt.decoding.speculation.held import Held
+from dflash_trt.decoding.speculation.path import best_path, draw_paths
+from dflash_trt.decoding.speculation.tree import ancestors, depths
 from dflash_trt.engines.step import NOTHING, Engine
 
 

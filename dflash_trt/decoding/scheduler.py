@@ -19,12 +19,12 @@ from dflash_trt.decoding.messages import (
     no_candidates,
     no_rules,
 )
-from dflash_trt.decoding.offers import SOURCES, Choice, Proposal, Row
-from dflash_trt.decoding.policy import Policy
-from dflash_trt.decoding.proposals import Proposer
 from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.tree import depths
+from dflash_trt.decoding.speculation.offers import SOURCES, Choice, Proposal, Row
+from dflash_trt.decoding.speculation.policy import Policy
+from dflash_trt.decoding.speculation.proposals import Proposer
+from dflash_trt.decoding.speculation.tree import depths
 from dflash_trt.engines.info import HELD, most_verified
 from dflash_trt.errors import RequestError
 

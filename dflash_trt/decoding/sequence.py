@@ -7,10 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
-from dflash_trt.decoding.lookup import Suffixes
 from dflash_trt.decoding.messages import DROPPED, RoundOutput
 from dflash_trt.decoding.rules import Rules, encode
 from dflash_trt.decoding.sampling import Float32, Int64, Sampling
+from dflash_trt.decoding.speculation.lookup import Suffixes
 
 
 @dataclass(frozen=True)

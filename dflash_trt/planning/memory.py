@@ -8,10 +8,10 @@ take 0.7 of the rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pul
 
 from dataclasses import dataclass
 
-from dflash_trt.engines.tensorrt_llm.memory import CACHE_BYTES, OVERHEAD, SHARE
-from dflash_trt.hardware import Gpu
+from dflash_trt.roofline.hardware import Gpu
 from dflash_trt.roofline.passes import Layout
 from dflash_trt.roofline.shape import Shape
+from dflash_trt.tensorrt_llm.memory import CACHE_BYTES, OVERHEAD, SHARE
 
 POOL_FRACTION = 0.85  # free_gpu_memory_fraction where the pool has everything
 STATE_BYTES = 2

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dflash_trt.hardware import Machine
 from dflash_trt.planning.memory import Memory, fit
+from dflash_trt.roofline.hardware import Machine
 from dflash_trt.roofline.methods import Method, round_time
 from dflash_trt.roofline.passes import Constants, Layout, Runtime, Step
 from dflash_trt.roofline.shape import Shape

@@ -1,4 +1,4 @@
-"""What others measured (`dflash_trt/published/`), and what the plan would have said."""
+"""What others measured (`dflash_trt/roofline/published/`), and what the plan would have said."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from dflash_trt.hardware import machine
-from dflash_trt.published import data, tau_of
+from dflash_trt.roofline.hardware import machine
 from dflash_trt.roofline.methods import PLAIN, Method, dflash, eagle, tokens_per_second
 from dflash_trt.roofline.passes import Constants, Layout, Runtime, Software
+from dflash_trt.roofline.published import data, tau_of
 from dflash_trt.roofline.shape import Shape, drafter_shape, target_shape
 
 

@@ -6,13 +6,9 @@ from typing import Any
 
 from dflash_trt.checkpoints.outline import Pair, config_values, outline_drafter, outline_target
 from dflash_trt.config import BuildConfig, TensorRTLLM
-from dflash_trt.engines.tensorrt_llm.args import choose_args
-from dflash_trt.engines.tensorrt_llm.choices import PAGED
-from dflash_trt.engines.tensorrt_llm.chosen import LlmArgs
-from dflash_trt.engines.tensorrt_llm.pace import CONTEXT, kv_bytes, layout_of, target_values
 from dflash_trt.errors import ConfigError
-from dflash_trt.hardware import PRESETS, Machine, machine
 from dflash_trt.planning.plan import Deployment, Point, curve, front, layouts
+from dflash_trt.roofline.hardware import PRESETS, Machine, machine
 from dflash_trt.roofline.methods import (
     EAGLE_ACCEPTANCE,
     EAGLE_CHAIN,
@@ -23,6 +19,10 @@ from dflash_trt.roofline.methods import (
 )
 from dflash_trt.roofline.passes import Constants, fit_errors
 from dflash_trt.roofline.shape import Shape, Values, drafter_shape, target_shape
+from dflash_trt.tensorrt_llm.args import choose_args
+from dflash_trt.tensorrt_llm.choices import PAGED
+from dflash_trt.tensorrt_llm.chosen import LlmArgs
+from dflash_trt.tensorrt_llm.pace import CONTEXT, kv_bytes, layout_of, target_values
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default

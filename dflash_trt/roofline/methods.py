@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Literal
 
-from dflash_trt.published import acceptance as published_acceptance
 from dflash_trt.roofline.passes import BF16, Runtime, Step, forward, head
+from dflash_trt.roofline.published import acceptance as published_acceptance
 from dflash_trt.roofline.shape import Shape, eagle_shape
 
 EAGLE_CHAIN = 3  # draft tokens of an EAGLE-3 chain, TensorRT-LLM's usual max_draft_len

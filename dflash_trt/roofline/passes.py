@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
-from dflash_trt.hardware import Gpu
+from dflash_trt.roofline.hardware import Gpu
 from dflash_trt.roofline.shape import BF16 as PLAIN
 from dflash_trt.roofline.shape import Format, Layer, Shape
 

@@ -45,7 +45,7 @@ DECODER = {
 BUILD = """
 import json, sys, time
 from pathlib import Path
-from dflash_trt.build import build
+from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
 begun = {}
 paths = {role: {"path": Path(sys.argv[1], role)} for role in ("target", "drafter")}

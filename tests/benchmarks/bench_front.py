@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 from triton_metrics import Triton
 
-from dflash_trt.serving.metrics import Metrics
-from dflash_trt.serving.templates import Template
+from dflash_trt.chat.templates import Template
+from dflash_trt.serving.front.metrics import Metrics
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
 PHASES = {"verify": 0.004, "draft": 0.002, "hop": 0.001, "scheduler": 0.0005}

@@ -21,9 +21,9 @@ import demo_pair
 import pytest
 
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.launch import HOST, Ports
 from dflash_trt.serving.security import GATEWAY_KEY, Security
-from dflash_trt.serving.server import free_ports, prepare
+from dflash_trt.serving.server.launch import HOST, Ports
+from dflash_trt.serving.server.server import free_ports, prepare
 
 WARM_UP, TURNS = 20, 200
 STREAM_TURNS = 30

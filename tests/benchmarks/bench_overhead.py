@@ -17,11 +17,11 @@ import onnxruntime as ort
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
 NEW_TOKENS = 128

@@ -23,10 +23,10 @@ import demo_pair
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from dflash_trt.build import build
+from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
-from dflash_trt.serving.launch import Ports
-from dflash_trt.serving.server import running_server
+from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.server import running_server
 
 DRAFT_TOKENS, NEW_TOKENS, TURNS = 3, 128, 5
 MODES = ("in_process", "ensemble")
@@ -119,7 +119,7 @@ def test_demo_pair_with_eight_streams(benchmark: BenchmarkFixture) -> None:
 
 def test_a_target_with_long_rounds(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """A random Llama whose round of 8 sequences takes 50 ms or more on two cores."""
-    sys.path.insert(0, str(HERE.parent))
+    sys.path.insert(0, str(HERE.parent / "lib"))
     from pairs import make_pair  # noqa: PLC0415
 
     make_pair(

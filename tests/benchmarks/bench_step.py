@@ -15,10 +15,10 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from dflash_trt.decoding.policy import Fixed
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
 TURNS, STEPS = 24, 16

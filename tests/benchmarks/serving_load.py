@@ -20,12 +20,12 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tokenizers import Tokenizer
 
-from dflash_trt.decoding.policy import Fixed
+from dflash_trt.build.manifest import read_manifest
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.manifest import read_manifest
 
 
 def _inputs(prompt: str, new_tokens: int) -> list[triton.InferInput]:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from dflash_trt.build.manifest import read_manifest
 from dflash_trt.errors import ServerError
-from dflash_trt.manifest import read_manifest
 from dflash_trt.serving.gateway.settings import LISTENING, Settings, codec
-from dflash_trt.serving.launch import HOST, Ports, bind
-from dflash_trt.serving.log import FORM, Log, Said
-from dflash_trt.serving.reaper import KILL_TIMEOUT
 from dflash_trt.serving.security import Security
+from dflash_trt.serving.server.launch import HOST, Ports, bind
+from dflash_trt.serving.server.log import FORM, Log, Said
+from dflash_trt.serving.server.reaper import KILL_TIMEOUT
 
 START_TIMEOUT = 60.0  # seconds
 START_CRASHES = 2

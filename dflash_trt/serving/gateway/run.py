@@ -14,7 +14,7 @@ from dflash_trt.serving.gateway.door import State
 from dflash_trt.serving.gateway.proxy import open_session, triton_door
 from dflash_trt.serving.gateway.relay import Relay
 from dflash_trt.serving.gateway.settings import LISTENING, codec
-from dflash_trt.serving.log import configure
+from dflash_trt.serving.server.log import configure
 
 KEEP_ALIVE = 60  # seconds without a request
 GRACE = 2  # seconds for answers that are about to end, and for the last words of others

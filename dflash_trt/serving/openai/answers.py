@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_trt.chat.harmony import Channels
 from dflash_trt.serving.client import Choice, Chunk, Summary
-from dflash_trt.serving.harmony import Channels
 from dflash_trt.serving.openai.spelling import Spell
 
 Json = dict[str, Any]

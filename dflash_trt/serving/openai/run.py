@@ -6,21 +6,21 @@ from collections.abc import Callable
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from dflash_trt.build.manifest import read_manifest, speculation_of
+from dflash_trt.chat.harmony import has_channels
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
-from dflash_trt.engines.tensorrt_llm.info import KIND, read_llm_args
-from dflash_trt.manifest import read_manifest, speculation_of
 from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
 from dflash_trt.serving.gateway.door import Door, State
 from dflash_trt.serving.gateway.settings import Settings
-from dflash_trt.serving.harmony import has_channels
-from dflash_trt.serving.health import health_of
-from dflash_trt.serving.launch import Ports
 from dflash_trt.serving.openai.app import DONE, NOT_READY, Served, create_app, to_event
 from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.spelling import speller
 from dflash_trt.serving.security import LOOPBACK, Security, certificate_name
+from dflash_trt.serving.server.health import health_of
+from dflash_trt.serving.server.launch import Ports
 from dflash_trt.serving.settings import most_drafts
+from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
 
 
 def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:

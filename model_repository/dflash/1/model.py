@@ -1,25 +1,32 @@
-"""The public model: adapts Triton to dflash_trt.serving.front, which has the logic."""
+"""The public model: adapts Triton to dflash_trt.serving.front.front, which has the logic."""
 
 import json
 from pathlib import Path
 
 import triton_python_backend_utils as pb
 
+from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.decoding.messages import Checked, RoundOutput
 from dflash_trt.decoding.rounds import in_process, needs_drafter, no_drafts
-from dflash_trt.engines.tensorrt_llm.info import KIND, read_llm_args
-from dflash_trt.serving import llm
-from dflash_trt.serving.chat import load_chat_template
-from dflash_trt.serving.front import Front
-from dflash_trt.serving.groups import EngineGoneError, Groups
+from dflash_trt.serving.front import llm
+from dflash_trt.serving.front.front import Front
+from dflash_trt.serving.front.groups import EngineGoneError, Groups
+from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.parts import arrays
+from dflash_trt.serving.front.side_door import SideDoor
+from dflash_trt.serving.front.tensors import (
+    from_response,
+    inputs,
+    named,
+    parameters,
+    timeout,
+    to_tensors,
+)
 from dflash_trt.serving.internal import client_of, hide_shared_memory, with_key
-from dflash_trt.serving.log import configure
-from dflash_trt.serving.metrics import Metrics
-from dflash_trt.serving.parts import arrays
+from dflash_trt.serving.server.log import configure
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
-from dflash_trt.serving.side_door import SideDoor
-from dflash_trt.serving.tensors import from_response, inputs, named, parameters, timeout, to_tensors
+from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
 
 
 class TritonPythonModel:
@@ -89,7 +96,7 @@ def call_ensemble(verify_input):
 
 
 class Reply:
-    """dflash_trt.serving.outbox.Reply over Triton's response sender."""
+    """dflash_trt.serving.front.outbox.Reply over Triton's response sender."""
 
     def __init__(self, request):
         self._sender = request.get_response_sender()

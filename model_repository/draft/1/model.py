@@ -4,7 +4,7 @@ from dflash_trt.decoding.input_checks import check_draft_input
 from dflash_trt.decoding.messages import DraftInput
 from dflash_trt.decoding.rounds import draft
 from dflash_trt.engines.load import load_engine
-from dflash_trt.serving.step import EngineStep
+from dflash_trt.serving.front.step import EngineStep
 
 
 class TritonPythonModel(EngineStep):

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import triton_python_backend_utils as pb
 
-from dflash_trt.decoding.costs import Costs
-from dflash_trt.serving.metrics import Metrics
+from dflash_trt.decoding.speculation.costs import Costs
+from dflash_trt.serving.front.metrics import Metrics
 
 
 class TritonPythonModel:

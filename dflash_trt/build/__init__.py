@@ -1,0 +1,1 @@
+"""From a build config to a directory that `serve` takes."""

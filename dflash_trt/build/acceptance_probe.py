@@ -1,0 +1,132 @@
+"""`dflash-trt inspect --deep`: what a pair accepts, measured in engines made for it.
+
+The engines are written to a temporary directory (TMPDIR) and gone afterwards, so that a pair can be
+judged before anything is built. They take what `build` would take on disk.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.chat.render import as_chat, load_encoding
+from dflash_trt.checkpoints.drafter import load_drafter
+from dflash_trt.checkpoints.pair import Finding
+from dflash_trt.checkpoints.source import Report
+from dflash_trt.checkpoints.target import Target, load_target
+from dflash_trt.config.build import Speculation
+from dflash_trt.errors import BuildError
+from dflash_trt.prompts import read_prompts
+
+PROMPTS = (
+    "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short letter to a neighbour asking to borrow a ladder.",
+    "Translate into French: The train to Lyon leaves at nine o'clock tomorrow morning.",
+    'Complete this JSON object: {"name": "Ada", "born": 1815, "known for": [',
+)
+TOKENS = 64  # decoded for each prompt
+MAX_SEQ_LEN = 1024
+# of rounds that keep the first draft token; trained drafters keep it in 60 to 85 % of them, one for
+# another fine-tune in fewer, one for another model in next to none
+LEAST_KEPT = 0.3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Greedy decoding with whole blocks; tau = 1 + sum(kept)."""
+
+    prompts: int
+    tokens: int
+    tau: float
+    kept: list[float]  # the share of rounds that kept draft token 1, 2, ..
+    identical: int  # prompts on which the text is that of the target alone
+    finding: Finding
+
+
+def measure(
+    target_directory: Path, drafter_directory: Path, prompts: Path | None, report: Report
+) -> Measured:
+    """Decode the prompts of a file as `verify` takes it, or `PROMPTS`.
+
+    With a chat template `PROMPTS` are messages: drafters learn from answers.
+    The pair must have passed its checks. Raises RequestError for the file, BuildError when the
+    engines cannot be written.
+    """
+    # here, because they load the graph builder and the runtime
+    from dflash_trt.decoding.check import check  # noqa: PLC0415
+    from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
+
+    target, drafter = load_target(target_directory), load_drafter(drafter_directory)
+    spec = drafter.spec
+    known = min(target.spec.max_position_embeddings, spec.max_position_embeddings)
+    sizes: dict[str, Any] = {
+        "slots": 1,
+        "max_seq_len": min(known, MAX_SEQ_LEN),
+        "threads": 2,
+    }
+    tokens = min(TOKENS, sizes["max_seq_len"] // 2)
+    asked = _prompts(target, prompts, sizes["max_seq_len"] - tokens)
+    try:
+        with tempfile.TemporaryDirectory(prefix="dflash-trt-") as name:
+            engines = Path(name)
+            for role in ("target", "drafter"):
+                (engines / role).mkdir()
+            report("building engines", 0, 2)
+            quiet: Callable[[str], None] = lambda tensor: None  # noqa: E731
+            link = Storage(link=True)
+            build_target(target, spec, engines / "target", **sizes, progress=quiet, storage=link)
+            report("building engines", 1, 2)
+            build_drafter(
+                drafter, target, engines / "drafter", **sizes, progress=quiet, storage=link
+            )
+            report("building engines", 2, 2)
+            found = check(
+                engines,
+                asked,
+                tokens,
+                Speculation(policy="fixed"),
+                lambda done: report("prompts", done, len(asked)),
+            )
+    except OSError as error:
+        raise BuildError(
+            f"cannot write engines to {tempfile.gettempdir()}: {error.strerror or error}",
+            "Set TMPDIR to a folder with room for them",
+        ) from error
+    return Measured(
+        len(asked), sum(map(len, found.outputs)), found.tau, found.kept, found.identical,
+        _judged(found.kept[0]),
+    )  # fmt: skip
+
+
+def _judged(first: float) -> Finding:
+    what = f"the first draft token is kept in {first:.0%} of the rounds"
+    if first >= LEAST_KEPT:
+        return Finding("acceptance", "passed", what)
+    return Finding(
+        "acceptance",
+        "warning",
+        f"{what}; trained drafters keep it in 60 to 85 %",
+        "Check that the drafter was trained for this very target, not for another fine-tune of it",
+    )
+
+
+def _prompts(target: Target, file: Path | None, longest: int) -> list[list[int]]:
+    if file is None:
+        return chat_prompts(target.directory, longest)
+    return read_prompts(
+        file,
+        load_encoding(target.directory),
+        vocab_size=target.spec.vocab_size,
+        longest=longest,
+    )
+
+
+def chat_prompts(directory: Path, longest: int) -> list[list[int]]:
+    """`PROMPTS` as token ids, by the tokenizer and chat template of a directory."""
+    encode = load_encoding(directory)
+    asked = [encode(as_chat(text))[:longest] for text in PROMPTS]
+    return [ids for ids in asked if ids]

@@ -1,0 +1,204 @@
+"""The same deployment for other engines, as a shell script: what `dflash-trt export` prints.
+
+Ranks, lengths and batch are those that `build` would choose, so that like is compared with like;
+none of them keeps prefixes, because TensorRT-LLM must not. The options are published in vLLM's
+`vllm/config/speculative.py` (002e77c1), SGLang's `sglang/srt/server_args.py` (0.5.20) and
+TensorRT-LLM's `tests/unittest/api_stability/references/trtllm_serve_cli.yaml` (029e223d).
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+
+import yaml
+
+from dflash_trt.checkpoints.checks.tensorrt_llm import architecture, drafter_layout
+from dflash_trt.checkpoints.kinds import engine_kinds
+from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
+from dflash_trt.checkpoints.pair import findings
+from dflash_trt.checkpoints.source import Report, locate
+from dflash_trt.config import BuildConfig, Source, TensorRTLLM
+from dflash_trt.errors import ConfigError, PairError
+from dflash_trt.roofline.hardware import Machine, machine
+from dflash_trt.tensorrt_llm.args import check_args, choose_args, env_vars
+from dflash_trt.tensorrt_llm.chosen import LlmArgs
+
+Options = Sequence[tuple[str, object]]  # None: the option alone
+
+
+def export(config: BuildConfig, engine: str, report: Report) -> str:
+    """The script; only the JSON files of sources on the Hub are fetched.
+
+    Raises ConfigError, CheckpointError, or PairError for what the engine does not run.
+    """
+    made_for = _machine(config)
+    target = locate(config.target, "target", report, weights=False)
+    drafter = locate(config.drafter, "drafter", report, weights=False)
+    config = config.model_copy(
+        update={
+            "target": _pinned(config.target, target.commit),
+            "drafter": _pinned(config.drafter, drafter.commit),
+        }
+    )
+    pair = Pair(
+        outline_target(target.directory),
+        outline_drafter(drafter.directory),
+        config.speculation.draft_tokens,
+        config.serving.max_seq_len,
+    )
+    args = choose_args(config, pair, made_for)
+    if args.tensor_parallel_size > made_for.gpus:
+        raise ConfigError(
+            f"one instance takes {args.tensor_parallel_size} GPUs, a node of {made_for.name} has "
+            f"{made_for.gpus}; scripts for other engines are for one node",
+            f"Set engine.gpus to at most {made_for.gpus}",
+        )
+    if engine != "vllm" and not (layout := drafter_layout(pair)).ok:
+        raise PairError(f"{engine} does not read drafters in the speculators format", layout.fix)
+    lines = ENGINES[engine](config, pair, args)
+    head = [
+        "#!/usr/bin/env bash",
+        f"# {config.name} on {engine}, by `dflash-trt export`; whoever wrote it has not run it.",
+        *_caveats(engine, args),
+        "set -euo pipefail",
+    ]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _pinned(source: Source, commit: str | None) -> Source:
+    """A branch may have moved on when another engine follows it."""
+    return source if commit is None else source.model_copy(update={"revision": commit})
+
+
+def _machine(config: BuildConfig) -> Machine:
+    if not isinstance(config.engine, TensorRTLLM):
+        raise ConfigError(
+            f"engine.kind is {config.engine.kind}, which says nothing of GPUs",
+            "Use engine: {kind: tensorrt_llm}",
+        )
+    return machine(config.engine.hardware)
+
+
+def _caveats(engine: str, args: LlmArgs) -> list[str]:
+    if engine == "trtllm-serve" or not args.enable_attention_dp:
+        return []
+    return [f"# Built for TensorRT-LLM it has attention-DP; {engine} gets tensor parallelism only."]
+
+
+def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
+    drafter: dict[str, object] = {
+        "method": "dflash",
+        "model": _name(config.drafter),
+        "num_speculative_tokens": args.speculative_config.max_draft_len,
+    }
+    if config.drafter.revision:
+        drafter["revision"] = config.drafter.revision
+    # Gemma 4 needs a backend that cannot do without the causal mask, which drafts need
+    gemma = architecture(pair.target).startswith("Gemma4")
+    if gemma:
+        drafter["attention_backend"] = "flash_attn"
+    options: Options = [
+        *_revision("--revision", config.target),
+        ("--tensor-parallel-size", args.tensor_parallel_size),
+        *_experts(args, "--enable-expert-parallel", None),
+        ("--max-model-len", args.max_seq_len),
+        ("--max-num-seqs", _sequences(args)),
+        ("--no-enable-prefix-caching", None),
+        # as in the drafters' published recipes
+        ("--attention-backend", "triton_attn" if gemma else "flash_attn"),
+        ("--max-num-batched-tokens", 32768),
+        ("--speculative-config", json.dumps(drafter)),
+    ]
+    return [
+        "# Take a release from after July 2026: older ones accept hardly any draft on Blackwell.",
+        *_command(["vllm", "serve", _name(config.target)], options),
+    ]
+
+
+def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
+    quantised = "quantization_config" in pair.target.values
+    options: Options = [
+        ("--model-path", _name(config.target)),
+        *_revision("--revision", config.target),
+        ("--tp-size", args.tensor_parallel_size),
+        *_experts(args, "--ep-size", args.moe_expert_parallel_size),
+        ("--context-length", args.max_seq_len),
+        ("--max-running-requests", _sequences(args)),
+        ("--disable-radix-cache", None),
+        ("--speculative-algorithm", "DFLASH"),
+        ("--speculative-draft-model-path", _name(config.drafter)),
+        *_revision("--speculative-draft-model-revision", config.drafter),
+        # the anchor counts
+        ("--speculative-dflash-block-size", (args.speculative_config.max_draft_len or 0) + 1),
+        # else the drafter is taken to be quantised as the target is
+        *([("--speculative-draft-model-quantization", "unquant")] if quantised else []),
+    ]
+    return _command(["python", "-m", "sglang.launch_server"], options)
+
+
+def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
+    checks = list(findings(pair))
+    for kind in engine_kinds(pair, checks):
+        if kind["kind"] == "tensorrt_llm" and kind["reasons"]:
+            raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
+    for finding in check_args(config, pair, _machine(config), args):
+        if finding.result == "error":
+            raise ConfigError(f"{finding.name}: {finding.found}", finding.fix)
+    values = args.to_dict()
+    for given in ("model", "revision"):  # on the command line
+        values.pop(given, None)
+    fetch = []
+    if config.drafter.hub is None:
+        values["speculative_config"]["speculative_model"] = _name(config.drafter)
+    else:  # a Hub id is not resolved where the drafter's config.json is read
+        fetch = _command(
+            ["hf", "download", config.drafter.hub],
+            [("--revision", config.drafter.revision), ("--local-dir", "drafter")],
+        )
+    environment = env_vars(config, pair, _machine(config))
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    options: Options = [
+        *_revision("--revision", config.target),
+        ("--config", "llm_args.yaml"),
+    ]
+    return [
+        f"# needs tensorrt-llm=={args.version}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())),
+        *fetch,
+        f"cat > llm_args.yaml <<'EOF'\n{text}EOF",
+        *_command(["trtllm-serve", "serve", _name(config.target)], options),
+    ]
+
+
+def _sequences(args: LlmArgs) -> int | None:
+    """Of all ranks: with attention-DP each has max_batch_size of its own."""
+    ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
+    return args.max_batch_size and args.max_batch_size * ranks
+
+
+def _name(source: Source) -> str:
+    return source.hub or str(source.path)
+
+
+def _revision(option: str, source: Source) -> Options:
+    return [(option, source.revision)] if source.revision else []
+
+
+def _experts(args: LlmArgs, option: str, value: object) -> Options:
+    return [(option, value)] if (args.moe_expert_parallel_size or 1) > 1 else []
+
+
+def _command(words: Sequence[str], options: Options) -> list[str]:
+    """One command over several lines, each argument quoted for the shell."""
+    lines = [shlex.join(words)]
+    lines += [
+        shlex.join([option] if value is None else [option, str(value)]) for option, value in options
+    ]
+    return [" \\\n  ".join(lines)]
+
+
+ENGINES: dict[str, Callable[[BuildConfig, Pair, LlmArgs], list[str]]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "trtllm-serve": _trtllm_serve,
+}

@@ -1,0 +1,162 @@
+"""Builds of the kinds `onnxruntime` and `tensorrt`: both models as graphs, or plans of them."""
+
+import shutil
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dflash_trt.build.job import Input, Job, Written
+from dflash_trt.build.repository import write_repository
+from dflash_trt.chat.render import try_chat_template
+from dflash_trt.checkpoints.drafter import Drafter, drafter_shapes, load_drafter
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.source import Located, Report
+from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
+from dflash_trt.checkpoints.target import Target, load_target, target_shapes
+from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_files
+from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
+from dflash_trt.engines.info import read_info
+from dflash_trt.errors import ConfigError
+from dflash_trt.graphs.sharding import check_even
+
+if TYPE_CHECKING:
+    from dflash_trt.engines.accuracy import Accuracy
+
+DEFAULT_MAX_SEQ_LEN = 4096
+BITS: dict[str | None, Literal[4, 8]] = {"int4": 4, "int8": 8}
+
+
+def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
+    """Raises ConfigError, CheckpointError or PairError."""
+    target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
+    speculation, serving = config.speculation, config.serving
+    warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
+    warnings += try_chat_template(target.directory)
+    config = _with_max_seq_len(config, target.spec, drafter.spec)
+    _check_even(config, target.spec, drafter.spec)
+    return Job(
+        config,
+        Input(
+            target_at,
+            [*_files(target), *tokenizer_files(target.directory)],
+            asdict(target.spec),
+        ),
+        Input(drafter_at, _files(drafter), asdict(drafter.spec)),
+        warnings,
+        partial(_write, config=config, target=target, drafter=drafter, report=report),
+    )
+
+
+def _files(model: Target | Drafter) -> list[Path]:
+    return [model.directory / "config.json", *model.weights.files]
+
+
+def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> BuildConfig:
+    longest, asked = target.max_position_embeddings, config.serving.max_seq_len
+    known = min(longest, drafter.max_position_embeddings)
+    length = min(known, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
+    if not drafter.block_size < length <= longest:
+        raise ConfigError(
+            f"serving.max_seq_len is {length}, but this pair takes {drafter.block_size + 1} to "
+            f"{longest} (block size to the target's max_position_embeddings)",
+            "Correct it, or leave it out",
+        )
+    serving = config.serving.model_copy(update={"max_seq_len": length})
+    return config.model_copy(update={"serving": serving})
+
+
+def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> None:
+    engine = config.engine
+    assert isinstance(engine, OnnxRuntime | TensorRT)
+    quantised = isinstance(engine, OnnxRuntime) and engine.quantize is not None
+    check_even(target, "target", engine.tensor_parallel_size, quantised)
+    check_even(drafter, "drafter", engine.drafter_ranks, quantised)
+
+
+def _write(
+    directory: Path, *, config: BuildConfig, target: Target, drafter: Drafter, report: Report
+) -> Written:
+    # here, because loading it takes most of the time of a build that has nothing to do
+    from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
+
+    engine, max_seq_len = config.engine, config.serving.max_seq_len
+    assert isinstance(engine, OnnxRuntime | TensorRT)
+    assert max_seq_len is not None
+    sizes = {"slots": config.serving.slots, "max_seq_len": max_seq_len, "threads": 1}
+    storage = Storage()
+    if isinstance(engine, OnnxRuntime):
+        sizes["threads"] = engine.threads
+        storage = Storage(engine.weights == "link", BITS.get(engine.quantize))
+    else:
+        from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
+
+        capabilities(engine)  # raises before the work starts where something is not installed
+    engines, ranks = directory / "engines", int(engine.tensor_parallel_size)
+    for role in ("target", "drafter"):
+        (engines / role).mkdir(parents=True)
+    common: dict[str, Any] = {**sizes, "storage": storage}
+    count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
+    sharded: dict[str, Any] = {**common, "progress": count, "ranks": ranks}
+    digests = build_target(target, drafter.spec, engines / "target", **sharded, kind=engine.kind)
+    tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
+    ranks = engine.drafter_ranks
+    count = _Counter("building the drafter engine", tensors * ranks, report)
+    sharded = {**common, "progress": count, "ranks": ranks}
+    digests |= build_drafter(drafter, target, engines / "drafter", **sharded)
+    if isinstance(engine, TensorRT):
+        build_plans(engines, engine, config.serving.prefill_chunk, report)
+    copy_tokenizer(target.directory, directory)
+    write_repository(
+        directory,
+        name=config.name,
+        target=target.spec,
+        drafter=drafter.spec,
+        config=config,
+        max_seq_len=max_seq_len,
+    )
+    if storage.bits is None:
+        return Written(digests)
+    return Written(digests, _accuracy(engines, target, drafter.spec, common, report))
+
+
+def _accuracy(
+    engines: Path, target: Target, drafter: DrafterSpec, common: dict[str, Any], report: Report
+) -> "Accuracy":
+    """Against an unquantised engine that lies beside it for as long as this takes.
+
+    One that is cut for ranks has the very numbers of a whole one, which is measured in its place.
+    """
+    from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare  # noqa: PLC0415
+    from dflash_trt.engines.build import build_target  # noqa: PLC0415
+    from dflash_trt.graphs.builder import COPIED  # noqa: PLC0415
+
+    count = _Counter("measuring the accuracy", len(target_shapes(target.spec)), report)
+    quantised, original, whole = (engines / name for name in ("target", "original", "whole"))
+    tokens = min(TOKENS, common["max_seq_len"])
+    common = {**common, "max_seq_len": tokens, "progress": count}
+    original.mkdir()
+    build_target(target, drafter, original, **{**common, "storage": COPIED})
+    if read_info(quantised, "onnxruntime").ranks > 1:
+        quantised = whole
+        whole.mkdir()
+        build_target(target, drafter, whole, **common)
+    tokenizer = load_tokenizer(target.directory)
+    texts = [tokenizer.encode(text).ids[:tokens] or [0] for text in TEXTS]
+    found = compare(quantised, original, texts)
+    for temporary in (original, whole):
+        shutil.rmtree(temporary, ignore_errors=True)
+    return found
+
+
+class _Counter:
+    """Turns an engine's tensor names ("a|b": tensors a and b fused) into counts."""
+
+    def __init__(self, step: str, total: int, report: Report) -> None:
+        self._done, self._total, self._report = 0, total, partial(report, step)
+        self._report(0, total)
+
+    def __call__(self, name: str) -> None:
+        self._done = min(self._done + name.count("|") + 1, self._total)
+        self._report(self._done, self._total)

@@ -1,0 +1,101 @@
+"""Writes `manifest.json`: what a build is made from and every file it holds, with its digest."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import dflash_trt
+from dflash_trt.build.job import Input, Job
+from dflash_trt.build.manifest import (
+    MANIFEST,
+    Manifest,
+    differences,
+    file_name,
+    file_stamp,
+    files_of,
+    read_manifest,
+)
+from dflash_trt.build.repository import templates
+from dflash_trt.checkpoints.source import Report
+from dflash_trt.digests import Entry, entry, sha256
+
+
+def inputs_manifest(job: Job, report: Report) -> Manifest:
+    """Everything that decides a build's bytes; no path and no time, so that it repeats."""
+    config, models = job.config, _models(job)
+    inputs = {
+        role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
+        for role, model in models.items()
+    }
+    manifest = {
+        "dflash_trt": {"version": dflash_trt.__version__, "sha256": _own_digest()},
+        "name": config.name,
+        "config": config.model_dump(mode="json", exclude={"name", "target", "drafter"}),
+        **{role: model.known for role, model in models.items()},
+        "inputs": inputs,
+        "hub": {
+            role: {"id": getattr(config, role).hub, "commit": model.at.commit}
+            for role, model in models.items()
+            if model.at.commit
+        },
+    }
+    return dict(json.loads(json.dumps(manifest)))  # tuples become lists, as in a file
+
+
+def write_manifest(
+    directory: Path, inputs: Manifest, known: Mapping[Path, Entry], job: Job, report: Report
+) -> Manifest:
+    """Write `manifest.json` over all files below `directory`; it must be the last file.
+
+    known: the files whose digests were made as they were written. A link into an original
+    checkpoint has that input's.
+    """
+    originals = {
+        (model.at.directory / name).resolve(): entry
+        for role, model in _models(job).items()
+        for name, entry in inputs["inputs"][role].items()
+    }
+    found = files_of(directory)
+    ours = [file for file in found if not file.is_symlink() and file not in known]
+    files = digests(directory, ours, report, "hashing")
+    files |= {file_name(directory, file): entry for file, entry in known.items()}
+    files |= {
+        file_name(directory, file): {**originals[file.resolve()], **file_stamp(file)}
+        for file in found
+        if file.is_symlink()
+    }
+    manifest = {**inputs, "files": files}
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def matching_manifest(output: Path, inputs: Manifest, report: Report) -> Manifest | None:
+    """The manifest in `output`, if made from `inputs` and every file is there as it was."""
+    if not (output / MANIFEST).is_file():
+        return None
+    manifest = read_manifest(output)
+    same = {**manifest, "files": None} == {**inputs, "files": None}
+    return manifest if same and not differences(output, manifest, "full", report) else None
+
+
+def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -> dict[str, Entry]:
+    """What the manifest says of each file, by its path in `directory`."""
+    files, found = list(files), {}
+    for done, file in enumerate(files):
+        report(step, done, len(files))
+        found[file_name(directory, file)] = entry(file)
+    report(step, len(files), len(files))
+    return found
+
+
+def _models(job: Job) -> dict[str, Input]:
+    return {"target": job.target, "drafter": job.drafter}
+
+
+def _own_digest() -> str:
+    """Of the code that builds: a build by older code is not the same build."""
+    package = Path(dflash_trt.__file__).parent
+    code = [file for file in package.rglob("*") if file.is_file()]
+    code = [x for x in code if not {"model_repository", "__pycache__"} & {*x.parts}]
+    models = [file for file in templates().rglob("*") if file.suffix in (".py", ".pbtxt")]
+    return sha256([*sorted(code), *sorted(models)])

@@ -1,0 +1,108 @@
+"""From a build config to a directory that needs nothing else to be served and verified.
+
+What differs from one engine kind to the next is its job (`jobs/`): how the pair is checked, and
+what is written.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from dflash_trt.atomic import publish, sole_writer
+from dflash_trt.build import onnxruntime, tensorrt_llm
+from dflash_trt.build.job import Job
+from dflash_trt.build.manifest import MANIFEST, Manifest, read_manifest
+from dflash_trt.build.provenance import inputs_manifest, matching_manifest, write_manifest
+from dflash_trt.checkpoints.pair import Finding
+from dflash_trt.checkpoints.source import Report, locate
+from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.errors import BuildError
+
+if TYPE_CHECKING:
+    from dflash_trt.engines.accuracy import Accuracy
+
+PREPARE = {
+    "onnxruntime": onnxruntime.prepare,
+    "tensorrt": onnxruntime.prepare,
+    "tensorrt_llm": tensorrt_llm.prepare,
+}
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    directory: Path
+    manifest: Manifest
+    built: bool  # False: it was there already, made from the same inputs
+    seconds: float
+    warnings: list[Finding]  # of the pair
+    accuracy: "Accuracy | None" = None  # of quantised weights, measured as they are built
+
+
+def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
+    """Check the pair and write engines, tokenizer, model repository and manifest to `output`.
+
+    All of it appears at once or not at all. An older build of ours is replaced.
+    Raises ConfigError, CheckpointError, PairError, or BuildError for the output's side.
+    """
+    started = time.monotonic()
+    output = output.resolve()
+    _check_output(output)
+    job = _prepare(config, report)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with sole_writer(output) as scratch:
+            _check_output(output)  # again: now nobody else changes it
+            inputs = _beside(lambda: inputs_manifest(job, report))
+            manifest = None
+            if (output / MANIFEST).is_file():
+                manifest = matching_manifest(output, inputs.result(), report)
+            built, accuracy = manifest is None, None
+            if manifest is None:
+                written = job.write(scratch)
+                accuracy = written.accuracy
+                manifest = write_manifest(scratch, inputs.result(), written.digests, job, report)
+                publish(scratch, output)
+    except OSError as error:
+        raise BuildError(
+            f"cannot write {error.filename or output}: {error.strerror or error}",
+            "Free the disk or give a writable --output; nothing was left half written",
+        ) from error
+    return BuildResult(output, manifest, built, time.monotonic() - started, job.warnings, accuracy)
+
+
+def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":
+    """What a thread makes meanwhile; not a pool's, for which a failed build would have to wait."""
+    made: Future[Manifest] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except Exception as error:
+            made.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return made
+
+
+def _prepare(config: BuildConfig, report: Report) -> Job:
+    """Find both models and check them."""
+    engine = config.engine
+    by_id = isinstance(engine, TensorRTLLM) and engine.checkpoints == "hub"
+    target = locate(config.target, "target", report, weights=not by_id)
+    drafter = locate(config.drafter, "drafter", report)
+    return PREPARE[engine.kind](config, target, drafter, report)
+
+
+def _check_output(output: Path) -> None:
+    """Only nothing, an empty folder, or a build of ours may be replaced."""
+    if (output / MANIFEST).is_file():
+        read_manifest(output)
+    elif output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise BuildError(
+            f"the output {output} exists and is not a build of dflash-trt",
+            "Give another --output, or remove it yourself; it was left as it is",
+        )

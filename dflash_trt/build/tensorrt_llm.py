@@ -1,0 +1,101 @@
+"""Builds of kind `tensorrt_llm`: a bundle for TensorRT-LLM, which runs the rounds itself."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.build.deployment import write_deployment
+from dflash_trt.build.job import Input, Job, Written
+from dflash_trt.build.repository import write_llm_repository
+from dflash_trt.chat.render import try_chat_template
+from dflash_trt.checkpoints.drafter import is_drafter
+from dflash_trt.checkpoints.kinds import OURS
+from dflash_trt.checkpoints.outline import Outline, Pair, outline_drafter, outline_target
+from dflash_trt.checkpoints.pair import Finding, findings
+from dflash_trt.checkpoints.source import Located, Report
+from dflash_trt.checkpoints.tokenizer import copy_tokenizer, tokenizer_files
+from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.errors import ConfigError, DflashError, PairError
+from dflash_trt.roofline.hardware import machine
+from dflash_trt.tensorrt_llm.args import check_args, choose_args
+from dflash_trt.tensorrt_llm.bundle import checkpoint_files, drafter_name, write_bundle
+from dflash_trt.tensorrt_llm.chosen import LlmArgs
+
+
+def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
+    """What the graphs refuse may pass: TensorRT-LLM reads the models itself.
+
+    Raises ConfigError, CheckpointError or PairError.
+    """
+    section = config.engine
+    assert isinstance(section, TensorRTLLM)
+    by_id = section.checkpoints == "hub"
+    if target_at.commit is not None:
+        pinned = config.target.model_copy(update={"revision": target_at.commit})
+        config = config.model_copy(update={"target": pinned})
+    pair = Pair(
+        outline_target(target_at.directory),
+        outline_drafter(drafter_at.directory),
+        config.speculation.draft_tokens,
+        config.serving.max_seq_len,
+    )
+    if pair.target.refusal and is_drafter(pair.target.values):
+        raise pair.target.refusal
+    target_files = checkpoint_files(pair.target, weights=not by_id)
+    tokenizer_files(pair.target.directory)  # raises where there is none
+    drafter_files = checkpoint_files(pair.drafter)
+    hardware = machine(section.hardware)
+    checks = [check for check in findings(pair) if check.name not in OURS]
+    warnings = _judged(checks, PairError)
+    if by_id and pair.target.weights is None:
+        warnings += _unchecked(checks)
+    warnings += try_chat_template(target_at.directory)
+    args = choose_args(config, pair, hardware)
+    warnings += _judged(check_args(config, pair, hardware, args), ConfigError)
+    return Job(
+        config,
+        # whether the weights happen to be here must not show
+        Input(target_at, target_files, dict(pair.target.values) if by_id else _known(pair.target)),
+        Input(drafter_at, drafter_files, {"name": drafter_name(config), **_known(pair.drafter)}),
+        warnings,
+        partial(_write, config=config, pair=pair, args=args, report=report),
+    )
+
+
+def _judged(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
+    """The warnings and notes; the first error is raised."""
+    warnings = []
+    for check in checks:
+        if check.result == "error":
+            raise error(f"{check.name}: {check.found}", check.fix)
+        if check.result in ("warning", "note"):
+            warnings.append(check)
+    return warnings
+
+
+def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
+    """A warning of what was not checked, since weights stay on the Hub."""
+    left = [check for check in checks if check.result == "not checked"]
+    names = [check.name for check in left if check.found.startswith("the target is refused")]
+    found = f"the target's weights stay on the Hub, which leaves unchecked: {', '.join(names)}"
+    fix = "Run `dflash-trt inspect` where the weights are"
+    return [Finding("weights-not-read", "warning", found, fix)] if names else []
+
+
+def _known(model: Outline[Any]) -> dict[str, Any]:
+    """What the graphs would take; of a model that they refuse its config.json."""
+    return asdict(model.model.spec) if model.model else dict(model.values)
+
+
+def _write(
+    directory: Path, *, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
+) -> Written:
+    write_bundle(directory, config, pair, args, report)
+    copy_tokenizer(pair.target.directory, directory)
+    write_llm_repository(directory, config, pair)
+    assert isinstance(config.engine, TensorRTLLM)
+    made_for = machine(config.engine.hardware)
+    write_deployment(directory, config, made_for, args.tensor_parallel_size)
+    return Written()

@@ -1,0 +1,1 @@
+"""Messages to prompts, by the tokenizer's own template."""

@@ -1,0 +1,136 @@
+"""The tokenizer's own chat template: messages in, the prompt's text out."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dflash_trt import files
+from dflash_trt.chat.templates import LimitError, Template
+from dflash_trt.checkpoints.files import read_bytes, read_json
+from dflash_trt.checkpoints.pair import Finding
+from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.errors import CheckpointError, RequestError
+from dflash_trt.prompts import Prompt
+
+AGAIN = "Download or export the tokenizer again"
+DEFAULT = "default"  # of a named list of templates
+SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+Render = Callable[..., str]
+
+
+def load_chat_template(directory: Path) -> Render | None:
+    """`render(messages=.., tools=.., add_generation_prompt=.., **kwargs)`; None: has no template.
+
+    As `transformers` finds templates (chat_template.jinja, else `chat_template` in
+    chat_template.json or tokenizer_config.json) and renders them (`apply_chat_template`). Of a
+    named list of templates, `default` counts.
+    """
+    file = directory / "tokenizer_config.json"
+    config = read_json(file) if file.is_file() else {}
+    source = _template_of(config, directory)
+    if not source:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError(f"the chat template of {directory} is no text", AGAIN)
+    tokens = {name: _token(name, config[name], directory) for name in SPECIAL if config.get(name)}
+    template = Template(source)
+    return lambda **values: template(**{**tokens, **values})
+
+
+def try_chat_template(directory: Path) -> list[Finding]:
+    """Load and use it once, as the server will; a warning where it refuses a plain message.
+
+    CheckpointError where it cannot be loaded, or takes too long or too much memory.
+    """
+    render = load_chat_template(directory)
+    try:
+        if render:
+            render(messages=as_chat("Hello"), add_generation_prompt=True)
+    except LimitError as error:
+        raise CheckpointError(f"{error.problem} ({directory})", AGAIN) from None
+    except RequestError as error:
+        return [Finding("chat-template", "warning", error.problem, "Send what it takes")]
+    return []
+
+
+def as_chat(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[int]]:
+    """Token ids of a text as it is, or of messages, by the tokenizer and template of a directory.
+
+    Messages are a plain text where there is no template, or one that wants something else.
+    options: for it.
+    """
+    tokenizer, render = load_tokenizer(directory), load_chat_template(directory)
+
+    def encode(prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return list(tokenizer.encode(prompt).ids)
+        with suppress(RequestError):
+            if render:
+                chat = render(messages=prompt, add_generation_prompt=True, **options)
+                if ids := tokenizer.encode(chat, add_special_tokens=False).ids:
+                    return list(ids)
+        return encode("\n".join(str(message.get("content", "")) for message in prompt))
+
+    return encode
+
+
+def parse_messages(text: bytes) -> list[dict[str, Any]]:
+    """The `messages` input; RequestError unless it is a JSON list of objects with a role."""
+    messages: list[dict[str, Any]] = parse_json("messages", text, list)
+    if not messages:
+        raise RequestError("messages is empty", "Send at least one message.")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestError(
+                "messages holds something that is not a message",
+                'Send objects such as {"role": "user", "content": "..."}.',
+            )
+    return messages
+
+
+def parse_json(name: str, text: bytes, kind: type) -> Any:
+    """The JSON document in an input; RequestError unless it is one of the given kind."""
+    try:
+        value = files.parse_json(text)
+    except ValueError as error:
+        raise RequestError(f"{name} is not JSON ({error})", "Send it as a JSON string.") from error
+    if not isinstance(value, kind):
+        raise RequestError(f"{name} is not a JSON {kind.__name__}", f"Send a JSON {kind.__name__}.")
+    return value
+
+
+def _template_of(config: Mapping[str, Any], directory: Path) -> object:
+    """What stands where `transformers` looks: the text of a template, if all is well."""
+    if (file := directory / "chat_template.jinja").is_file():
+        try:
+            return read_bytes(file).decode("utf-8")
+        except ValueError as error:
+            raise CheckpointError(f"{file} is not UTF-8 text ({error})", AGAIN) from error
+    source: object = config.get("chat_template")
+    if (legacy := directory / "chat_template.json").is_file():
+        source = read_json(legacy).get("chat_template")
+    if isinstance(source, list):
+        named = [each for each in source if isinstance(each, dict) and each.get("name") == DEFAULT]
+        source = named[-1].get("template") if named else None
+    return source
+
+
+def _token(name: str, token: Any, directory: Path) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise CheckpointError(f"{name} in tokenizer_config.json of {directory} is no text", AGAIN)
+    return text

@@ -1,0 +1,250 @@
+"""`dflash-trt bench ...`: measure, report, compare."""
+# ruff: noqa: PLC0415
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash_trt.errors import RequestError
+
+if TYPE_CHECKING:
+    from dflash_trt.bench.page import Page
+    from dflash_trt.bench.results import Run, ServerRun
+
+app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
+Output = Annotated[Path | None, typer.Option(help="Write the results as JSON.")]
+ReportFolder = Annotated[
+    Path | None, typer.Option(help="Write report.html and report.md to this folder.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+SERVE_OPTIONS = (
+    *("requests", "prompts", "max_tokens", "temperature", "seed"),
+    *("goal_first_token", "goal_inter_token", "model"),
+)
+OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # what cells do not say
+
+
+@app.command()
+def engine(
+    directory: Annotated[Path, typer.Argument(help="Directory that `build` wrote.")],
+    prompts: Annotated[
+        list[str],
+        typer.Option(
+            help="pycode, synthetic:LENGTH, a task such as gsm8k, or a file of JSON lines."
+        ),
+    ] = ["pycode"],  # noqa: B006
+    methods: Annotated[
+        str, typer.Option(help="Of plain, dflash, adaptive, lookup, draft-model.")
+    ] = "plain,dflash",
+    draft_tokens: Annotated[str, typer.Option(help="Numbers, or auto.")] = "auto",
+    batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1",
+    context: Annotated[str, typer.Option(help="Tokens of each prompt, or as-is.")] = "as-is",
+    threads: Annotated[str | None, typer.Option(help="CPU threads; the build's.")] = None,
+    temperature: Annotated[str, typer.Option(help="0: greedy.")] = "0",
+    max_tokens: Annotated[int, typer.Option(min=1, help="EOS is ignored.")] = 128,
+    prompt_count: Annotated[int, typer.Option(min=1, help="Of each kind, at most.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    seed: int = 0,
+    draft_model: Annotated[
+        Path | None, typer.Option(help="A build whose target drafts (method draft-model).")
+    ] = None,
+    output: Output = None,
+    report: ReportFolder = None,
+    json_: Json = False,
+) -> None:
+    """Plain decoding and DFlash in turns over the same prompts, in this process's engines."""
+    from dflash_trt.bench.engine import METHODS, Plan
+    from dflash_trt.bench.engine_report import engine_page
+    from dflash_trt.bench.prompts import load_task
+    from dflash_trt.bench.run import run_engine
+    from dflash_trt.build.manifest import read_manifest
+    from dflash_trt.cli.progress import reporting
+
+    options = {name: str(value) for name, value in locals().items() if name in OPTIONS}
+    manifest = read_manifest(directory)
+    named = tuple(methods.split(","))
+    if unknown := [name for name in named if name not in METHODS]:
+        raise RequestError(f"there is no method {unknown[0]}", f"Known: {', '.join(METHODS)}")
+    labels = [Path(name).name for name in prompts]  # short for files
+    if len({*labels}) < len(labels):
+        labels = prompts
+    tasks = {
+        label: load_task(
+            name,
+            directory / "tokenizer",
+            vocab_size=manifest["target"]["vocab_size"],
+            longest=manifest["config"]["serving"]["max_seq_len"] - max_tokens,
+            count=prompt_count,
+        )
+        for label, name in zip(labels, prompts, strict=True)
+    }
+    plan = Plan(
+        tasks=tasks,
+        max_tokens=max_tokens,
+        methods=named,
+        draft_tokens=_numbers("draft-tokens", draft_tokens, int, "auto"),
+        batches=_numbers("batch", batch, int),
+        contexts=_numbers("context", context, int, "as-is"),
+        temperatures=_numbers("temperature", temperature, float, least=0),
+        repeats=repeats,
+        seed=seed,
+        draft_model=draft_model,
+    )
+    counts = _numbers("threads", threads or str(manifest["config"]["engine"]["threads"]), int)
+    with reporting() as progress:
+        run = run_engine(directory, plan, counts, options, progress)
+    _hand_out(run, engine_page(run), output, report, json_)
+    _end_interrupted(run)
+    if any(cell.identical and cell.identical[0] < cell.identical[1] for cell in run.cells):
+        print("error: texts differ from plain decoding's.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    url: Annotated[str, typer.Argument(help="HOST:PORT, or a URL.")],
+    protocol: Annotated[
+        str, typer.Option(help="triton-grpc, triton-http or openai.")
+    ] = "triton-grpc",
+    model: Annotated[str | None, typer.Option(help="For openai; the first listed.")] = None,
+    users: Annotated[str, typer.Option(help="Who wait for their answer; 0: none.")] = "1,4,8",
+    rates: Annotated[str, typer.Option(help="Poisson arrivals a second, too.")] = "",
+    requests: Annotated[int, typer.Option(min=1, help="Of each load.")] = 64,
+    prompts: Annotated[
+        str, typer.Option(help="pycode, a task such as gsm8k, or a file of JSON lines.")
+    ] = "pycode",
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+    seed: int = 0,
+    goal_first_token: Annotated[float, typer.Option(help="Milliseconds, for goodput.")] = 500.0,
+    goal_inter_token: Annotated[float, typer.Option(help="Milliseconds, for goodput.")] = 50.0,
+    output: Output = None,
+    report: ReportFolder = None,
+    json_: Json = False,
+) -> None:
+    """Load a server and say how fast it answers: users in turns, or arrivals by chance."""
+    import asyncio
+
+    from dflash_trt.bench.load import Goal, Load, measure_server
+    from dflash_trt.bench.prompts import load_asked
+    from dflash_trt.bench.protocols import Ask
+    from dflash_trt.bench.results import Level, ServerRun
+    from dflash_trt.bench.server_report import server_page
+    from dflash_trt.cli.progress import reporting
+
+    options = {name: str(value) for name, value in locals().items() if name in SERVE_OPTIONS}
+    asks = [
+        Ask(prompt, max_tokens, temperature, seed + i)
+        for i, prompt in enumerate(load_asked(prompts, requests))
+    ]
+    loads = [Load(users=number) for number in _numbers("users", users, int, least=0) if number]
+    loads += [Load(rate=rate) for rate in _numbers("rates", rates, float)] if rates else []
+    if not loads:
+        raise RequestError("there is no load: no users and no rates", "Give --users or --rates")
+    goal = Goal(first_token=goal_first_token / 1e3, inter_token=goal_inter_token / 1e3)
+    levels: list[Level] = []
+    complete = True
+    with reporting() as progress:
+
+        def told(done: int, total: int) -> None:
+            progress("requests", done, total)
+
+        try:
+            asyncio.run(
+                measure_server(protocol, url, model, loads, asks, requests, goal, told, levels)
+            )
+        except KeyboardInterrupt:
+            complete = False
+    run = ServerRun(url=url, protocol=protocol, options=options, levels=levels, complete=complete)
+    _hand_out(run, server_page(run), output, report, json_)
+    _end_interrupted(run)
+    if any(level.errors for level in levels):
+        print("error: not every request was answered; the table says why.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="A file of `bench engine --output`.")],
+    after: Annotated[Path, typer.Argument(help="A later one.")],
+    limit: Annotated[
+        float, typer.Option(min=0.0, help="How much worse is too much, as a share.")
+    ] = 0.05,
+    absolute: Annotated[
+        bool, typer.Option("--absolute", help="Tokens/s, too: for a quiet machine of one kind.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Say what changed between two runs beyond noise; exit 1 if something became worse."""
+    from dflash_trt.bench.compare import compare as compared
+    from dflash_trt.bench.results import read_run
+
+    found = compared(read_run(before), read_run(after), limit, absolute)
+    if json_:
+        print(json.dumps({"changes": [asdict(each) for each in found]}))
+    for each in found if not json_ else []:
+        interval = f"{each.relative.low:+.1%} to {each.relative.high:+.1%}"
+        print(
+            f"{each.verdict:<7} {each.figure:<15} {each.before:.3g} -> {each.after:.3g} "
+            f"({each.relative.middle:+.1%}; {interval})  {each.setting}"
+        )
+    if any(each.verdict == "worse" for each in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def published(
+    name: Annotated[str, typer.Argument(help="A part of the drafter's name; all without.")] = "",
+) -> None:
+    """What others measured, by pair, with the source and hardware of each figure."""
+    from dflash_trt.bench.engine_report import published_tables
+    from dflash_trt.bench.page import Page, to_markdown
+    from dflash_trt.roofline.published import data
+
+    drafters = {each: of for each, of in data()["drafters"].items() if name.lower() in each.lower()}
+    if not drafters:
+        known = ", ".join(data()["drafters"])
+        raise RequestError(f"nothing is published of a drafter {name}", f"Known: {known}")
+    for drafter, of in drafters.items():
+        print(to_markdown(Page(drafter, [], [], published_tables(of["target"], drafter))))
+
+
+def _hand_out(
+    run: "Run | ServerRun", page: "Page", output: Path | None, report: Path | None, json_: bool
+) -> None:
+    """Write what was asked for, and say the run on stdout."""
+    from dflash_trt.bench.page import to_markdown, write_page
+    from dflash_trt.bench.results import write_run
+
+    if output is not None:
+        write_run(output, run)
+    if report is not None:
+        write_page(report, page)
+    print(json.dumps(asdict(run)) if json_ else to_markdown(page))
+
+
+def _end_interrupted(run: "Run | ServerRun") -> None:
+    if not run.complete:
+        raise typer.Exit(130)
+
+
+def _numbers(
+    name: str, text: str, kind: type, word: str | None = None, least: float = 1e-3
+) -> tuple[Any, ...]:
+    """Numbers of at least `least` with commas between them, where `word` stands for None."""
+    found = []
+    for part in text.split(","):
+        try:
+            found.append(None if part.strip() == word else kind(part))
+        except ValueError:
+            raise RequestError(
+                f"--{name} {text}: {part!r} is no number",
+                f"Give numbers with commas{f', or {word}' if word else ''}",
+            ) from None
+        if found[-1] is not None and not found[-1] >= least:
+            raise RequestError(f"--{name} {text}: {part} is too small", "Give a larger number")
+    return tuple(found)

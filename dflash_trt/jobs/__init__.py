@@ -1,1 +1,0 @@
-"""What each engine kind does of a build: check its pair, and write what runs it."""

@@ -1,0 +1,1 @@
+"""Requests, from tensors to answers."""

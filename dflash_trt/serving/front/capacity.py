@@ -1,0 +1,37 @@
+"""What a build holds at once, as `serve` says it."""
+
+from pathlib import Path
+
+from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.engines.load import engine_kind
+from dflash_trt.serving.front.llm import limits
+from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
+
+
+def capacity(directory: Path) -> str:
+    """Slots, context, memory of the KV caches and threads of a built directory, in a line.
+
+    EngineError or BuildError where an engine's description is damaged.
+    """
+    engines = directory / "engines"
+    if (engines / KIND).is_dir():
+        known = limits(read_llm_args(engines / KIND))
+        return (
+            f"{known['slots']} slots of up to {known['max_seq_len']} tokens; TensorRT-LLM's log "
+            "says what memory its KV caches take"
+        )
+    target, drafter = (
+        read_info(engines / role, engine_kind(engines / role)) for role in ("target", "drafter")
+    )
+    size = _cache_bytes(target) + _cache_bytes(drafter)
+    return (
+        f"{target.slots} slots of up to {target.max_seq_len} tokens, KV caches of "
+        f"{size / 1e6:.1f} MB, {target.threads} threads an engine"
+    )
+
+
+def _cache_bytes(info: EngineInfo) -> int:
+    """Keys and values of all slots, over all ranks."""
+    wide = 2 if info.plan else 4  # plans are in 16 bits, graphs in float32
+    of_a_token = 2 * wide * sum(heads * head_dim for heads, head_dim in info.caches)
+    return of_a_token * info.slots * info.cache_len * info.ranks

@@ -1,0 +1,246 @@
+"""The decoder over TensorRT-LLM: one `tensorrt_llm.LLM`, from whose process all ranks are driven.
+
+It is handed as many sequences as it decodes together, each as a request of its own; who waits does
+so in our line. What is used of it is its LLM API (`tests/fakes/standins` says which version).
+"""
+
+import asyncio
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from dflash_trt.decoding.line import Line
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.errors import BuildError, RequestError
+from dflash_trt.serving.front.front import INTERNAL, INVALID, Report
+from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.server.process_end import end_process
+from dflash_trt.serving.settings import Settings
+from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
+from dflash_trt.tensorrt_llm.info import ARGS_FILE
+
+log = logging.getLogger(__name__)
+
+FAILED = "TensorRT-LLM failed on this request. The server's log says why."
+REASONS = {"stop": "stop", "length": "length", "timeout": "cancelled", "cancelled": "cancelled"}
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+# variables of the MPI job that this process was started in, not its settings: TensorRT-LLM starts
+# ranks of its own. Its Triton model, all_models/llmapi/tensorrt_llm/1/model.py, clears the same.
+MPI_JOB = re.compile(
+    r"OMPI_(COMM_WORLD_|UNIVERSE_SIZE|FIRST_RANKS|APP_CTX_NUM_PROCS|MCA_orte_)|ORTE_"
+    r"|PMIX_(?!MCA_)|PMI_(RANK|SIZE|FD|SPAWNED|APPNUM)$"
+)
+
+
+def limits(args: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters of `Settings` that the arguments of `LLM(...)` decide."""
+    for name in ("max_batch_size", "max_seq_len"):
+        if not args.get(name):
+            raise BuildError(f"{ARGS_FILE} states no {name}", "Give engine.args one, build again")
+    # with attention data parallelism every rank has a batch of its own
+    ranks = args.get("tensor_parallel_size", 1) if args.get("enable_attention_dp") else 1
+    return {
+        "slots": str(args["max_batch_size"] * ranks),
+        "max_seq_len": str(args["max_seq_len"]),
+        "block_size": str(args["speculative_config"]["max_draft_len"] + 1),
+        "prefill_chunk": "0",  # this and the next are not ours to choose
+        "speculation": "{}",
+    }
+
+
+class RefusedError(Exception):
+    """TensorRT-LLM takes the request not; the message is for its client."""
+
+
+class TensorRTLLM:
+    """A `front.Decoder`; the LLM is loaded when it is made, which takes minutes."""
+
+    def __init__(self, settings: Settings, args: Mapping[str, Any], metrics: Metrics) -> None:
+        for name in [name for name in os.environ if MPI_JOB.match(name)]:
+            del os.environ[name]
+        # Triton's embedded interpreter does not look at it
+        sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        import tensorrt_llm  # noqa: PLC0415
+
+        self._args = args
+        self._slots = settings.slots
+        self._end_id = min(settings.eos_token_ids, default=0)
+        self._metrics = metrics
+        self._sampling_params = tensorrt_llm.SamplingParams
+        self._drafts = settings.block_size - 1
+        self._llm = tensorrt_llm.LLM(**with_cached_target(args))
+        self._running: dict[Sequence, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+
+    def check(self, request: Request) -> None:
+        """What TensorRT-LLM refuses or drops with a drafter, and what no built LLM can hold."""
+        if not request.drafting:
+            raise RequestError(
+                "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",
+                "Leave it out.",
+            )
+        sampling, neutral = request.sampling, type(request.sampling)()
+        for name in ("logprobs", "min_p", "min_tokens", "bad_words"):
+            if getattr(sampling, name) != getattr(neutral, name):
+                raise RequestError(
+                    f"{name} is not possible: with a drafter TensorRT-LLM does not have it",
+                    "Leave it out.",
+                )
+        for name in PENALTIES:
+            asked = getattr(sampling, name) != getattr(neutral, name)
+            if asked and not self._args["speculative_config"].get("enable_penalty"):
+                raise RequestError(
+                    f"{name} is not possible: this server was built without penalties",
+                    "Leave it out, or build with engine.args.speculative_config.enable_penalty.",
+                )
+        most = self._args.get("max_num_tokens", 8192)
+        if len(request.prompt) > most and not self._args.get("enable_chunked_prefill"):
+            raise RequestError(
+                f"The prompt has {len(request.prompt)} tokens; this server takes {most}",
+                "Shorten it, or build with engine.args.enable_chunked_prefill.",
+            )
+
+    def start(self, line: Line, report: Report) -> None:
+        self._line, self._report = line, report
+        self._thread.start()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # closed
+            self._loop.call_soon_threadsafe(self._look)
+
+    def close(self, timeout: float) -> None:
+        self._loop.call_soon_threadsafe(self._stop)
+        self._thread.join(timeout)
+        self._llm.shutdown()
+
+    # --- in the loop's thread ---------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """End who was dropped, begin who waits."""
+        for sequence, task in self._running.items():
+            if sequence.dropped:
+                task.cancel()
+        while len(self._running) < self._slots and (waiting := self._line.take()) is not None:
+            waiting.started = time.monotonic()
+            task = self._running[waiting] = self._loop.create_task(self._decode(waiting))
+            # not within the task: one that is cancelled early never runs
+            task.add_done_callback(partial(self._ended, waiting))
+        self._metrics.state(active=len(self._running), waiting=len(self._line))
+
+    def _stop(self) -> None:
+        self._slots = 0
+        for task in self._running.values():
+            task.cancel()
+        self._loop.call_later(0, self._loop.stop)
+
+    async def _decode(self, sequence: Sequence) -> None:
+        request = sequence.request
+        try:
+            result = self._llm.generate_async(
+                list(request.prompt), self._params(request), streaming=True
+            )
+        except Exception as error:
+            if isinstance(error, ValueError) or _named(error, "RequestError"):
+                raise RefusedError(str(error)) from error
+            raise
+        try:
+            async for _ in result:
+                self._take(sequence, result)
+                if sequence.finish_reason is not None:
+                    return
+                self._report(sequence)
+            raise RuntimeError("the generation ended without a reason")
+        finally:
+            if not result.finished:
+                with suppress(Exception):  # after shutdown there is nothing to abort
+                    result.abort()
+
+    def _params(self, request: Request) -> Any:
+        """Its `SamplingParams`; stop words are found here, in the text."""
+        sampling, neutral = request.sampling, type(request.sampling)()
+        given = {
+            name: getattr(sampling, name)
+            for name in ("top_k", "top_p", "seed", *PENALTIES)
+            if getattr(sampling, name) != getattr(neutral, name)
+        }
+        return self._sampling_params(
+            max_tokens=request.max_tokens,
+            temperature=sampling.temperature,  # 0: greedy
+            # with an end id it needs no tokenizer
+            end_id=self._end_id,
+            stop_token_ids=sorted(request.stop_ids - {self._end_id}) or None,
+            include_stop_str_in_output=True,
+            ignore_eos=self._end_id not in request.stop_ids,
+            detokenize=False,
+            return_perf_metrics=True,
+            **given,
+        )
+
+    def _take(self, sequence: Sequence, result: Any) -> None:
+        """Commit a response: the tokens of an iteration, or of several (`stream_interval`)."""
+        output = result.outputs[0]
+        first = not sequence.tokens
+        if first:
+            self._metrics.prompt(len(sequence.request.prompt))
+        taken = sequence.commit(output.token_ids_diff)
+        if sequence.finish_reason is None and output.finish_reason is not None:
+            sequence.finish_reason = REASONS[output.finish_reason]
+        # an average over all iterations, of which the first is the prompt's; None: not known
+        average = result.avg_decoded_tokens_per_iter
+        rounds = round(output.length / average) - 1 if average else sequence.rounds + (not first)
+        counts = _spread(taken - first, rounds - sequence.rounds)
+        sequence.committed_per_round += counts
+        sequence.accepted += sum(counts) - len(counts)
+        sequence.drafted += len(counts) * self._drafts  # at most
+        if sequence.finish_reason is not None:
+            self._measure(sequence, output.request_perf_metrics)
+
+    def _measure(self, sequence: Sequence, measured: Any) -> None:
+        """How drafting went, by TensorRT-LLM's own count where it gives one."""
+        if measured is not None and measured.speculative_decoding.total_draft_tokens:
+            sequence.drafted = measured.speculative_decoding.total_draft_tokens
+            sequence.accepted = measured.speculative_decoding.total_accepted_draft_tokens
+        accepted = [count - 1 for count in sequence.committed_per_round]
+        if accepted:  # a text may end with a draft, before the own token of its last round
+            accepted[-1] += sequence.accepted - sum(accepted)
+        left, rounds = sequence.drafted, []
+        for count in accepted:  # all rounds draft alike, but for the last
+            rounds.append((min(self._drafts, left),) * 2 + (count,))
+            left -= rounds[-1][0]
+        self._metrics.drafted(rounds)
+
+    def _ended(self, sequence: Sequence, task: "asyncio.Task[None]") -> None:
+        del self._running[sequence]
+        code, said = INTERNAL, FAILED
+        if task.cancelled():
+            sequence.finish_reason = "cancelled"
+            self._measure(sequence, None)
+        elif isinstance(error := task.exception(), RefusedError):
+            sequence.finish_reason = "error"
+            code, said = INVALID, str(error)
+        elif error:
+            log.error("a generation failed", exc_info=error)
+            sequence.finish_reason = "error"
+            if _named(error, "EngineDeadError"):  # each later request would fail, too
+                end_process()
+        self._report(sequence, code, said)
+        self._look()
+
+
+def _named(error: BaseException, name: str) -> bool:
+    """Whether it is of the class; not every version has it."""
+    return any(cls.__name__ == name for cls in type(error).__mro__)
+
+
+def _spread(tokens: int, rounds: int) -> list[int]:
+    """Tokens of each of some rounds; where they came together nobody knows: as even as can be."""
+    rounds = max(rounds, tokens > 0)
+    return [tokens * (i + 1) // rounds - tokens * i // rounds for i in range(rounds)]

@@ -1,0 +1,363 @@
+"""Prometheus metrics of the public model, on Triton's own endpoint; docs/metrics.md lists them.
+
+Three properties of `pb.Metric` shape this file: a call costs tens of microseconds in two processes,
+so values are added up here and sent once an interval; calls from two threads at once crash the
+server, so one thread makes them all; and a call the server refuses may crash it, so none is made.
+"""
+
+import logging
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
+
+from dflash_trt.decoding.speculation.costs import Costs
+from dflash_trt.decoding.speculation.offers import VERIFIED
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0  # seconds between two sends
+CLOSE_TIMEOUT = 2.0  # seconds
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+TALLY = "histogram as counters"  # for values by the thousand a second: see docs/metrics.md
+
+PHASES = ("verify", "draft", "hop", "scheduler")
+REASONS = ("stop", "length", "cancelled", "error", "refused")
+
+DRAFT_TOKENS = "trtllm_spec_decode_num_draft_tokens_total"
+ACCEPTED_TOKENS = "trtllm_spec_decode_num_accepted_tokens_total"
+DRAFTED_AT = "trtllm_spec_decode_drafted_tokens_total"
+ACCEPTED_AT = "trtllm_spec_decode_accepted_tokens_total"
+ACCEPTANCE_LENGTH = "dflash_acceptance_length"
+ROUNDS = "dflash_rounds_total"
+CHOICES = "dflash_choices_total"
+ROUND_SECONDS = "dflash_round_seconds_total"
+PROMPT_TOKENS = "trtllm_prompt_tokens_total"
+PREFILL_SECONDS = "dflash_prefill_seconds_total"
+GENERATION_TOKENS = "trtllm_generation_tokens_total"
+QUEUE_TIME = "trtllm_request_queue_time_seconds"
+FIRST_TOKEN = "trtllm_time_to_first_token_seconds"
+INTER_TOKEN = "dflash_inter_token_latency_seconds"
+REQUESTS = "dflash_requests_total"
+ACTIVE = "trtllm_num_requests_running"
+WAITING = "trtllm_num_requests_waiting"
+KV_ROWS = "dflash_kv_rows_used"
+COST_SECONDS = "dflash_cost_seconds"
+# only who runs the rounds knows these
+OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS)
+
+WAITS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0),
+)
+GAPS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5),
+)
+
+
+class Sink(Protocol):
+    """What is used of Triton's module `triton_python_backend_utils`."""
+
+    @property
+    def MetricFamily(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the table: a metric, with the values of its first label or its bucket bounds."""
+
+    name: str
+    kind: str
+    unit: str
+    description: str
+    label: str = ""
+    values: tuple[str, ...] = ("",)
+    more: tuple[str, ...] = ()  # labels of series that are made when their values are known
+    buckets: tuple[float, ...] = ()
+
+
+def families(most_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
+    """All metrics of a server whose rounds verify at most `most_drafts` drafts of a sequence.
+
+    rounds: whether it runs the rounds itself; False: without `OF_ROUNDS`.
+    """
+    positions = ("token_position", tuple(map(str, range(most_drafts))))
+    lengths = tuple(map(float, range(1, most_drafts + 2)))
+    table = (
+        Family(DRAFT_TOKENS, COUNTER, "tokens", "Draft tokens proposed"),
+        Family(ACCEPTED_TOKENS, COUNTER, "tokens", "Draft tokens accepted"),
+        Family(DRAFTED_AT, COUNTER, "tokens", "Draft tokens proposed, by position", *positions),
+        Family(ACCEPTED_AT, COUNTER, "tokens", "Draft tokens accepted, by position", *positions),
+        Family(
+            ACCEPTANCE_LENGTH,
+            TALLY,
+            "tokens",
+            "Tokens a sequence committed in a round: accepted drafts and the bonus token",
+            buckets=lengths,
+        ),
+        Family(ROUNDS, COUNTER, "rounds", "Rounds of verify and draft, each of all sequences"),
+        Family(
+            CHOICES,
+            COUNTER,
+            "rounds",
+            "Rounds of single sequences, by what was verified",
+            "verified",
+            VERIFIED,
+        ),
+        Family(ROUND_SECONDS, COUNTER, "seconds", "Time in rounds, by phase", "phase", PHASES),
+        Family(PROMPT_TOKENS, COUNTER, "tokens", "Prompt tokens processed"),
+        Family(PREFILL_SECONDS, COUNTER, "seconds", "Time in prompt chunks"),
+        Family(GENERATION_TOKENS, COUNTER, "tokens", "Tokens committed and given to requests"),
+        Family(
+            QUEUE_TIME, HISTOGRAM, "seconds", "From a request to its first chunk", buckets=WAITS
+        ),
+        Family(
+            FIRST_TOKEN, HISTOGRAM, "seconds", "From a request to its first token", buckets=WAITS
+        ),
+        Family(INTER_TOKEN, TALLY, "seconds", "Between two tokens of a request", buckets=GAPS),
+        Family(REQUESTS, COUNTER, "requests", "Requests ended", "finished_reason", REASONS),
+        Family(ACTIVE, GAUGE, "requests", "Sequences that hold a KV row"),
+        Family(WAITING, GAUGE, "requests", "Requests that wait for a KV row"),
+        Family(KV_ROWS, GAUGE, "rows", "KV rows in use"),
+        Family(
+            COST_SECONDS,
+            GAUGE,
+            "seconds",
+            "A step with few tokens in the cache, as measured on this machine",
+            *("step", (), ("rows", "tokens")),
+        ),
+    )
+    return tuple(each for each in table if rounds or each.name not in OF_ROUNDS)
+
+
+def _bounds(buckets: Sequence[float]) -> tuple[str, ...]:
+    """As Prometheus writes them."""
+    return (*(f"{bound:g}" for bound in buckets), "+Inf")
+
+
+class _Tally:
+    """A histogram added up here: how many values fell into each bucket, and their sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+@dataclass
+class _Pending:
+    """What happened since the last send; its size does not grow with the number of rounds."""
+
+    gaps: _Tally = field(default_factory=lambda: _Tally(GAPS))
+    acceptance: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # see `drafted`
+    counts: dict[tuple[str, str], float] = field(default_factory=dict)  # by name, label value
+    gauges: dict[str, float] = field(default_factory=dict)
+    costs: Costs | None = None
+    observed: list[tuple[str, float]] = field(default_factory=list)  # two per request
+
+    def add(self, name: str, amount: float, label: str = "") -> None:
+        self.counts[name, label] = self.counts.get((name, label), 0.0) + amount
+
+
+class Metrics:
+    """Takes numbers from the scheduler's thread and sends them from its own; times in seconds.
+
+    No method waits for Triton. Metrics that cannot be sent are given up, with a log entry.
+    """
+
+    def __init__(self, sink: Sink, most_drafts: int, rounds: bool = True) -> None:
+        """rounds: see `families`."""
+        self._sink = sink
+        self._families = families(most_drafts, rounds)
+        self.progress = 0  # tokens processed since the start: prompts' and generated ones
+        self._pending = _Pending()
+        self._lock = threading.Lock()  # of _pending; held for additions only, never for a send
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def round(
+        self,
+        *,
+        verify: float,
+        draft: float,
+        hop: float,
+        scheduler: float,
+        sequences: Sequence[tuple[int, int, int]],
+        choices: Sequence[str],
+    ) -> None:
+        """One round; sequences: see `drafted`; choices: what was verified of each."""
+        self.drafted(sequences)
+        with self._lock:
+            for choice in choices:
+                self._pending.add(CHOICES, 1, choice)
+            self._pending.add(ROUNDS, 1)
+            for phase, seconds in zip(PHASES, (verify, draft, hop, scheduler), strict=True):
+                self._pending.add(ROUND_SECONDS, seconds, phase)
+
+    def drafted(self, sequences: Sequence[tuple[int, int, int]]) -> None:
+        """Each sequence's drafts in a round: how many, how deep a tree of them, how many kept."""
+        with self._lock:
+            self._pending.acceptance.update(sequences)
+
+    def prefill(self, *, tokens: int, seconds: float) -> None:
+        """One prompt chunk."""
+        self.prompt(tokens)
+        with self._lock:
+            self._pending.add(PREFILL_SECONDS, seconds)
+
+    def prompt(self, tokens: int) -> None:
+        """Prompt tokens that were processed."""
+        with self._lock:
+            self.progress += tokens
+            self._pending.add(PROMPT_TOKENS, tokens)
+
+    def started(self, *, queued: float) -> None:
+        """A request has its first token; queued: the time it waited for a row."""
+        with self._lock:
+            self.progress += 1
+            self._pending.add(GENERATION_TOKENS, 1)
+            self._pending.observed.append((QUEUE_TIME, queued))
+
+    def first_token(self, seconds: float) -> None:
+        """A request's first token came so long after it, in a stream as far as to Triton."""
+        with self._lock:
+            self._pending.observed.append((FIRST_TOKEN, seconds))
+
+    def tokens(self, count: int, seconds: float) -> None:
+        """`count` tokens of one request, `seconds` after its previous ones."""
+        if count < 1:
+            return
+        with self._lock:
+            self.progress += count
+            self._pending.add(GENERATION_TOKENS, count)
+            self._pending.gaps.add(seconds / count, count)
+
+    def finished(self, reason: str) -> None:
+        """A request ended; `reason` is one of REASONS."""
+        with self._lock:
+            self._pending.add(REQUESTS, 1, reason)
+
+    def state(self, *, active: int, waiting: int, kv_rows: int | None = None) -> None:
+        """What holds now, until the next call; kv_rows: where they are known."""
+        rows = {} if kv_rows is None else {KV_ROWS: kv_rows}
+        with self._lock:
+            self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
+
+    def costs(self, costs: Costs) -> None:
+        """What steps cost: once, when it is known."""
+        with self._lock:
+            self._pending.costs = costs
+
+    def close(self) -> None:
+        """Sends what is pending and ends the thread; Triton then drops the metrics."""
+        self._closing.set()
+        self._thread.join(CLOSE_TIMEOUT)
+
+    def _run(self) -> None:
+        try:
+            series = _Series(self._sink, self._families)
+            while not self._closing.wait(INTERVAL):
+                series.send(self._take())
+            series.send(self._take())
+        except Exception:
+            log.exception("metrics are given up; requests are not affected")
+        while not self._closing.wait(INTERVAL):
+            self._take()  # given up: keep what is pending small
+
+    def _take(self) -> _Pending:
+        with self._lock:
+            taken, self._pending = self._pending, _Pending()
+        return taken
+
+
+class _Series:
+    """Triton's objects behind the table; made, used and dropped by one thread."""
+
+    def __init__(self, sink: Sink, table: Sequence[Family]) -> None:
+        self._sink = sink
+        self._families: dict[str, Any] = {}  # a metric goes away with its family
+        self._metrics: dict[tuple[str, str], Any] = {}  # by name and label value
+        self._lengths = next(each.buckets for each in table if each.name == ACCEPTANCE_LENGTH)
+        self._gauges: dict[str, float] = {}
+        for each in table:
+            if each.kind == TALLY:
+                self._add(f"{each.name}_bucket", COUNTER, each, "le", _bounds(each.buckets))
+                self._add(f"{each.name}_sum", COUNTER, each)
+                self._add(f"{each.name}_count", COUNTER, each)
+            else:
+                self._add(each.name, each.kind, each, each.label, each.values)
+
+    def _add(
+        self, name: str, kind: str, about: Family, label: str = "", values: Sequence[str] = ("",)
+    ) -> None:
+        kinds = self._sink.MetricFamily
+        family = kinds(
+            name=name,
+            description=f"{about.description} ({about.unit})",
+            kind=getattr(kinds, kind.upper()),
+        )
+        self._families[name] = family
+        buckets: Mapping[str, Any] = {"buckets": list(about.buckets)} if kind == HISTOGRAM else {}
+        for value in values:
+            labels = {label: value} if label else {}
+            self._metrics[name, value] = family.Metric(labels=labels, **buckets)
+
+    def send(self, pending: _Pending) -> None:
+        """Hands everything over: as many calls as series have changed, and two per request."""
+        lengths = _Tally(self._lengths)
+        for (drafted, deepest, accepted), times in pending.acceptance.items():
+            lengths.add(accepted + 1, times)
+            pending.add(DRAFT_TOKENS, drafted * times)
+            pending.add(ACCEPTED_TOKENS, accepted * times)
+            for position in range(deepest):
+                pending.add(DRAFTED_AT, times, str(position))
+            for position in range(accepted):
+                pending.add(ACCEPTED_AT, times, str(position))
+        for (name, label), amount in pending.counts.items():
+            self._increment(name, label, amount)
+        self._send_tally(ACCEPTANCE_LENGTH, lengths)
+        self._send_tally(INTER_TOKEN, pending.gaps)
+        for name, value in pending.observed:
+            self._metrics[name, ""].observe(value)
+        if pending.costs is not None:
+            self._send_costs(pending.costs)
+        for name, value in pending.gauges.items():
+            if self._gauges.get(name) != value:
+                self._metrics[name, ""].set(value)
+        self._gauges |= pending.gauges
+
+    def _send_tally(self, name: str, tally: _Tally) -> None:
+        totals = list(accumulate(tally.counts))
+        self._increment(f"{name}_sum", "", tally.sum)
+        self._increment(f"{name}_count", "", totals[-1])
+        # from the widest on: a scrape in between never sees a bucket above a wider one
+        for label, total in zip(reversed(_bounds(tally.bounds)), reversed(totals), strict=True):
+            self._increment(f"{name}_bucket", label, total)
+
+    def _send_costs(self, costs: Costs) -> None:
+        """Those of the shortest context."""
+        seconds: dict[tuple[str, int, str], float] = {}
+        for i, n in enumerate(costs.rows):
+            seconds["draft", n, ""] = costs.draft_seconds[0][i]
+            for width, of_step in zip(costs.widths, costs.verify_seconds[0][i], strict=True):
+                seconds["verify", n, str(width)] = of_step
+        for (step, n, tokens), value in seconds.items():
+            key = COST_SECONDS, f"{step} {n} {tokens}"
+            if key not in self._metrics:
+                labels = {"step": step, "rows": str(n), "tokens": tokens}
+                self._metrics[key] = self._families[COST_SECONDS].Metric(labels=labels)
+            self._metrics[key].set(value)
+
+    def _increment(self, name: str, label: str, amount: float) -> None:
+        if amount > 0:  # a difference of two clocks may be negative, and that is refused
+            self._metrics[name, label].increment(amount)

@@ -1,0 +1,154 @@
+"""The way of plain infer into the front: a Unix socket, one request to a connection.
+
+Not a call of one Triton model by another: such a call cannot be cancelled and loses error codes,
+and in Triton 2.51 one with a decoupled answer brings the calling process down now and then.
+"""
+
+import json
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.serving.front.front import Front
+from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.internal import RUNTIME, SOCKET, given
+
+log = logging.getLogger(__name__)
+
+
+class SideDoor:
+    """Hands what comes over the socket to the front; closing it leaves open requests alone."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._socket = socket.socket(socket.AF_UNIX)
+        _path().unlink(missing_ok=True)  # of one that was killed
+        self._socket.bind(str(_path()))
+        self._socket.listen(socket.SOMAXCONN)
+        threading.Thread(target=self._accept, name="side door", daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+        self._socket.close()
+        _path().unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                if self._socket.fileno() < 0:  # closed
+                    return
+                time.sleep(0.05)  # too many open files
+                continue
+            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        reply = _Reply(connection)
+        try:
+            asked = json.loads(_line(connection))
+            if word := asked.get("control"):
+                return reply.say(self._front.obey(word)._asdict())
+            inputs = {name: _array(values) for name, values in asked["inputs"].items()}
+            about = asked["timeout"], asked["client"], asked["request_id"]
+            self._front.submit(inputs, reply, *about)
+        except Exception:
+            log.exception("a plain request could not be read")
+            reply.fail("INTERNAL", "The request could not be read. The server's log says why.")
+
+
+class _Reply:
+    """outbox.Reply over a connection; one answer, then it is closed."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, part: Part, *, last: bool) -> None:
+        self.say(vars(part))
+
+    def fail(self, code: str, message: str) -> None:
+        self.say({"code": code, "message": message})
+
+    def cancelled(self) -> bool:
+        """Nothing is ever sent after the request: what can be read is the end."""
+        return _readable(self._connection, 0.0)
+
+    def say(self, value: Mapping[str, Any]) -> None:
+        with suppress(OSError), closing(self._connection):  # the client may have gone
+            self._connection.sendall(json.dumps(value).encode() + b"\n")
+
+
+class Knock:
+    """A request on its way through the door, for the process of `dflash_infer`."""
+
+    def __init__(
+        self,
+        inputs: Mapping[str, "np.ndarray[Any, Any]"],
+        timeout: float | None,
+        client: str = "",
+        request_id: str = "",
+    ) -> None:
+        """timeout: in seconds; client: who asks. OSError when the front is not there."""
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(str(_path()))
+        values = {name: _values(inputs[name]) for name in inputs}
+        asked = {
+            "inputs": values,
+            "timeout": timeout,
+            "client": client,
+            "request_id": request_id,
+        }
+        self._connection.sendall(json.dumps(asked).encode() + b"\n")
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the answer has begun to come."""
+        return _readable(self._connection, seconds)
+
+    def answer(self) -> Part | tuple[str, str]:
+        """The whole answer, or an error's code and message; OSError when the front has died."""
+        line = _line(self._connection)
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError
+        value = json.loads(line)
+        return (value["code"], value["message"]) if "code" in value else Part(**value)
+
+    def close(self) -> None:
+        """Before the answer: cancels the request."""
+        self._connection.close()
+
+
+def _path() -> Path:
+    """In a directory that this user alone may enter."""
+    return Path(given(RUNTIME)) / SOCKET
+
+
+def _readable(connection: socket.socket, seconds: float) -> bool:
+    poll = select.poll()  # unlike `select`, it takes more than the first 1,024 files
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _line(connection: socket.socket) -> bytes:
+    with connection.makefile("rb") as file:
+        return file.readline()
+
+
+def _values(array: "np.ndarray[Any, Any]") -> list[Any]:
+    """JSON has no bytes: each becomes the character of its number."""
+    values = array.ravel().tolist()
+    return [value.decode("latin-1") if isinstance(value, bytes) else value for value in values]
+
+
+def _array(values: list[Any]) -> "np.ndarray[Any, Any]":
+    if any(isinstance(value, str) for value in values):
+        return np.array([value.encode("latin-1") for value in values], object)
+    return np.array(values)

@@ -1,0 +1,87 @@
+"""Asks a running server over HTTP: is it ready, does it answer, does it make rounds.
+
+Connections are kept: a server whose descriptors others have used up still answers on them.
+"""
+
+from dataclasses import dataclass, field
+
+import httpx
+
+from dflash_trt.serving.security import LOOPBACK, Security, reach
+from dflash_trt.serving.server.launch import Ports
+
+# one token, over the whole way that a request takes
+PROBE = {
+    "inputs": [
+        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
+        {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [1]},
+    ]
+}
+# a request without inputs, which the front refuses at once, over each of its two roads
+EMPTY: dict[str, tuple[str, object]] = {
+    "dflash": ("generate", {}),
+    "dflash_infer": ("infer", {"inputs": []}),
+}
+REFUSED = 400
+TIMEOUT = 2.0  # seconds, for what needs no model
+
+
+def _connections() -> httpx.Client:
+    """Kept for as long as the server keeps them, and never by way of a proxy."""
+    return httpx.Client(trust_env=False, limits=httpx.Limits(keepalive_expiry=None))
+
+
+@dataclass(frozen=True)
+class Health:
+    """Where to ask; no method raises for a server that does not answer."""
+
+    url: str
+    metrics_url: str
+    headers: dict[str, str] = field(repr=False)  # they hold a key
+    _client: httpx.Client = field(default_factory=_connections, repr=False)
+
+    def is_ready(self) -> bool:
+        """What the server says; it goes on saying it when model processes die."""
+        return self._ask("GET", f"{self.url}/v2/health/ready", TIMEOUT)[0] == 200
+
+    def probe(self, timeout: float) -> int | None:
+        """The HTTP status of a request for one token; None without an answer in `timeout` s."""
+        return self.post("models/dflash_infer/infer", PROBE, timeout)
+
+    def metrics(self) -> str:
+        """The metrics page; empty when the server does not answer."""
+        status, page = self._ask("GET", self.metrics_url, TIMEOUT)
+        return page if status == 200 else ""
+
+    def answers(self, model: str, timeout: float) -> bool:
+        """Whether the front is reached through a public model, however much it has to do."""
+        road, body = EMPTY[model]
+        return self.post(f"models/{model}/{road}", body, timeout) == REFUSED
+
+    def post(self, path: str, body: object, timeout: float) -> int | None:
+        """The HTTP status; None without an answer in `timeout` seconds."""
+        return self._ask("POST", f"{self.url}/v2/{path}", timeout, body)[0]
+
+    def close(self) -> None:
+        """Ends the connections, for which a server that is to stop would wait."""
+        self._client.close()
+
+    def _ask(
+        self, method: str, url: str, timeout: float, body: object = None
+    ) -> tuple[int | None, str]:
+        try:
+            response = self._client.request(
+                method, url, json=body, headers=self.headers, timeout=timeout
+            )
+        except (httpx.HTTPError, RuntimeError):  # closed meanwhile
+            return None, ""
+        return response.status_code, response.text
+
+
+def health_of(ports: Ports, security: Security) -> Health:
+    """Of the server that listens, or will, on these ports."""
+    return Health(
+        f"http://{LOOPBACK}:{ports.http}",
+        f"http://{reach(security.host)}:{ports.metrics}/metrics",
+        security.headers,
+    )

@@ -1,0 +1,209 @@
+"""Serve a built directory until told to stop, or for as long as a block of Python lasts."""
+
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from dflash_trt.build.manifest import Depth, check_build
+from dflash_trt.serving.front.capacity import capacity
+from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.security import Security, reach
+from dflash_trt.serving.server.launch import HOST, Ports
+from dflash_trt.serving.server.log import Form, to_line
+from dflash_trt.serving.server.process import Server, find_repository
+from dflash_trt.serving.server.supervisor import supervise
+from dflash_trt.tensorrt_llm import info as tensorrt_llm
+from dflash_trt.tensorrt_llm.host import check_host
+
+FILES = 65536  # open at once, at most, where the machine allows so many
+DRAIN_POLL = 0.1  # seconds between two looks at what is still running
+
+
+def serve(
+    directory: Path,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    security: Security | None = None,
+    openai_port: int | None = None,
+    drain_seconds: float = 20.0,
+    check: Depth | None = None,
+    log_file: Path | None = None,
+    log_format: Form = "text",
+) -> int:
+    """Serves a built directory until SIGINT, SIGTERM or SIGHUP; returns the exit code 0.
+
+    openai_port: where the OpenAI front answers; None: nowhere. drain_seconds: how long running
+    requests may go on when it is told to stop. check: see `check_build`. log_file: what its
+    processes say is added to it; None: to one in a new directory. log_format: of its lines and of
+    those on the standard output.
+    Raises `ServerError` when a port is taken or a model does not load at first. A second signal
+    ends it without waiting for running requests.
+    """
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+
+    def say(line: str) -> None:
+        if not server.log.is_output():
+            server.log.add("INFO", "serve", line)
+        with suppress(OSError):  # nobody may read it any more
+            if log_format == "json":
+                console.print(to_line(log_format, "INFO", "serve", line, {}))
+            else:
+                console.print(_now(), line)
+
+    build = find_repository(directory).parent
+    bundle = build / "engines" / tensorrt_llm.KIND
+    if bundle.is_dir():
+        check_host(tensorrt_llm.read_info(bundle))
+    check_build(build, check)
+    holds = capacity(build)
+    security = security or Security()
+    ports = Ports(http_port, grpc_port, metrics_port)
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(most, FILES):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
+    with ExitStack() as stack:
+        server, gateway = prepare(
+            stack, directory, ports, security, openai_port, log_file, log_format, keep_log=True
+        )
+        asked_to_stop = stack.enter_context(_told_to_stop(server))
+        stack.enter_context(server)
+        # the gateway ends before Triton, which its open streams would hold up
+        stack.callback(gateway.stop)
+        gateway.start(server.log)
+        if server.security.exposed and server.security.old_server_exposed:
+            say("warning: other machines may reach a server with known security holes")
+        say(f"starting Triton (log: {server.log.path}) ...")
+        if server.wait_ready(asked_to_stop, say):
+            gateway.tell("ready")
+            how = _how_to_call(ports, security, openai_port, holds)
+            if log_format == "json":
+                say(how)
+            else:
+                with suppress(OSError):
+                    console.print(how)
+            supervise(server, gateway, asked_to_stop, say)
+            gateway.tell(f"drain {drain_seconds}")
+            _drain(server, drain_seconds, say)
+        say("stopping ...")
+    return 0
+
+
+def _drain(server: Server, seconds: float, say: Callable[[str], None]) -> None:
+    """Lets running requests end, but no new ones begin; what is left then is told UNAVAILABLE."""
+    deadline = time.monotonic() + seconds
+    state = server.control.ask("drain")
+    if state is not None and state.open:
+        say(f"waiting up to {seconds:.0f} s for {state.open} running requests ...")
+    while state is not None and state.open and time.monotonic() < deadline:
+        time.sleep(DRAIN_POLL)
+        if server.ended():
+            return
+        state = server.control.ask("status")
+    server.control.ask("end")
+
+
+@contextmanager
+def running_server(directory: Path, security: Security | None = None) -> Iterator[Ports]:
+    """A ready server on free ports, for as long as the block lasts; nobody supervises it."""
+    ports = free_ports()
+    with ExitStack() as stack:
+        server, gateway = prepare(stack, directory, ports, security or Security())
+        stack.enter_context(server)
+        stack.callback(gateway.stop)
+        gateway.start(server.log)
+        server.wait_ready()
+        gateway.tell("ready")
+        yield ports
+
+
+def prepare(
+    stack: ExitStack,
+    directory: Path,
+    ports: Ports,
+    security: Security,
+    openai: int | None = None,
+    log: Path | None = None,
+    form: Form = "text",
+    *,
+    keep_log: bool = False,
+) -> tuple[Server, Gateway]:
+    """Neither of them started; the gateway has its ports, and gives them back with the stack."""
+    inside = replace(free_ports(), metrics=ports.metrics)  # Triton's own
+    gateway = Gateway(directory, ports, inside, security, openai)
+    stack.callback(gateway.stop)
+    return Server(directory, inside, security, log, form, keep_log=keep_log), gateway
+
+
+def free_ports() -> Ports:
+    """Three ports of 127.0.0.1 that nothing listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return Ports(*(each.getsockname()[1] for each in sockets))
+
+
+@contextmanager
+def _told_to_stop(server: Server) -> Iterator[threading.Event]:
+    """Set by the first SIGINT, SIGTERM or SIGHUP; the second kills the server."""
+    event = threading.Event()
+
+    def handle(_number: int, _frame: object) -> None:
+        if event.is_set():
+            with suppress(AttributeError):  # it was not started yet
+                server.process.kill()
+        event.set()
+
+    told = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        told.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, handle) for number in told}
+    try:
+        yield event
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def _how_to_call(ports: Ports, security: Security, openai_port: int | None, holds: str) -> str:
+    http = f"http://{reach(security.http_host)}:{ports.http}"
+    grpc = f"{reach(security.host)}:{ports.grpc}"
+    key = " -H 'inference-key: KEY'" if security.inference_key else ""
+
+    def others(host: str) -> str:
+        return ", and this machine's other addresses" if reach(host) != host else ""
+
+    lines = [
+        "ready",
+        f"  holds    {holds}",
+        f"  HTTP     {http}{others(security.http_host)}",
+        f"  gRPC     {grpc}{' (TLS)' if security.tls else ''}{others(security.host)}",
+        f"  metrics  http://{reach(security.host)}:{ports.metrics}/metrics{others(security.host)}",
+    ]
+    if openai_port is not None:
+        lines.append(f"  OpenAI   http://{HOST}:{openai_port}/v1")
+    lines.append("try")
+    if not (security.tls or key):
+        lines.append(f"  dflash-trt generate --url {grpc} 'def main():'")
+    return "\n".join(
+        [
+            *lines,
+            f"  curl -N{key} {http}/v2/models/dflash/generate_stream \\",
+            '    -d \'{"text_input": "def main():", "max_tokens": 64, "stream": true}\'',
+            "Ctrl-C stops it",
+        ]
+    )

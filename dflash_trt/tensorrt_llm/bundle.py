@@ -1,0 +1,112 @@
+"""Write what TensorRT-LLM runs: both checkpoints, the arguments of its `LLM`, its environment.
+
+```
+engines/tensorrt_llm/   engine.json, llm_args.yaml, env.sh, drafter/, target/ (unless on the Hub)
+launch/                 single_node.sh, slurm.sh, mpi.sh, task.sh
+```
+
+Paths in it are relative: the directory can be moved, with `checkpoints: link` on its machine only.
+"""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.checkpoints.outline import Outline, Pair
+from dflash_trt.checkpoints.source import Report, small_files
+from dflash_trt.checkpoints.weights import open_files
+from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.files import copy_file
+from dflash_trt.roofline.hardware import machine
+from dflash_trt.roofline.published import acceptance
+from dflash_trt.tensorrt_llm.args import env_vars
+from dflash_trt.tensorrt_llm.chosen import LlmArgs
+from dflash_trt.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
+
+SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh", "task.sh")
+
+
+def checkpoint_files(model: Outline[Any], *, weights: bool = True) -> list[Path]:
+    """What of a checkpoint belongs in a bundle: its JSON files, templates and weights.
+
+    CheckpointError unless all weights are there and whole.
+    """
+    found = open_files(model.directory)[0] if weights else []
+    return sorted({*small_files(model.directory), *found})
+
+
+def write_bundle(
+    directory: Path, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
+) -> None:
+    """Writes `directory/engines/tensorrt_llm` and `directory/launch`; needs a config whose target,
+    where it stays on the Hub, has a commit as revision.
+    """
+    section = config.engine
+    assert isinstance(section, TensorRTLLM)
+    by_id, link = section.checkpoints == "hub", section.checkpoints == "link"
+    engine = directory / "engines" / KIND
+    _put(pair.drafter, engine / "drafter", report, link=link)
+    if not by_id:
+        _put(pair.target, engine / "target", report, link=link)
+
+    head = (
+        f"# {config.name}: arguments of LLM() of TensorRT-LLM {section.version}.\n"
+        "# Paths start at this folder; engine.json says why each argument is what it is.\n"
+    )
+    (engine / ARGS_FILE).write_text(head + args.to_yaml(), encoding="utf-8")
+
+    made_for = machine(section.hardware)
+    environment = env_vars(config, pair, made_for)
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    (engine / "env.sh").write_text("\n".join(["# shellcheck shell=sh", *lines]) + "\n")
+
+    ranks = args.tensor_parallel_size
+    gpus = min(ranks, made_for.gpus)
+    known = acceptance(drafter_name(config), args.speculative_config.max_draft_len)
+    info = BundleInfo(
+        kind=KIND,
+        version=section.version,
+        machine=made_for.name,
+        gpu=made_for.gpu.name,
+        sm=made_for.gpu.sm,
+        memory_bytes=made_for.gpu.memory_bytes,
+        gpus=gpus,
+        nodes=-(-ranks // gpus),
+        target={"id": args.model, "revision": str(args.revision)} if by_id else {},
+        environment=environment,
+        chosen=[asdict(each) for each in args.chosen],
+        published=known.tau if known else {},
+        published_by=f"{known.source}, {known.hardware}" if known else "",
+    )
+    write_info(engine, info)
+    _write_scripts(directory / "launch", info)
+
+
+def _put(model: Outline[Any], directory: Path, report: Report, *, link: bool) -> None:
+    files = checkpoint_files(model)
+    directory.mkdir(parents=True)
+    step = f"{'linking' if link else 'copying'} the {model.role}"
+    for done, file in enumerate(files):
+        report(step, done, len(files))
+        if link:
+            (directory / file.name).symlink_to(file.resolve())
+        else:
+            copy_file(file, directory / file.name)
+    report(step, len(files), len(files))
+
+
+def drafter_name(config: BuildConfig) -> str:
+    """Of its id, or of the directory it was downloaded to: what figures are published under."""
+    return Path(config.drafter.hub or str(config.drafter.path)).name
+
+
+def _write_scripts(directory: Path, info: BundleInfo) -> None:
+    directory.mkdir()
+    values = {"NODES": info.nodes, "GPUS": info.gpus, "RANKS": info.nodes * info.gpus}
+    for name in SCRIPTS:
+        text = (Path(__file__).with_name("launch") / name).read_text(encoding="utf-8")
+        for key, value in values.items():
+            text = text.replace(f"@{key}@", str(value))
+        (directory / name).write_text(text, encoding="utf-8")
+        (directory / name).chmod(0o755)

@@ -1,0 +1,67 @@
+"""The other programs of scripts/bench_table.py say what we say, and are counted as we are.
+
+The test of one that is a server is in `test_bench_serve.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.bench.page import Table
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.check import check
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts"))
+import peers  # noqa: E402
+from bench_table import fill  # noqa: E402
+
+PYCODE = ROOT / "examples" / "pycode"
+TOKENS, PROMPTS = 12, 3
+
+
+@pytest.mark.models
+def test_transformers_and_zlab_say_what_we_say(built: Path) -> None:
+    lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:PROMPTS]
+    prompts = [json.loads(line)["ids"] for line in lines]
+    fixed = Speculation(draft_tokens=7)
+    report = check(built / "engines", prompts, TOKENS, fixed, lambda done: None)
+    work = peers.Work(PYCODE, prompts, TOKENS, 2, 2, [*report.outputs[:2], [0] * TOKENS])
+    new = PROMPTS * (TOKENS - 1)  # a first token comes from no round
+    with peers.torch_peers(work) as (generate, dflash):
+        for peer, streams, rounds in (
+            (generate, 1, new),
+            (generate, 2, new),
+            (dflash, 1, round(new / report.tau)),
+        ):
+            sample, same = peer.run(streams)
+            assert (sample.tokens, sample.rounds) == (PROMPTS * TOKENS, rounds)
+            assert sample.seconds > 0
+            assert same == 2  # the third text is not expected
+        assert (generate.most, dflash.most) == (2, 1)
+
+
+def test_a_server_that_does_not_start_is_shown_with_its_log(tmp_path: Path) -> None:
+    work = peers.Work(PYCODE, [], TOKENS, 2, 2, [])
+    line = [sys.executable, "-c", "raise SystemExit('no such model')"]
+    with (
+        pytest.raises(RuntimeError, match="no such model"),
+        peers.server_peer("x", line, work, tmp_path / "log"),
+    ):
+        pass
+
+
+def test_only_its_own_table_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    first, second = (f"<!-- table: scripts/{name} -->\nold {name}\n<!-- end -->" for name in "ab")
+    page.write_text(f"before\n{first}\nbetween\n{second}\nafter\n")
+    fill(page, "a", {}, Table("new a", "", ("head",), [["cell"]]))
+    written = page.read_text()
+    assert written.startswith("before\n<!-- table: scripts/a -->\n")
+    assert written.endswith(f"<!-- end -->\nbetween\n{second}\nafter\n")
+    assert "new a" in written
+    assert "old a" not in written

@@ -1,0 +1,73 @@
+"""Published figures: one place, each with its setting, beside a run and never in it."""
+
+from __future__ import annotations
+
+import pytest
+from published import PAIRS
+
+from dflash_trt.bench.engine_report import engine_page
+from dflash_trt.bench.results import Run
+from dflash_trt.cli.main import main
+from dflash_trt.roofline import published
+
+QWEN = ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16")
+
+
+def test_pairs_are_those_that_were_published() -> None:
+    pairs = {pair.drafter_hub: pair.target.hub for pair in PAIRS.values()}
+    for drafter, values in published.data()["drafters"].items():
+        assert pairs[drafter] == values["target"]
+    for table in published.tables():
+        most = published.data()["drafters"][table.drafter]["config"]["block_size"]
+        assert table.draft_tokens < most
+        assert all(1 < tau <= table.draft_tokens + 1 for tau in table.tau.values())
+        assert set(table.times) <= set(table.tau)
+
+
+def test_two_settings_of_one_task_are_told_apart() -> None:
+    """Table 1 is Transformers on an H200, Table 3 SGLang on a B200: both are right."""
+    found = [row for row in published.rows(*QWEN) if row.task == "MATH-500"]
+    greedy = [row for row in found if "temperature 1" not in row.source]
+    assert {(row.tau, row.hardware) for row in greedy} == {
+        (8.01, "1 x B200, SGLang"),
+        (7.87, "1 x H200, Transformers"),
+        (5.82, "1 x H200, Transformers"),  # with thinking
+    }
+    assert len({row.source for row in found}) == len(found)
+    # Table 3's own speedups, which are not in the data: tokens/s are
+    assert found[0].speedup == "5.1, 4.5, 4.5, 3.9, 2.8"
+
+
+def test_one_table_for_plan_and_doctor() -> None:
+    by_id, by_name = (published.acceptance(name) for name in (QWEN[1], "Qwen3-8B-DFlash-b16"))
+    assert by_id is not None
+    assert by_id == by_name == published.acceptance(QWEN[1], 15)
+    assert by_id.source.endswith("Table 1")
+    assert (by_id.tau["MATH-500"], by_id.temperature, len(by_id.tau)) == (7.87, 0, 7)
+    short = published.acceptance("z-lab/gpt-oss-120b-DFlash", 3)
+    assert short is not None
+    assert short.tau["GSM8K"] == 3.3
+    assert published.acceptance(QWEN[1], 4) is None
+    assert published.acceptance("somebody/Qwen3-8B-DFlash-b16") is None
+
+
+def test_a_report_shows_them_beside_its_own() -> None:
+    def titles(**hub: str) -> list[str]:
+        run = Run(name="x", target="t", drafter="d", options={}, cells=[], peak_memory=1, hub=hub)
+        return [table.title for table in engine_page(run).tables]
+
+    own = titles()
+    assert titles(target=QWEN[0], drafter=QWEN[1]) == [*own, "Published for this pair"]
+    assert titles(target="Qwen/Qwen3-8B-Base", drafter=QWEN[1]) == own  # another target
+    assert titles(drafter=QWEN[1]) == own
+
+
+def test_by_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["dflash-trt", "bench", "published", "oss-20b"])
+    assert main() == 0
+    out = capsys.readouterr().out
+    assert "| MT-Bench | 7 | 8 | 2.0 | 4.20 |" in out
+    assert "120b" not in out
+    monkeypatch.setattr("sys.argv", ["dflash-trt", "bench", "published", "nothing"])
+    assert main() == 1
+    assert "Known: z-lab/" in capsys.readouterr().err

@@ -1,0 +1,266 @@
+"""Prompts by the name of a task, without a network.
+
+`fetch` is replaced by rows with the columns that each dataset's card on the Hub lists; what it does
+with the real library is shown on a directory and on files of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from dflash_trt.bench import tasks
+from dflash_trt.bench.prompts import load_asked, load_task
+from dflash_trt.bench.tasks import PLACEHOLDER, TASKS, Task
+from dflash_trt.chat.render import as_chat
+from dflash_trt.cli.main import main
+from dflash_trt.errors import RequestError
+
+ASK = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+SPEED = {"sub_category": "", "source": "s", "src_id": "1", "difficulty": "", "multiturn": True}
+LCB = {"question_title": "T", "platform": "atcoder", "difficulty": "easy", "metadata": "{}"}
+# by task: a row, and the prompt that z-lab's benchmark makes of it
+ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "gsm8k": ({"question": "1 {+} 1?", "answer": "#### 2"}, "1 {+} 1?" + ASK),
+    "math-500": (
+        {
+            "problem": "$x^{2}$",
+            "solution": "",
+            "answer": "4",
+            "subject": "Algebra",
+            "level": 1,
+            "unique_id": "u",
+        },
+        "$x^{2}$" + ASK,
+    ),
+    "aime25": (
+        {"problem_idx": 1, "problem": "Find it.", "answer": 70, "problem_type": []},
+        "Find it." + ASK,
+    ),
+    "humaneval": (
+        {
+            "task_id": "H/0",
+            "prompt": "def f():\n",
+            "canonical_solution": "",
+            "test": "",
+            "entry_point": "f",
+        },
+        "Write a solution to the following problem and make sure that it passes the tests:\n"
+        "```python\ndef f():\n\n```",
+    ),
+    "mbpp": (
+        {
+            "source_file": "f",
+            "task_id": 2,
+            "prompt": "Write a function.",
+            "code": "",
+            "test_imports": [],
+            "test_list": [],
+        },
+        "Write a function.",
+    ),
+    "mt-bench": (
+        {"prompt": ["First?", "Second?"], "prompt_id": 1, "category": "math", "reference": []},
+        "First?",
+    ),
+    "speed-bench:coding": (
+        {"question_id": "q", "category": "coding", "turns": ["Sort it.", "Again."], **SPEED},
+        "Sort it.",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_wheels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but one test are of the Hub."""
+    if "wheel" not in request.node.name:
+        monkeypatch.setattr(tasks, "_installed", lambda name: None)
+
+
+def test_humaneval_comes_from_its_wheel_where_that_is_installed() -> None:
+    texts = list(tasks.task_texts("humaneval"))
+    assert len(texts) == len(set(texts)) == 164
+    assert all(text.startswith("Write a solution") and "\ndef " in text for text in texts)
+
+
+@pytest.fixture
+def serve_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[dict[str, Any]]], None]:
+    def replace_fetch(rows: list[dict[str, Any]]) -> None:
+        monkeypatch.setattr(tasks, "fetch", lambda task: rows)
+
+    return replace_fetch
+
+
+def texts(name: str, count: int) -> list[str]:
+    """What the messages say that a server is asked."""
+    asked: Any = load_asked(name, count)
+    assert all(each == as_chat(each[0]["content"]) for each in asked)
+    return [each[0]["content"] for each in asked]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_become_prompts(
+    name: str, serve_rows: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, prompt = ROWS[name]
+    serve_rows([row])
+    assert load_asked(name, 5) == [as_chat(prompt)]
+    said = capsys.readouterr().err
+    assert f"https://huggingface.co/datasets/{TASKS[name].hub}, licence: " in said
+
+
+def test_a_livecodebench_row_has_starter_code_or_not(serve_rows: Callable[..., None]) -> None:
+    one = {"question_content": "Add.", "starter_code": "class S:", **LCB}
+    serve_rows([one, {**one, "starter_code": ""}])
+    with_code, without = texts("livecodebench", 2)
+    assert "### Question:\nAdd.\n\n### Format: Use the following code" in with_code
+    assert "```python\nclass S:\n```" in with_code
+    assert "```python\n# YOUR CODE HERE\n```" in without
+
+
+def test_a_category_of_speed_bench_without_its_placeholders(
+    serve_rows: Callable[..., None],
+) -> None:
+    def row(category: str, text: str) -> dict[str, Any]:
+        return {"question_id": "q", "category": category, "turns": [text], **SPEED}
+
+    hidden = f"{PLACEHOLDER}\n\nAnswer {{question}}"
+    serve_rows([row("coding", "a"), row("coding", hidden), row("math", hidden), row("qa", "b")])
+    assert texts("speed-bench:coding", 9) == ["a"]
+    assert sorted(texts("speed-bench", 9)) == ["a", "b"]
+    with pytest.raises(RequestError, match="as placeholders only"):
+        load_asked("speed-bench:math", 9)
+
+
+def test_an_unknown_name_is_told_the_known_ones() -> None:
+    with pytest.raises(RequestError, match=r"cannot read speed-bench:law: .* speed-bench:qa, "):
+        load_asked("speed-bench:law", 1)
+
+
+def test_the_choice_is_always_the_same(serve_rows: Callable[..., None]) -> None:
+    rows = [{"question": str(i), "answer": ""} for i in range(100)]
+    serve_rows(rows)
+    first = texts("gsm8k", 10)
+    assert first == texts("gsm8k", 20)[:10]
+    assert first != [row["question"] + ASK for row in rows[:10]]
+
+
+def test_token_ids_by_the_chat_template(
+    serve_rows: Callable[..., None], built: Path, tmp_path: Path
+) -> None:
+    serve_rows([{"question": "1 + 1", "answer": ""}, {"question": "long " * 200, "answer": ""}])
+    plain = load_task("gsm8k", built / "tokenizer", vocab_size=512, longest=120, count=4)
+    assert len(plain) == 1  # the long one is left out
+    for file in (built / "tokenizer").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    template = "{{ '<think>' if enable_thinking is not false }}U {{ messages[0]['content'] }} A"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    (chat,) = load_task("gsm8k", tmp_path, vocab_size=512, longest=130, count=4)
+    assert len(plain[0]) < len(chat) < len(plain[0]) + 8
+    assert chat[-len(plain[0]) :] != plain[0]
+    file = tmp_path / "chats.jsonl"  # messages in a file are asked as a task's
+    lines = [json.dumps({"messages": each}) for each in load_asked("gsm8k", 2)]
+    file.write_text("\n".join(lines))
+    asked = load_task(str(file), tmp_path, vocab_size=512, longest=999, count=2)
+    assert len(asked) == 2
+    assert chat in asked
+    with pytest.raises(RequestError, match="every prompt of gsm8k is longer than 3 tokens"):
+        load_task("gsm8k", tmp_path, vocab_size=512, longest=3, count=4)
+
+
+def test_a_benchmark_of_a_task(
+    serve_rows: Callable[..., None],
+    built: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a build whose manifest says, as one from the Hub does, that it is a published pair."""
+    serve_rows([ROWS["humaneval"][0]] * 2)
+    build = Path(shutil.copytree(built, tmp_path / "build"))
+    manifest = json.loads((build / "manifest.json").read_text())
+    ids = {"target": "Qwen/Qwen3-4B", "drafter": "z-lab/Qwen3-4B-DFlash-b16"}
+    manifest["hub"] = {role: {"id": each, "commit": "c" * 40} for role, each in ids.items()}
+    (build / "manifest.json").write_text(json.dumps(manifest))
+    options = ("--prompts", "humaneval", "--max-tokens", "8", "--repeats", "1", "--json")
+    report = ("--report", str(tmp_path / "report"))
+    monkeypatch.setattr(
+        "sys.argv", ["dflash-trt", "bench", "engine", str(build), *options, *report]
+    )
+    assert main() == 0
+    told = capsys.readouterr()
+    run = json.loads(told.out)
+    assert run["hub"] == ids
+    cells = run["cells"]
+    assert {(cell["task"], cell["samples"][0]["tokens"]) for cell in cells} == {("humaneval", 16)}
+    assert "licence: mit" in told.err
+    text = (tmp_path / "report" / "report.md").read_text()
+    measured, published = text.split("## Published for this pair")
+    assert "| 1 x H200, Transformers | HumanEval | 15 | 1 | 5.21 | 6.64 |" in published
+    assert "5.21 | 6.64" not in measured
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` with an empty cache of its own, and without a network."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", ROWS)
+def test_a_dataset_as_the_library_reads_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory laid out as on the Hub: configs in the card, Parquet by config and split."""
+    task, (row, prompt) = TASKS[name], ROWS[name]
+    card = "configs:\n"
+    for config, told in ((task.config or "default", row), ("another", {"x": 1})):
+        file = f"{config}/{task.split}-00000-of-00001.parquet"
+        Dataset.from_list([told]).to_parquet(tmp_path / file)
+        card += f"- config_name: {config}\n  data_files:\n  - split: {task.split}\n"
+        card += f"    path: {config}/{task.split}-*\n"
+        card += "  default: true\n" * (told is row)
+    (tmp_path / "README.md").write_text(f"---\n{card}---\n")
+    monkeypatch.setitem(TASKS, name, replace(task, hub=str(tmp_path)))
+    assert texts(name, 3) == [prompt]
+
+
+@pytest.mark.usefixtures("cache")
+def test_large_files_as_the_library_streams_them(tmp_path: Path) -> None:
+    """The second file, which is broken, is not looked at until it is needed."""
+    row = {"question_content": "Add.", "starter_code": "", **LCB}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+    files = tuple(str(tmp_path / name) for name in ("test.jsonl", "test2.jsonl"))
+    Path(files[1]).write_text("no JSON")
+    rows = iter(tasks.fetch(replace(TASKS["livecodebench"], files=files)))
+    assert next(rows)["question_content"] == "Add."
+    with pytest.raises(Exception, match="JSON"):
+        next(rows)
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", ["gsm8k", "livecodebench", "speed-bench:coding"])
+def test_without_a_network_it_is_a_sentence(name: str) -> None:
+    with pytest.raises(RequestError, match=f"cannot load the prompts of {name} from https") as e:
+        load_asked(name, 1)
+    assert "\n" not in str(e.value)
+    assert "ffline" in e.value.problem
+    assert e.value.fix.startswith("Check the network")
+
+
+def test_without_the_library_it_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(task: Task) -> Any:
+        raise ModuleNotFoundError("No module named 'datasets'")
+
+    monkeypatch.setattr(tasks, "fetch", missing)
+    with pytest.raises(RequestError, match="need the package datasets"):
+        load_asked("mbpp", 1)

@@ -1,0 +1,88 @@
+"""The pages' blocks: each has a runner or stands in a list; configs and queries are read.
+
+`test_walks.py` runs commands and snippets.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from pages import NOT_RUN, PAGES, ROOT, Block, not_run, read, unfinished
+from test_metrics import _check_query
+
+from dflash_trt.cli.main import app
+from dflash_trt.config import load_config
+
+
+def test_every_block_is_run_or_listed() -> None:
+    """A new block is run by its language; a language without a runner has to be listed."""
+    blocks = [block for page in PAGES for block in read(page)]
+    run = {"sh", "python", "command", "yaml", "setting", "promql", "console"}
+    others = [block for block in blocks if block.language not in run and not not_run(block)]
+    assert not others
+    assert {not_run(block) for block in blocks} - {None} == NOT_RUN.keys()  # none is stale
+    assert {"sh", "python", "yaml", "promql", "console"} <= {block.language for block in blocks}
+
+
+def test_a_wrong_command_line_is_found() -> None:
+    for line in ("build x --nope", "bild x", "bench engin x", "verify x --max-tokens none"):
+        with pytest.raises(AssertionError):
+            unfinished(line.split())
+    assert unfinished(["build", "--tp", "2"])
+
+
+def test_every_option_is_on_a_page() -> None:
+    pages = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    root = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    leaves = {**root, **root["bench"].commands}
+    missing = {
+        f"{name} {option}"
+        for name, command in leaves.items()
+        for parameter in command.params
+        for option in parameter.opts[:1]
+        if option.startswith("--") and not re.search(rf"{option}(?![\w-])", pages)
+    }
+    assert not missing
+
+
+def of(*languages: str) -> list[Any]:
+    blocks = [block for page in PAGES for block in read(page) if block.language in languages]
+    return [pytest.param(block, id=f"{block.page}:{block.line}") for block in blocks]
+
+
+@pytest.mark.parametrize("block", of("yaml", "setting"))
+def test_the_config_reads_it(block: Block, tmp_path: Path) -> None:
+    """With what it leaves out; `a.b: c` is a path and a value."""
+    found = yaml.safe_load(block.text)
+    if "scrape_configs" in found:  # Prometheus's own
+        known = {"job_name", "scrape_interval", "static_configs"}
+        assert found["scrape_configs"][0].keys() == known
+        assert all((ROOT / file).is_file() for file in found["rule_files"])
+        return
+    if block.language == "setting":
+        ((path, value),) = found.items()
+        for name in reversed(path.split(".")):
+            value = {name: value}
+        found = value
+    ours = "serving.mode" in block.text or "gguf" in block.text or block.page == "docs/ranks.md"
+    engine = {"kind": "onnxruntime" if ours else "tensorrt_llm"} | found.pop("engine", {})
+    hub = {"hub": "org/name", "revision": "0" * 40}  # `checkpoints: hub` takes no path
+    config = {"name": "x", "target": hub, "drafter": hub, "engine": engine} | found
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    load_config(tmp_path / "config.yaml")
+
+
+def test_the_smallest_config_is_the_file() -> None:
+    (shown,) = (block.text for block in read("README.md") if block.language == "yaml")
+    assert yaml.safe_load(shown) == yaml.safe_load((ROOT / "build_configs/pycode.yaml").read_text())
+
+
+@pytest.mark.parametrize("block", of("promql"))
+def test_the_queries_are_of_what_is_exported(block: Block) -> None:
+    for line in block.text.splitlines():
+        _check_query(re.split(r"\s{2,}", line, maxsplit=1)[1])

@@ -1,0 +1,321 @@
+"""Whatever is proposed, by whom and when, the text is the target's: adaptive rounds are lossless.
+
+Greedy texts equal `transformers`'; sampled ones equal plain decoding's with the same seeds, token
+for token. And however long its features were held back, the drafter says what it would have said.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from functools import partial
+
+import exact
+import numpy as np
+import pytest
+import reference
+from conftest import BuildPair, BuiltPair, built_from
+from dflash.model import DFlash2DraftModel
+from exact import run_all
+from guesses import COSTS, AtRandom, Guesses
+from pairs import write_pair
+from test_dense import DRAFTER, FAMILIES
+from test_dflash2 import DRAFTER as DRAFTER2
+from test_dflash2 import TARGET as TARGET2
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding.speculation import correction
+from dflash_trt.decoding.speculation.offers import Choice, Row
+from dflash_trt.decoding.speculation.policy import Adaptive, Fixed
+from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.engines.info import read_info
+from dflash_trt.engines.onnxruntime import Engine
+
+MAX_SEQ_LEN = 400  # longer than features are held back
+NEW_TOKENS = 48
+DRAWN = (
+    Sampling(0.8, seed=3),
+    Sampling(1.0, top_k=20, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.2, seed=4),
+    Sampling(0.6, min_p=0.05, min_tokens=9, logprobs=2, seed=2**62),
+)
+PAIRS = ("qwen3", "llama", "windows", "dflash2")
+scheduler_of = partial(exact.scheduler_of, max_seq_len=MAX_SEQ_LEN)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pair, requests greedy and sampled, and the texts that they must lead to."""
+
+    built: BuiltPair
+    rounds: RunRound
+    requests: list[Request]
+    texts: list[list[int]]
+
+
+@pytest.fixture(autouse=True)
+def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs are made up here to force choices: what rounds really take must not correct them."""
+    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def case_of(built_pair: BuildPair, tmp_path_factory: pytest.TempPathFactory) -> object:
+    cases: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in cases:
+            cases[name] = case_for(pair_of(name, built_pair, tmp_path_factory))
+        return cases[name]
+
+    return get
+
+
+CaseOf = Callable[[str], Case]
+
+
+def pair_of(name: str, built_pair: BuildPair, paths: pytest.TempPathFactory) -> BuiltPair:
+    if name in ("qwen3", "llama"):
+        return built_pair(max_seq_len=MAX_SEQ_LEN, family=name, taps=(1, 2), vocab=300)
+    directory = paths.mktemp(name)
+    if name == "windows":
+        pair = write_pair(directory, FAMILIES["mistral"](), DRAFTER)
+    else:
+        pair = write_pair(directory, TARGET2, DRAFTER2, drafter_class=DFlash2DraftModel)
+    return built_from(pair, directory, max_seq_len=MAX_SEQ_LEN)
+
+
+def case_for(built: BuiltPair) -> Case:
+    """Prompts whose continuation the drafter knows for a while."""
+    target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
+    prompts = [text[: 14 + 9 * i] for i, text in enumerate(built.texts)]
+    counts = [NEW_TOKENS, 7, NEW_TOKENS, 1, 30, 2, 23, NEW_TOKENS]
+    requests = [
+        Request(prompt, count, sampling)
+        for prompt, count, drawn in zip(prompts, counts, itertools.cycle(DRAWN), strict=False)
+        for sampling in (Sampling(), drawn)
+    ]
+    plain = scheduler_of(in_process(target, None), Fixed(0))
+    texts = [s.tokens for s in run_all(plain, requests)]
+    of_transformers = reference.greedy(built.pair.target_dir, prompts, NEW_TOKENS)
+    assert texts[::2] == [t[:count] for t, count in zip(of_transformers, counts, strict=True)]
+    return Case(built, in_process(target, drafter), requests, texts)
+
+
+def decode(scheduler: Scheduler, case: Case, *, cancelled: Seq[int] = ()) -> Counter[str]:
+    """All requests, joining while others run; some are cancelled. Asserts the texts of the others.
+
+    Returns how often each kind of proposal was verified.
+    """
+    choices: Counter[str] = Counter()
+    sequences: list[Sequence] = []
+    waiting = list(case.requests)
+    for turn in itertools.count():
+        if waiting and turn % 5 == 0:
+            sequences.append(scheduler.submit(waiting.pop(0)))
+        for i in cancelled:
+            if i < len(sequences) and len(sequences[i].tokens) > 3 * i % 11:
+                scheduler.finish(sequences[i], "cancelled")
+        scheduler.step()
+        if scheduler.report is not None:
+            choices.update(scheduler.report.choices)
+        if not (waiting or scheduler.busy):
+            break
+    ends = Counter(sequence.finish_reason for sequence in sequences)
+    for sequence, text in zip(sequences, case.texts, strict=True):
+        assert sequence.tokens == text[: len(sequence.tokens)]
+        if sequence.finish_reason != "cancelled":
+            assert len(sequence.tokens) == len(text)
+    assert ends["cancelled"] + ends["length"] == len(sequences)
+    assert (ends["cancelled"] > 0) == bool(cancelled)
+    return choices
+
+
+# --- the policy as it is --------------------------------------------------------------------------
+
+
+COMBINATIONS = list(itertools.product((False, True), repeat=3))
+
+
+@pytest.mark.parametrize(
+    ("name", "lookup", "correction_on", "tree"),
+    [
+        pytest.param(
+            name,
+            *combination,
+            marks=() if name == "qwen3" else pytest.mark.models,
+        )
+        for name, combination in itertools.product(PAIRS, COMBINATIONS)
+    ],
+)
+def test_every_combination(
+    name: str,
+    lookup: bool,
+    correction_on: bool,
+    tree: bool,
+    case_of: CaseOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each with other costs, slots and chunks; requests join, leave and are cancelled."""
+    monkeypatch.setattr(correction, "READY", 50)
+    case = case_of(name)
+    target = read_info(case.built.target_engine, "onnxruntime")
+    speculation = Speculation(lookup=lookup, correction=correction_on, tree=tree)
+    at = COMBINATIONS.index((lookup, correction_on, tree)) + PAIRS.index(name)
+    seen: Counter[str] = Counter()
+    for i, (costs, slots) in enumerate([("cheap", 1), ("cheap", 4), ("by turns", 3)]):
+        scheduler = scheduler_of(
+            case.rounds,
+            *strategy(speculation, target, COSTS[costs]),
+            slots=slots,
+            prefill_chunk=(400, 5, 16)[(at + i) % 3],
+        )
+        seen += decode(scheduler, case, cancelled=range(at % 4, 16, 4) if i else ())
+    assert seen["plain"] > 0
+    assert (seen["lookup"] > 0) == lookup
+    assert (seen["tree"] > 0) == tree
+
+
+# --- any policy -----------------------------------------------------------------------------------
+
+
+class EveryToken(AtRandom):
+    """Verifies nothing; the drafter runs behind every token."""
+
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+        return Choice([None] * len(rows), self.draft_tokens)
+
+    def prefill(self, n: int, drawn: bool) -> bool:
+        return True
+
+
+class Resting(Fixed):
+    """Plain decoding, for which twenty rounds need no choice."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.chosen_for: list[int] = []
+        self.timings = 0
+
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+        self.chosen_for.append(len(rows))
+        return Choice([None] * len(rows), 0, rest=20)
+
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
+        self.timings += 1
+
+
+def guesses_of(case: Case, seed: int) -> Guesses:
+    texts = {id(r): text for r, text in zip(case.requests, case.texts, strict=True)}
+    return Guesses(texts, read_info(case.built.target_engine, "onnxruntime"), seed)
+
+
+@pytest.fixture(scope="module")
+def filling(case_of: CaseOf) -> CaseOf:
+    """Requests of which three fill the cache to its last position, one by its prompt."""
+    cases: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in cases:
+            case = case_of(name)
+            prompts = case.built.texts[:3]
+            prompts[2] = [token for text in case.built.texts[2:6] for token in text]
+            longest = [
+                Request(prompt, MAX_SEQ_LEN - len(prompt), sampling)
+                for prompt, sampling in zip(prompts, (Sampling(), *DRAWN), strict=False)
+            ]
+            target = Engine(case.built.target_engine)
+            plain = scheduler_of(in_process(target, None), Fixed(0))
+            texts = [s.tokens for s in run_all(plain, longest)]
+            cases[name] = replace(
+                case, requests=[*longest, *case.requests], texts=[*texts, *case.texts]
+            )
+        return cases[name]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3",
+        pytest.param("windows", marks=pytest.mark.models),
+        pytest.param("llama", marks=pytest.mark.models),
+        pytest.param("dflash2", marks=pytest.mark.models),
+    ],
+)
+def test_any_choice(name: str, filling: CaseOf) -> None:
+    """At random: widths, chains and trees right in places, when the drafter runs, neighbours.
+
+    What the drafter says after its features were held back is what it says when it always runs.
+    """
+    case = filling(name)
+    draft_tokens = case.built.drafter.spec.block_size - 1
+    always = guesses_of(case, 0)
+    decode(scheduler_of(case.rounds, EveryToken(draft_tokens, 0), always, slots=1), case)
+    fed, compared = 0, 0
+    for seed, (slots, chunk) in enumerate([(1, 16), (4, MAX_SEQ_LEN), (3, 5), (4, 16)]):
+        policy = AtRandom(draft_tokens, seed, 0.03 if seed == 3 else 0.0)
+        guesses = guesses_of(case, seed)
+        scheduler = scheduler_of(case.rounds, policy, guesses, slots=slots, prefill_chunk=chunk)
+        choices = decode(scheduler, case, cancelled=(4, 9, 12) if seed else ())
+        assert min(choices[kind] for kind in ("plain", "chain", "tree", "lookup")) > 20
+        fed += policy.fed
+        for at, (ids, probs) in guesses.said.items():
+            # fewer may have been asked for
+            expected_ids, expected = (each[: len(ids)] for each in always.said[at])
+            np.testing.assert_allclose(probs, expected, atol=1e-4, rtol=0)
+            assert np.mean(np.array(ids) == expected_ids) > 0.9  # but for ties
+        compared += len(guesses.said)
+        assert (guesses.lost > 20) == (seed == 3)
+    assert fed > 0
+    assert compared > 100
+
+
+def test_texts_that_come_and_go_ask_for_no_choice(case_of: CaseOf) -> None:
+    """Else many short ones would have one every few rounds. A batch that begins has one."""
+    case, policy = case_of("qwen3"), Resting()
+    scheduler = scheduler_of(case.rounds, policy, slots=4)
+    requests = [Request(case.requests[0].prompt, 2 + i) for i in range(16)]
+    texts = [sequence.tokens for sequence in run_all(scheduler, requests)]
+    assert texts == [case.texts[0][: 2 + i] for i in range(16)]
+    rounds = sum(range(1, 17)) / 4
+    assert rounds / 21 <= len(policy.chosen_for) < rounds / 8
+    run_all(scheduler, requests[:1])
+    assert policy.chosen_for[-1] == 1
+
+
+def test_what_two_sequences_take_says_nothing_of_one(case_of: CaseOf) -> None:
+    case = case_of("qwen3")
+    for requests, chosen_for, timings in ((1, [1, 1], 1), (2, [1, 2], 0)):
+        policy = Resting()
+        run_all(
+            scheduler_of(case.rounds, policy), [Request(case.requests[0].prompt, 30)] * requests
+        )
+        assert (policy.chosen_for, policy.timings) == (chosen_for, timings)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_who_asks_for_no_drafting_has_none(case_of: CaseOf, adaptive: bool) -> None:
+    """Alone and beside others, whose drafter goes on; and each token says who wrote it."""
+    case = case_of("qwen3")
+
+    target = read_info(case.built.target_engine, "onnxruntime")
+    adaptively = partial(strategy, Speculation(), target, COSTS["cheap"])
+    greedy = [replace(request, drafting=False) for request in case.requests[::2]]
+    for requests in (greedy, [*greedy, *case.requests[::2]]):
+        policy = adaptively() if adaptive else (Fixed(7), None)
+        sequences = run_all(scheduler_of(case.rounds, *policy), requests)
+        assert [s.tokens for s in sequences] == (case.texts[::2] * 2)[: len(requests)]
+        for sequence in sequences:
+            assert len(sequence.sources) == len(sequence.tokens)
+            assert sum(map(bool, sequence.sources)) == sequence.accepted
+        assert not any(s.drafted for s in sequences[: len(greedy)])
+        assert any(s.accepted for s in sequences[len(greedy) :]) == (requests is not greedy)

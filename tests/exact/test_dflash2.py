@@ -1,0 +1,246 @@
+"""DFlash 2 drafters, dynamic convolutions and candidate selector, against z-lab's `dflash`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import built_from
+from dflash.model import DFlash2DraftModel, _output_head
+from exact import (
+    NEW_TOKENS,
+    TOLERANCE,
+    Case,
+    assert_drafter_logits,
+    assert_same_text_and_same_rounds,
+    case_for,
+    drafter_step,
+    rounds_of,
+    run_all,
+    scheduler_of,
+)
+from op_profile import assert_in_profile
+from pairs import write_pair
+from tables import CRITICAL_Z, chi_square
+from transformers import LlamaConfig
+
+from dflash_trt.build.run import build
+from dflash_trt.checkpoints.drafter import load_drafter
+from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.check import check
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.speculation.path import best_path, draw_paths
+from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.errors import CheckpointError
+
+pytestmark = pytest.mark.models
+
+TARGET = LlamaConfig(
+    vocab_size=320,
+    hidden_size=64,
+    num_hidden_layers=5,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=96,
+    max_position_embeddings=512,
+)
+DRAFTER = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "use_sliding_window": True,
+    "sliding_window": 10,
+    "max_window_layers": 0,
+    "is_causal": False,
+    "dflash_config": {
+        "block_size": 8,
+        "mask_token_id": 319,
+        "target_layer_ids": [0, 2, 3],
+        "conv_kernel_size": 2,
+        "conv_group_size": 16,
+        "selector_rank": 16,
+        "selector_top_k": 16,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    directory = tmp_path_factory.mktemp("dflash2")
+    pair = write_pair(directory, TARGET, DRAFTER, drafter_class=DFlash2DraftModel)
+    return case_for(built_from(pair, directory))
+
+
+def test_drafter_logits(case: Case) -> None:
+    assert_drafter_logits(case)
+
+
+def blocks(case: Case) -> Iterator[tuple[int, torch.Tensor, Any, Any]]:
+    """Block after block, as while decoding: the anchor, z-lab's states, our ids and pair scores."""
+    text, pair, spec = case.built.texts[0], case.built.pair, case.built.drafter.spec
+    starts = [13, 14, 17, 25, 33, 60]
+    states = reference.drafter_states(pair.target_dir, pair.drafter_dir, text, starts)
+    _, features = reference.target_logits_and_taps(pair.target_dir, text, spec.target_layer_ids)
+    engine, seen = Engine(case.built.drafter_engine), 0
+    for start, state in zip(starts, states, strict=True):
+        output = drafter_step(engine, features[seen:start], text[start], seen, row=1)
+        yield text[start], state, output["top_ids"], output["pair_scores"]
+        seen = start
+
+
+def test_pair_scores(case: Case) -> None:
+    """Of every candidate after every other one, as log-probabilities."""
+    pair = case.built.pair
+    for anchor, states, ids, scores in blocks(case):
+        places, k = ids.shape
+        before = np.concatenate([np.full((1, k), anchor), ids[:-1]])
+        expected = reference.selector_probs(
+            pair.target_dir,
+            pair.drafter_dir,
+            states.repeat_interleave(k, 0),
+            before.ravel().tolist(),
+            1.0,
+        )
+        expected = expected.reshape(places, k, -1)
+        expected = np.take_along_axis(expected, np.repeat(ids[:, None], k, 1), -1)
+        found = scores - np.logaddexp.reduce(scores, -1, keepdims=True)
+        np.testing.assert_allclose(found, np.log(expected), atol=TOLERANCE, rtol=0)
+
+
+def test_other_sizes(tmp_path: Path) -> None:
+    """A longer kernel, groups and candidates of other numbers, no windows; stored in bfloat16."""
+    own = DRAFTER["dflash_config"] | {
+        "block_size": 5,
+        "conv_kernel_size": 3,
+        "conv_group_size": 8,
+        "selector_rank": 12,
+        "selector_top_k": 6,
+    }
+    drafter = DRAFTER | {"layer_types": ["full_attention"] * 3, "dflash_config": own}
+    pair = write_pair(tmp_path, TARGET, drafter, drafter_class=DFlash2DraftModel, dtype="bfloat16")
+    case = case_for(built_from(pair, tmp_path, taught=False))
+    assert_drafter_logits(case)
+    test_pair_scores(case)
+    (zlab, *_) = case.zlab
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(4))
+    (sequence,) = run_all(scheduler, [Request(case.prompts[0], NEW_TOKENS)])
+    assert sequence.tokens == zlab.tokens == case.greedy[0]
+    assert sequence.committed_per_round == zlab.acceptance_lengths
+
+
+def test_greedy_drafts_are_the_reference_s(case: Case) -> None:
+    pair = case.built.pair
+    drafter = reference.load_drafter(pair.drafter_dir)
+    head = _output_head(reference.load_target(pair.target_dir))
+    changed = 0
+    for anchor, states, ids, scores in blocks(case):
+        expected, _, _ = drafter.propose(states[None].clone(), torch.tensor([anchor]), head, 0.0)
+        (drafts,) = best_path(ids[None], scores[None])
+        assert drafts.tolist() == expected[0].tolist()
+        drawn, _ = draw_paths(ids[None], scores[None], [Sampling()], np.full((1, len(ids)), 0.5))
+        assert drafts.tolist() == drawn[0].tolist()
+        changed += int((drafts != ids[:, 0]).sum())
+    assert changed  # the selector chose otherwise than the logits alone
+
+
+def test_drawn_drafts_come_from_the_reference_s_distribution(case: Case) -> None:
+    pair, rng = case.built.pair, np.random.default_rng(0)
+    for anchor, states, ids, scores in blocks(case):
+        numbers = rng.random((1, len(ids)))
+        (drafts,), (probs,) = draw_paths(ids[None], scores[None], [Sampling(0.7)], numbers)
+        expected = reference.selector_probs(
+            pair.target_dir, pair.drafter_dir, states, [anchor, *drafts[:-1].tolist()], 0.7
+        )
+        np.testing.assert_allclose(
+            probs, np.take_along_axis(expected, ids, -1), atol=TOLERANCE, rtol=0
+        )
+
+
+def test_draws_follow_their_probabilities() -> None:
+    """Whole paths of two places, under a request's cuts."""
+    scores = np.random.default_rng(1).normal(0, 1.0, (2, 4, 4)).astype(np.float32)
+    scores[0] = scores[0, 0]
+    ids = np.array([[7, 3, 9, 5], [2, 7, 4, 3]])
+    sampling, rows = Sampling(0.8, top_k=3, top_p=0.95), 5000
+    many = [np.tile(x, (rows, *[1] * x.ndim)) for x in (ids, scores)]
+    numbers = np.random.default_rng(2).random((rows, 2))
+    counts, probs = np.zeros((4, 4)), np.zeros((4, 4))
+    for drafts, (p, q) in zip(*draw_paths(*many, [sampling] * rows, numbers), strict=True):
+        i, j = (line.tolist().index(draft) for line, draft in zip(ids, drafts, strict=True))
+        counts[i, j] += 1
+        probs[i] = p[i] * q
+    assert np.count_nonzero(counts) > 5
+    assert chi_square(counts.reshape(1, -1), probs.reshape(1, -1)) < CRITICAL_Z
+
+
+def test_same_text_and_same_rounds(case: Case) -> None:
+    assert_same_text_and_same_rounds(case)
+
+
+def test_neighbours_change_nothing(case: Case) -> None:
+    """Greedy and drawing requests of other lengths in one batch; prompts in chunks."""
+    requests = []
+    for i, prompt in enumerate(case.prompts):
+        requests.append(Request(prompt, NEW_TOKENS))
+        requests.append(Request(prompt, 17 + i, Sampling(1.0, top_k=20, seed=i)))
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(7), prefill_chunk=5)
+    sequences = run_all(scheduler, requests)
+    assert [s.tokens for s in sequences[::2]] == case.greedy
+    for sequence, zlab in zip(sequences[::2], case.zlab, strict=True):
+        assert sequence.committed_per_round == zlab.acceptance_lengths
+    (alone,) = run_all(scheduler, requests[3:4])
+    assert alone.tokens == sequences[3].tokens
+    assert sum(s.accepted for s in sequences[1::2]) > 0
+
+
+def test_graph_stays_in_the_profile(case: Case) -> None:
+    assert_in_profile(case.built.drafter_engine / "model.onnx")
+
+
+def test_build_and_verify(case: Case, tmp_path: Path) -> None:
+    paths = {"target": case.built.pair.target_dir, "drafter": case.built.pair.drafter_dir}
+    sections = {role: {"path": path} for role, path in paths.items()}
+    config = BuildConfig.model_validate({"name": "second", **sections})
+    build(config, tmp_path / "built", lambda *_: None)
+    engines = tmp_path / "built" / "engines"
+    report = check(
+        engines, case.prompts, NEW_TOKENS, Speculation(policy="fixed"), lambda done: None
+    )
+    assert report.outputs == case.greedy
+    assert report.identical == report.total
+    assert report.tau > 1.15
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"conv_group_size": 24}, "conv_group_size"),
+        ({"conv_kernel_size": 0}, "conv_kernel_size"),
+        ({"conv_kernel_size": None}, "conv_kernel_size"),
+        ({"selector_top_k": 321}, "selector_top_k"),
+        ({"selector_rank": "16"}, "selector_rank"),
+    ],
+)
+def test_a_wrong_config_is_named(
+    case: Case, tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    drafter = shutil.copytree(case.built.pair.drafter_dir, tmp_path / "drafter")
+    config = json.loads((drafter / "config.json").read_text())
+    config["dflash_config"] |= changes
+    (drafter / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=named):
+        load_drafter(drafter)

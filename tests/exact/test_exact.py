@@ -1,0 +1,360 @@
+"""Lossless, on pairs no one trained: our engines against `transformers` and z-lab's `dflash`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from conftest import MAX_SEQ_LEN, SLOTS, BuildPair
+from exact import (
+    NEW_TOKENS,
+    Case,
+    assert_drafter_logits,
+    assert_same_text_and_same_rounds,
+    assert_target_logits_and_taps,
+    case_for,
+    one_by_one,
+    rounds_of,
+    run_all,
+    scheduler_of,
+)
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding import check as check_module
+from dflash_trt.decoding.check import check
+from dflash_trt.decoding.messages import RoundOutput, RunRound, VerifyInput
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines.step import Engine as AnyEngine
+
+# every shape the issue names: families, GQA ratios 1, 2, 4, heads tied and not, blocks of 4, 8, 16,
+# 1 to 8 taps, tap counts other than the drafter's layer count
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-gqa1-tied-b8-1tap": {"heads": 4, "kv_heads": 4, "taps": (1,), "draft_layers": 2},
+    "qwen3-gqa2-untied-b16-8taps": {
+        "layers": 10,
+        "taps": (0, 1, 2, 3, 4, 6, 7, 8),
+        "draft_layers": 2,
+        "tied": False,
+        "block_size": 16,
+    },
+    "qwen3-gqa4-tied-b4-3taps": {
+        "kv_heads": 1,
+        "taps": (0, 1, 2),
+        "block_size": 4,
+        "hidden": 48,  # heads * head_dim is not hidden_size
+        "head_dim": 32,
+    },
+    "qwen3-gqa2-tied-b8-bf16": {"taps": (1, 2), "draft_layers": 3, "dtype": "bfloat16"},
+    "llama-gqa1-untied-b4-2taps": {
+        "family": "llama",
+        "kv_heads": 4,
+        "tied": False,
+        "block_size": 4,
+        "vocab": 100,
+    },
+    "llama-gqa2-tied-b8-5taps": {
+        "family": "llama",
+        "layers": 7,
+        "taps": (5, 1, 2, 0, 4),  # features follow the list's order, not the layers'
+        "draft_layers": 2,
+    },
+    "llama-gqa4-untied-b16-1tap": {
+        "family": "llama",
+        "heads": 8,
+        "kv_heads": 2,
+        "taps": (2,),
+        "tied": False,
+        "block_size": 16,
+    },
+}
+CaseOf = Callable[[str, bool], Case]
+
+
+@pytest.fixture(scope="module")
+def case_of(built_pair: BuildPair) -> CaseOf:
+    cases: dict[tuple[str, bool], Case] = {}
+
+    def get(name: str, taught: bool = True) -> Case:
+        if (name, taught) not in cases:
+            seed = list(SHAPES).index(name)
+            built = built_pair(taught=taught, seed=seed, **SHAPES[name])
+            cases[name, taught] = case_for(built)
+        return cases[name, taught]
+
+    return get
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def case(request: pytest.FixtureRequest, case_of: CaseOf) -> Case:
+    return case_of(request.param, True)
+
+
+# --- the graphs ---------------------------------------------------------------------------------
+
+
+def test_target_logits_and_taps(case: Case) -> None:
+    assert_target_logits_and_taps(case)
+
+
+def test_drafter_logits(case: Case) -> None:
+    assert_drafter_logits(case)
+
+
+# --- the text -----------------------------------------------------------------------------------
+
+
+def test_same_text_and_same_rounds(case: Case) -> None:
+    assert_same_text_and_same_rounds(case)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3-gqa2-untied-b16-8taps", "qwen3-gqa4-tied-b4-3taps", "llama-gqa2-tied-b8-5taps"]
+)
+def test_random_drafter(name: str, case_of: CaseOf) -> None:
+    case = case_of(name, False)
+    block_size = case.built.drafter.spec.block_size
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
+    sequences = one_by_one(scheduler, case.prompts)
+    assert [s.tokens for s in sequences] == case.greedy
+    for sequence, zlab in zip(sequences, case.zlab, strict=True):
+        assert zlab.tokens == sequence.tokens
+        assert sequence.committed_per_round == zlab.acceptance_lengths
+
+
+def test_together_as_alone(case: Case) -> None:
+    """Eight requests join and leave four slots; prompts come in chunks; text and tau stay."""
+    block_size = case.built.drafter.spec.block_size
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1), prefill_chunk=5)
+    order = [0, 1, 2, 3, 3, 2, 1, 0]
+    wanted = [NEW_TOKENS, 7, NEW_TOKENS, 1, NEW_TOKENS, 23, 12, NEW_TOKENS]
+    sequences = []
+    for i, count in zip(order, wanted, strict=True):
+        sequences.append(scheduler.submit(Request(case.prompts[i], count)))
+        for _ in range(4):
+            scheduler.step()
+    while scheduler.busy:
+        scheduler.step()
+    for sequence, i, count in zip(sequences, order, wanted, strict=True):
+        assert sequence.tokens == case.greedy[i][:count]
+        if count == NEW_TOKENS:
+            assert sequence.committed_per_round == case.zlab[i].acceptance_lengths
+
+
+@pytest.mark.parametrize("name", ["qwen3-gqa2-untied-b16-8taps", "llama-gqa2-tied-b8-5taps"])
+def test_rounds_do_not_depend_on_neighbours(name: str, case_of: CaseOf) -> None:
+    """Towards its end a text is drafted with fewer masks, and none of a longer neighbour's."""
+    case = case_of(name, True)
+    block_size = case.built.drafter.spec.block_size
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
+    requests = [Request(prompt, count) for count in range(2, 40, 7) for prompt in case.prompts]
+    together = run_all(scheduler, requests)
+    for sequence, request in zip(together, requests, strict=True):
+        (alone,) = run_all(scheduler, [request])
+        assert sequence.committed_per_round == alone.committed_per_round
+
+
+def test_target_alone(case: Case) -> None:
+    scheduler = scheduler_of(rounds_of(case.built, drafting=False), Fixed(0))
+    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])
+    assert [s.tokens for s in sequences] == case.greedy
+    assert all(s.acceptance_length == 1.0 for s in sequences)
+
+
+# --- what may not matter, on one pair ------------------------------------------------------------
+
+ONE = "llama-gqa2-tied-b8-5taps"
+
+
+@pytest.mark.parametrize("drafts", range(1, 8))
+def test_any_draft_length(drafts: int, case_of: CaseOf) -> None:
+    """Fewer drafts than the block holds: same text, and the drafts are those of a whole block."""
+    case = case_of(ONE, True)
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(drafts))
+    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])
+    assert [s.tokens for s in sequences] == case.greedy
+    pair = case.built.pair
+    for sequence, prompt, greedy in zip(sequences, case.prompts, case.greedy, strict=True):
+        assert sequence.committed_per_round == reference.round_lengths(
+            pair.target_dir, pair.drafter_dir, prompt, greedy, drafts
+        )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_drafts(seed: int, case_of: CaseOf) -> None:
+    """Drafts that are right up to a random place and wrong from there: exactly these are kept."""
+    case = case_of(ONE, True)
+    rng = np.random.default_rng(seed)
+    rounds = rounds_of(case.built)
+    texts = {
+        tuple(prompt[:12]): prompt + text
+        for prompt, text in zip(case.prompts, case.greedy, strict=True)
+    }
+    history: dict[int, list[int]] = {}  # row -> tokens committed; one sequence, so row 0
+    expected: list[int] = []
+
+    def run(x: VerifyInput) -> RoundOutput:
+        output = rounds(x)
+        _, n_forced, position, _ = x.rows[0].tolist()
+        kept, token, _ = output.results[0].tolist()
+        if position == 0:
+            history[0] = []
+            expected.clear()
+        history[0] = history[0][:position]
+        history[0] += [*x.tokens[0, : n_forced + kept].tolist(), token]
+        text = texts[tuple(history[0][:12])]
+        drafts = output.drafts.copy()
+        place = len(history[0])
+        right = int(rng.integers(0, drafts.shape[1] + 1))
+        for j in range(drafts.shape[1]):
+            true = text[place + j] if place + j < len(text) else 0
+            drafts[0, j] = true if j < right else (true + 1 + rng.integers(0, 98)) % 100
+        expected.append(right)
+        return output._replace(drafts=drafts)
+
+    for prompt, greedy in zip(case.prompts, case.greedy, strict=True):
+        (sequence,) = run_all(scheduler_of(run, Fixed(7)), [Request(prompt, NEW_TOKENS)])
+        assert sequence.tokens == greedy
+        # the last round's drafts are cut to what is still wanted
+        kept = [committed - 1 for committed in sequence.committed_per_round[:-1]]
+        assert kept == expected[: sequence.rounds - 1]
+
+
+def test_a_sampling_neighbour_changes_nothing(case_of: CaseOf) -> None:
+    case = case_of(ONE, True)
+    requests = []
+    for i, prompt in enumerate(case.prompts):
+        requests.append(Request(prompt, NEW_TOKENS))
+        requests.append(Request(prompt, 30, Sampling(1.0, 20, 0.9, seed=i)))
+    sequences = run_all(scheduler_of(rounds_of(case.built), Fixed(7)), requests)
+    assert [s.tokens for s in sequences[::2]] == case.greedy
+    assert all(len(s.tokens) == 30 for s in sequences[1::2])
+
+
+def test_sampling_is_repeatable(case_of: CaseOf) -> None:
+    """The same seed gives the same text, alone or among others; another seed another text."""
+    case = case_of(ONE, True)
+    request = Request(case.prompts[0], NEW_TOKENS, Sampling(1.0, seed=7))
+    rounds = rounds_of(case.built)
+    (alone,) = run_all(scheduler_of(rounds, Fixed(7)), [request])
+    others = [Request(prompt, 25, Sampling(0.7, seed=3)) for prompt in case.prompts[1:]]
+    among = run_all(scheduler_of(rounds, Fixed(7)), [*others, request])[-1]
+    (other,) = run_all(
+        scheduler_of(rounds, Fixed(7)),
+        [replace(request, sampling=Sampling(1.0, seed=8))],
+    )
+    assert alone.tokens == among.tokens
+    assert alone.tokens != other.tokens
+
+
+def test_stop_token(case_of: CaseOf) -> None:
+    case = case_of(ONE, True)
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(7))
+    stops = [text[20] for text in case.greedy]
+    sequences = run_all(
+        scheduler,
+        [
+            Request(prompt, NEW_TOKENS, stop_ids=frozenset({stop}))
+            for prompt, stop in zip(case.prompts, stops, strict=True)
+        ],
+    )
+    for sequence, text, stop in zip(sequences, case.greedy, stops, strict=True):
+        assert sequence.tokens == text[: text.index(stop) + 1]
+        assert sequence.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8])
+def test_cancelling_one_changes_nothing_else(after: int, case_of: CaseOf) -> None:
+    case = case_of(ONE, True)
+    for cancelled in range(4):
+        scheduler = scheduler_of(rounds_of(case.built), Fixed(7), slots=3, prefill_chunk=8)
+        sequences = [scheduler.submit(Request(prompt, NEW_TOKENS)) for prompt in case.prompts]
+        for _ in range(after):
+            scheduler.step()
+        scheduler.finish(sequences[cancelled], "cancelled")
+        while scheduler.busy:
+            scheduler.step()
+        assert sequences[cancelled].finish_reason == "cancelled"
+        for i, sequence in enumerate(sequences):
+            if i != cancelled:
+                assert sequence.tokens == case.greedy[i]
+
+
+def test_up_to_the_last_position(case_of: CaseOf) -> None:
+    """Texts that fill the cache to its end, side by side at different positions."""
+    case = case_of(ONE, True)
+    prompts = [case.built.texts[i][: 80 - 17 * i] for i in range(4)]
+    greedy = reference.greedy(case.built.pair.target_dir, prompts, MAX_SEQ_LEN - 29)
+    requests = [
+        Request(prompt, count) for prompt in prompts for count in (MAX_SEQ_LEN - len(prompt), 3)
+    ]
+    for chunk in (MAX_SEQ_LEN, 7):
+        scheduler = scheduler_of(rounds_of(case.built), Fixed(7), prefill_chunk=chunk)
+        sequences = run_all(scheduler, requests)
+        for i, sequence in enumerate(sequences):
+            assert sequence.tokens == greedy[i // 2][: requests[i].max_tokens]
+
+
+def test_verify_notices_what_neighbours_change(
+    case_of: CaseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that is right about every prompt alone, and wrong about the last of several."""
+    case = case_of(ONE, True)
+    engines, speculation = case.built.target_engine.parent, Speculation(draft_tokens=7)
+    found = check(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
+    assert (found.identical, found.first_mismatch) == (4, None)
+
+    def broken(target: AnyEngine, drafter: AnyEngine | None) -> RunRound:
+        rounds = in_process(target, drafter)
+
+        def run(x: VerifyInput) -> RoundOutput:
+            output = rounds(x)
+            if len(x.rows) == SLOTS:
+                output.results[-1, 1] ^= 1
+            return output
+
+        return run
+
+    monkeypatch.setattr(check_module, "in_process", broken)
+    found = check(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
+    assert found.identical < found.total == 4
+    assert found.first_mismatch is not None
+    assert found.first_mismatch.together
+    assert found.outputs == case.greedy
+
+
+# --- logits that are no numbers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(logprobs=1), Sampling(0.7, seed=1)])
+@pytest.mark.parametrize("drafts", [0, 7])
+@pytest.mark.parametrize("position", [8, 20])  # while its prompt is taken in, and behind it
+def test_a_row_without_numbers_fails_alone(
+    sampling: Sampling, drafts: int, position: int, case_of: CaseOf
+) -> None:
+    """Nor does whoever has its cache row next notice."""
+    case = case_of(ONE, True)
+    target = Engine(case.built.target_engine)
+    rounds = in_process(target, Engine(case.built.drafter_engine) if drafts else None)
+    scheduler = scheduler_of(rounds, Fixed(drafts), slots=2, prefill_chunk=4)
+    first = scheduler.submit(Request(case.prompts[0], NEW_TOKENS))
+    broken = scheduler.submit(Request(case.prompts[1], NEW_TOKENS, sampling))
+    after = scheduler.submit(Request(case.prompts[2][:5], NEW_TOKENS))
+    while broken.position < position:
+        scheduler.step()
+    row = scheduler.sequences.index(broken)
+    for caches in target._alike:
+        caches[:, row, :, 0] = np.nan
+    while scheduler.busy:
+        scheduler.step()
+    assert [s.finish_reason for s in (first, broken, after)] == ["length", "error", "length"]
+    assert first.tokens == case.greedy[0]
+    (expected,) = reference.greedy(case.built.pair.target_dir, [case.prompts[2][:5]], NEW_TOKENS)
+    assert after.tokens == expected

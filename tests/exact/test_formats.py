@@ -1,0 +1,253 @@
+"""Drafters in the formats of `speculators` and NVIDIA ModelOpt, and those of other methods.
+
+`samples/` holds drafters that the two wrote themselves, with the logits they computed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair, build_engines
+from exact import NEW_TOKENS, drafter_step, one_by_one, rounds_of, run_all, scheduler_of
+from op_profile import assert_in_profile
+from pairs import Pair, teach, write_pair
+from safetensors.torch import load_file, save_file
+from test_drafters import DRAFTER, TARGET
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from dflash_trt.checkpoints.drafter import load_drafter
+from dflash_trt.checkpoints.pair import check_pair
+from dflash_trt.checkpoints.speculators import draft_token_ids
+from dflash_trt.checkpoints.target import load_target
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.errors import CheckpointError, PairError
+
+pytestmark = pytest.mark.models
+
+SAMPLES = Path(__file__).parents[1] / "samples"
+
+
+def target_of(expected: Any, directory: Path) -> Path:
+    """A target with the embedding and head that a sample was computed with."""
+    config = LlamaConfig(**TARGET | {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 5})
+    model = AutoModelForCausalLM.from_config(config)
+    model.model.embed_tokens.weight.data = torch.tensor(expected["embedding"])
+    if len(expected["head"]) == 64:
+        model.lm_head.weight.data = torch.tensor(expected["head"])
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "speculators-reduced",
+        "speculators-full",
+        "speculators-dflash2",
+        "modelopt-bidirectional",
+        "modelopt-causal",
+        "modelopt-sinks",
+    ],
+)
+def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_path: Path) -> None:
+    expected = np.load(SAMPLES / name / "expected.npz")
+    target = target_of(expected, tmp_path / "target")
+    _, drafter = build_engines(
+        target, SAMPLES / name, tmp_path / "engines", slots=1, max_seq_len=MAX_SEQ_LEN
+    )
+    if drafter.spec.selector is None:  # else in test_dflash2.py
+        assert_in_profile(tmp_path / "engines" / "drafter" / "model.onnx")
+    engine, seen = Engine(tmp_path / "engines" / "drafter"), 0
+    reduced = name == "speculators-reduced"
+    assert drafter.spec.sample_from_anchor is reduced
+    for i, (start, logits) in enumerate(zip(expected["starts"], expected["logits"], strict=True)):
+        output = drafter_step(
+            engine, expected["features"][seen:start], expected["text"][start], seen
+        )
+        drafts = logits if reduced else logits[1:]
+        np.testing.assert_allclose(output["logits"], drafts, atol=1e-4, rtol=0)
+        best = np.argsort(-output["logits"], axis=-1, kind="stable")[:, : engine.info.best]
+        ids = draft_token_ids(drafter.weights, drafter.spec) if reduced else np.arange(64)
+        assert (output["top_ids"] == ids[best]).all()
+        assert engine.info.pair_scores is ("pair_scores" in expected)
+        if engine.info.pair_scores:
+            scores = expected["pair_scores"][i]
+            np.testing.assert_allclose(output["pair_scores"], scores, atol=1e-4, rtol=0)
+        seen = start
+
+
+def to_speculators(pair: Pair, directory: Path, *, from_anchor: bool, ids: Sequence[int]) -> None:
+    """A z-lab drafter rewritten as speculators' converter and trainer do (checked against samples):
+    tap ids one higher, and the rows `ids` of the target's head as its own.
+    """
+    config = json.loads((pair.drafter_dir / "config.json").read_text())
+    own = config.pop("dflash_config")
+    vocab = config["vocab_size"]
+    tensors = load_file(pair.drafter_dir / "model.safetensors")
+    if len(ids) < vocab:
+        target = load_file(pair.target_dir / "model.safetensors")
+        rows = torch.tensor(sorted(ids))
+        tensors["lm_head.weight"] = target["lm_head.weight"][rows]
+        tensors["d2t"] = rows - torch.arange(len(rows))
+        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool)
+        tensors["t2d"][rows] = True
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors")
+    written = {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": config,
+        "block_size": config.pop("block_size"),
+        "draft_vocab_size": len(ids),
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in own["target_layer_ids"]],
+        "mask_token_id": own["mask_token_id"],
+        "sample_from_anchor": from_anchor,
+    }
+    (directory / "config.json").write_text(json.dumps(written))
+
+
+@pytest.fixture(scope="module", params=["full", "reduced", "from-anchor"])
+def speculators(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[BuiltPair, list[int]]:
+    """A taught pair whose drafter is in the speculators format, and the tokens it can draft."""
+    directory, from_anchor = tmp_path_factory.mktemp("pair"), request.param == "from-anchor"
+    pair = write_pair(directory, LlamaConfig(**TARGET), DRAFTER)
+    texts = teach(pair, first=0 if from_anchor else 1)
+    ids = list(range(320))
+    if request.param != "full":  # one of the texts' tokens in six cannot be drafted
+        used = sorted({token for text in texts for token in text})
+        ids = sorted({*ids[::3], *used} - {*used[::6]})
+    to_speculators(pair, directory / "speculators", from_anchor=from_anchor, ids=ids)
+    engines = directory / "engines"
+    target, drafter = build_engines(
+        pair.target_dir,
+        directory / "speculators",
+        engines,
+        slots=SLOTS,
+        max_seq_len=MAX_SEQ_LEN,
+    )
+    built = BuiltPair(pair, texts, target, drafter, engines / "target", engines / "drafter")
+    return built, ids
+
+
+def test_same_text_and_as_many_drafts_kept_as_the_reference(
+    speculators: tuple[BuiltPair, list[int]],
+) -> None:
+    built, ids = speculators
+    pair, spec = built.pair, built.drafter.spec
+    drafts = 8 if spec.sample_from_anchor else 7
+    assert spec.block_size == drafts + 1
+    prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
+    greedy = reference.greedy(pair.target_dir, prompts, NEW_TOKENS)
+    scheduler = scheduler_of(rounds_of(built), Fixed(spec.block_size - 1))
+    alone = one_by_one(scheduler, prompts)
+    together = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in prompts])
+    first, taken = 1 - spec.sample_from_anchor, []
+    for sequence, other, prompt, text in zip(alone, together, prompts, greedy, strict=True):
+        assert sequence.tokens == other.tokens == text
+        expected = reference.round_lengths(
+            pair.target_dir, pair.drafter_dir, prompt, text, drafts, first, ids
+        )
+        assert sequence.committed_per_round == other.committed_per_round == expected
+        taken += expected
+    assert np.mean(taken) > 1.15
+    assert max(taken) == drafts + 1 or len(ids) < 320
+
+
+def test_sampled_drafts_are_of_the_reduced_vocabulary(
+    speculators: tuple[BuiltPair, list[int]],
+) -> None:
+    built, ids = speculators
+    outputs = []
+
+    def run(x: Any) -> Any:
+        outputs.append(rounds(x))
+        return outputs[-1]
+
+    rounds = rounds_of(built)
+    scheduler = scheduler_of(run, Fixed(built.drafter.spec.block_size - 1))
+    request = Request(built.texts[0][:20], NEW_TOKENS, Sampling(temperature=1.0, seed=3))
+    (sequence,) = run_all(scheduler, [request])
+    assert len(sequence.tokens) == NEW_TOKENS
+    drawn = [o for o in outputs if o.next_candidate_ids.shape[2] > 1]
+    assert drawn
+    for output in drawn:
+        assert set(output.next_candidate_ids.ravel().tolist()) <= set(ids)
+        assert (output.next_candidate_ids == output.drafts[..., None]).any(-1).all()
+        np.testing.assert_allclose(output.next_candidate_probs.sum(-1), 1, atol=1e-5)
+    if len(ids) < 320:  # the target still says what cannot be drafted
+        assert set(sequence.tokens) - set(ids)
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: c.update(speculators_model_type="dspark"), "is DSpark"),
+        (lambda c: c.update(speculators_model_type="eagle3"), "is EAGLE"),
+        (lambda c: c.update(speculators_model_type="peagle"), "is P-EAGLE"),
+        (lambda c: c.update(speculators_model_type="xpress"), "is XPress"),
+        (lambda c: c.update(speculators_model_type="mtp"), "multi-token"),
+        (lambda c: c.update(speculators_model_type="other"), "speculators_model_type other"),
+        (lambda c: c.pop("transformer_layer_config"), "no transformer_layer_config"),
+        (lambda c: c.pop("aux_hidden_state_layer_ids"), "aux_hidden_state_layer_ids is None"),
+        (lambda c: c.pop("mask_token_id"), "no mask_token_id"),
+        (lambda c: c.update(target_hidden_size=64), "hidden_size and the target's differ"),
+        (lambda c: c.update(sample_from_anchor="no"), "sample_from_anchor is 'no'"),
+        (
+            lambda c: c["transformer_layer_config"].update(use_sliding_window=False),
+            "use_sliding_window is not true",
+        ),
+        (lambda c: c.update(draft_vocab_size=25), r"lm_head.weight .* is \[24, 32\]"),
+        (lambda c: c.update(aux_hidden_state_layer_ids=[0, 3]), "taps layer -1"),
+    ],
+)
+def test_a_speculators_config_that_cannot_run_is_refused(
+    change: Change, says: str, tmp_path: Path
+) -> None:
+    expected = np.load(SAMPLES / "speculators-reduced" / "expected.npz")
+    drafter = Path(shutil.copytree(SAMPLES / "speculators-reduced", tmp_path / "drafter"))
+    config = json.loads((drafter / "config.json").read_text())
+    change(config)
+    (drafter / "config.json").write_text(json.dumps(config))
+    target = load_target(target_of(expected, tmp_path / "target"))
+    with pytest.raises((CheckpointError, PairError), match=says):
+        check_pair(target, load_drafter(drafter), None)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        ({"d2t": torch.arange(24) * 3}, "d2t .* does not map its 24 tokens"),
+        ({"d2t": -torch.arange(24)}, "d2t .* does not map"),
+        ({"d2t": torch.zeros(24)}, "d2t .* does not map"),
+        ({"layers.0.self_attn.qkv_proj.weight": torch.zeros(4)}, "fused q, k and v"),
+        ({"layers.0.self_attn.g_proj.weight": torch.zeros(4)}, "gated attention"),
+        ({"aux_hidden_norms.0.weight": torch.zeros(4)}, "a norm for each tap"),
+        ({"mask_embedding": torch.zeros(4)}, "embedding of its own for masks"),
+    ],
+)
+def test_tensors_that_cannot_be_used_are_refused(
+    tensor: dict[str, torch.Tensor], says: str, tmp_path: Path
+) -> None:
+    expected = np.load(SAMPLES / "speculators-reduced" / "expected.npz")
+    drafter = Path(shutil.copytree(SAMPLES / "speculators-reduced", tmp_path / "drafter"))
+    file = drafter / "model.safetensors"
+    save_file(load_file(file) | tensor, file)
+    target = load_target(target_of(expected, tmp_path / "target"))
+    with pytest.raises(CheckpointError, match=says):
+        check_pair(target, load_drafter(drafter), None)

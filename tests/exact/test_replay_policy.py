@@ -1,0 +1,42 @@
+"""scripts/replay_policy.py: a replay is the live run, and no policy is better than the oracle."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import BuildPair
+from exact import rounds_of
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.speculation.proposals import Proposer
+from dflash_trt.engines.onnxruntime import Engine
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+from replay_policy import by_table, compare, decode, given, record, replay
+
+COSTS = "1:10,2:11,8:15,16:30,draft:4", "1:0.3,2:0.5,16:3,draft:0.3", "1:10,16:10,draft:0"
+
+
+@pytest.mark.parametrize("costs", COSTS)
+def test_replays_and_oracle(costs: str, built_pair: BuildPair) -> None:
+    built = built_pair(family="qwen3", heads=4, kv_heads=2, tied=True, taps=(0, 2))
+    info, rounds, table = Engine(built.target_engine).info, rounds_of(built), given(costs)
+    prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
+    texts = record(rounds, info, prompts, 50)
+    assert [text.tokens[:80] for text in texts] == [
+        built.texts[i][: 12 + 3 * i + 50] for i in range(4)
+    ]
+    found = compare(texts, info, table)
+    assert found["plain"] == 1.0
+    assert all(rate <= found["oracle"] + 1e-9 for rate in found.values())
+    assert found["oracle"] > 1.2
+    # the same rounds as on the engines, by the same costs
+    proposer = Proposer(Speculation(), table, info)
+    _, replayed = replay(texts, info, table, by_table(info, table), proposer)
+    policy, proposer = by_table(info, table), Proposer(Speculation(), table, info)
+    live = [decode(text.request, rounds, info, policy, proposer) for text in texts]
+    assert [x.tokens for x in live] == [x.tokens for x in replayed]
+    assert [x.committed_per_round for x in live] == [x.committed_per_round for x in replayed]
+    assert [x.drafted for x in live] == [x.drafted for x in replayed]

@@ -1,0 +1,254 @@
+"""Penalties, forbidden words, least lengths and log-probabilities, against `transformers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import MAX_SEQ_LEN, BuildPair, BuiltPair
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from dflash_trt.decoding import rounds
+from dflash_trt.decoding.acceptance import accept_by_rules
+from dflash_trt.decoding.messages import VerifyInput
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.rules import Rules, decode, encode
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.engines.onnxruntime import Engine
+
+VOCAB, PROMPT, OUTPUT = 50, [3, 4, 3, 9], [7, 9, 7, 7]
+STOP = (5, 6)
+
+
+def ours(sampling: Sampling, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    kept = Rules(sampling, len(PROMPT), STOP).weights(logits, 8, PROMPT + OUTPUT)
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("sampling", "processors"),
+    [
+        (Sampling(1.0, repetition_penalty=1.7), [RepetitionPenaltyLogitsProcessor(1.7)]),
+        (Sampling(1.0, repetition_penalty=0.6), [RepetitionPenaltyLogitsProcessor(0.6)]),
+        (Sampling(1.0, min_p=0.1), [MinPLogitsWarper(0.1)]),
+        (
+            Sampling(1.0, min_tokens=5),
+            [MinNewTokensLengthLogitsProcessor(len(PROMPT), 5, list(STOP))],
+        ),
+        (
+            Sampling(1.0, min_tokens=4),
+            [MinNewTokensLengthLogitsProcessor(len(PROMPT), 4, list(STOP))],
+        ),
+        (
+            Sampling(1.0, bad_words=((1,), (7, 2), (9, 8), (9, 7, 7, 11))),
+            [NoBadWordsLogitsProcessor([[1], [7, 2], [9, 8], [9, 7, 7, 11]])],
+        ),
+    ],
+    ids=["dearer", "cheaper", "min_p", "min_tokens", "enough_tokens", "bad_words"],
+)
+def test_rules_are_transformers(sampling: Sampling, processors: list[Any], seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(0, 2, VOCAB).astype(np.float32)
+    theirs = LogitsProcessorList(processors)(
+        torch.tensor([PROMPT + OUTPUT]), torch.from_numpy(logits.copy())[None]
+    )
+    expected = torch.softmax(theirs[0], -1).numpy()
+    before = logits.copy()
+    np.testing.assert_allclose(ours(sampling, logits), expected, atol=1e-6)
+    assert (logits == before).all()
+
+
+def test_penalties_of_the_output_alone() -> None:
+    """OpenAI's definition: presence once, frequency by the count; the prompt does not count."""
+    logits = np.random.default_rng(0).normal(0, 2, VOCAB).astype(np.float32)
+    expected = logits.copy()
+    expected[7] -= 0.5 + 3 * 0.25
+    expected[9] -= 0.5 + 0.25
+    expected = np.exp(expected - expected.max())
+    sampling = Sampling(1.0, presence_penalty=0.5, frequency_penalty=0.25)
+    np.testing.assert_allclose(ours(sampling, logits), expected / expected.sum(), atol=1e-6)
+
+
+def test_rules_survive_their_tensor() -> None:
+    for sampling in (
+        Sampling(0.7, 5, 0.9, 0.1, 1.1, 0.2, 0.3, 4, ((1, 2), (3,)), 2, 9),
+        Sampling(logprobs=0),
+        Sampling(min_tokens=3),
+    ):
+        rules = Rules(sampling, 12, (5, 6))
+        assert not rules.greedy
+        assert decode(encode(rules)) == rules
+    assert encode(Rules(Sampling(), 12, (5, 6))) == b""
+    assert decode(b"").greedy
+
+
+# --- through the engines --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(built_pair: BuildPair) -> BuiltPair:
+    return built_pair(family="llama", layers=4, taps=(0, 2), draft_layers=2)
+
+
+def decoded(built: BuiltPair, requests: list[Request], *, drafting: bool) -> list[Sequence]:
+    drafter = Engine(built.drafter_engine) if drafting else None
+    scheduler = Scheduler(
+        in_process(Engine(built.target_engine), drafter),
+        slots=4,
+        max_seq_len=MAX_SEQ_LEN,
+        prefill_chunk=7,
+        policy=Fixed(7) if drafting else Fixed(0),
+    )
+    sequences = [scheduler.submit(request) for request in requests]
+    while scheduler.busy:
+        scheduler.step()
+    return sequences
+
+
+RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "repetition": ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+    "bad_words": (
+        {"bad_words": ((258,), (54, 95), (95, 95, 95), (99, 11))},
+        {"bad_words_ids": [[258], [54, 95], [95, 95, 95], [99, 11]]},
+    ),
+    "both": (
+        {"repetition_penalty": 0.8, "bad_words": ((258,), (95, 95))},
+        {"repetition_penalty": 0.8, "bad_words_ids": [[258], [95, 95]]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_greedy_text_under_rules_is_transformers(name: str, built: BuiltPair) -> None:
+    values, options = RULES[name]
+    prompts = [text[:12] for text in built.texts[:4]]
+    model = reference.load_target(built.pair.target_dir)
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor(prompts), do_sample=False, max_new_tokens=40, pad_token_id=0, **options
+        )
+    plain = reference.greedy(built.pair.target_dir, prompts, 40)
+    expected = output[:, 12:].tolist()
+    assert expected != plain, "the rule changes nothing"
+    requests = [Request(prompt, 40, Sampling(**values)) for prompt in prompts]
+    sequences = decoded(built, [*requests, *(Request(p, 40) for p in prompts)], drafting=True)
+    assert [s.tokens for s in sequences] == expected + plain
+    assert sum(s.accepted for s in sequences[:4]) > 0, "no draft was ever kept under the rule"
+
+
+def test_no_end_of_text_before_min_tokens(built: BuiltPair) -> None:
+    prompts = [text[:12] for text in built.texts[:4]]
+    plain = reference.greedy(built.pair.target_dir, prompts, 40)
+    stops = frozenset(text[5] for text in plain)
+    early = decoded(built, [Request(p, 40, stop_ids=stops) for p in prompts], drafting=True)
+    assert all(len(s.tokens) <= 6 for s in early)
+    requests = [Request(p, 40, Sampling(min_tokens=20), stops) for p in prompts]
+    for late, alone in zip(
+        decoded(built, requests, drafting=True),
+        decoded(built, requests, drafting=False),
+        strict=True,
+    ):
+        assert late.tokens == alone.tokens
+        assert len(late.tokens) >= 20
+        assert not stops.intersection(late.tokens[:20])
+
+
+def test_sampled_text_with_every_rule_is_repeatable(built: BuiltPair) -> None:
+    sampling = Sampling(0.9, 20, 0.95, 0.02, 1.1, 0.1, 0.1, 10, ((3,), (4, 5)), 2, 11)
+    request = Request(built.texts[0][:12], 40, sampling, frozenset({7}))
+    alone = decoded(built, [request], drafting=True)[0]
+    others = [Request(text[:9], 30, Sampling(1.0, seed=i)) for i, text in enumerate(built.texts)]
+    assert decoded(built, [*others[:5], request], drafting=True)[-1].tokens == alone.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_logprobs_are_the_targets(temperature: float, built: BuiltPair) -> None:
+    prompts = [text[: 10 + i] for i, text in enumerate(built.texts[:3])]
+    sampling = Sampling(temperature, repetition_penalty=1.2, logprobs=3, seed=5)
+    requests = [
+        Request(prompts[0], 20, sampling),
+        Request(prompts[1], 20, Sampling(temperature)),
+        Request(prompts[2], 20, Sampling(temperature, logprobs=0)),
+    ]
+    sequences = decoded(built, requests, drafting=True)
+    assert sequences[1].logprobs == []
+    for sequence, prompt, count in zip(sequences[::2], prompts[::2], (3, 0), strict=True):
+        logits, _ = reference.target_logits_and_taps(
+            built.pair.target_dir, prompt + sequence.tokens, [0]
+        )
+        expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()[len(prompt) - 1 : -1]
+        assert len(sequence.logprobs) == len(sequence.logprob_ids) == 20
+        for token, ids, values, line in zip(
+            sequence.tokens, sequence.logprob_ids, sequence.logprobs, expected, strict=True
+        ):
+            assert ids == [token, *np.argsort(-line, kind="stable")[:count].tolist()]
+            np.testing.assert_allclose(values, line[ids], atol=1e-4)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 20])
+def test_logprobs_of_the_prompt_are_the_targets(max_tokens: int, built: BuiltPair) -> None:
+    """Whatever chunks it comes in; its text and drafts are those of an unscored one."""
+    prompts = [text[: 1 + 19 * i] for i, text in enumerate(built.texts[:4])]
+    counts = (3, 0, 1, 20)
+    scored = [
+        Request(prompt, max_tokens, Sampling(logprobs=count, prompt_logprobs=True))
+        for prompt, count in zip(prompts, counts, strict=True)
+    ]
+    plain = [Request(prompt, max(max_tokens, 1)) for prompt in prompts]
+    sequences = decoded(built, [*scored, *plain], drafting=True)
+    for sequence, other, prompt, count in zip(
+        sequences, sequences[4:], prompts, counts, strict=False
+    ):
+        assert sequence.finish_reason == "length"
+        assert sequence.tokens == other.tokens[:max_tokens]
+        text = prompt + sequence.tokens
+        assert len(sequence.logprobs) == len(sequence.logprob_ids) == len(text)
+        assert (set(sequence.logprobs[0]), sequence.logprob_ids[0][0]) == ({0.0}, text[0])
+        logits, _ = reference.target_logits_and_taps(built.pair.target_dir, text, [0])
+        expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()
+        for token, ids, values, line in zip(
+            text[1:], sequence.logprob_ids[1:], sequence.logprobs[1:], expected, strict=False
+        ):
+            assert ids[0] == token
+            best = line[ids[1:]]
+            assert len(best) == count
+            np.testing.assert_allclose(best, -np.sort(-line)[:count], atol=1e-4)
+            np.testing.assert_allclose(values, line[ids], atol=1e-4)
+    accepted = [sum(s.accepted for s in half) for half in (sequences[:4], sequences[4:])]
+    assert accepted[0] == accepted[1]
+    assert (accepted[0] > 0) == (max_tokens == 20)
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_a_row_without_numbers_hurts_nobody_else(
+    built: BuiltPair, monkeypatch: pytest.MonkeyPatch, top_k: int
+) -> None:
+    """Logits that are NaN end their sequence with an error and leave the neighbours' text alone."""
+    prompts = [text[:12] for text in built.texts[:4]]
+    plain = reference.greedy(built.pair.target_dir, prompts, 30)
+
+    def poisoned(x: VerifyInput, own: Any, logits: Any) -> Any:
+        for i, rules in enumerate(x.rules.tolist()):
+            if decode(rules).sampling.seed == 13 and x.rows[i, 2] > 20:
+                logits[i] = np.nan
+        return accept_by_rules(x, own, logits)
+
+    monkeypatch.setattr(rounds, "accept_by_rules", poisoned)
+    requests = [Request(prompt, 30) for prompt in prompts]
+    bad = Request(prompts[0], 30, Sampling(1.0, top_k, seed=13))
+    sequences = decoded(built, [requests[0], bad, *requests[1:]], drafting=True)
+    assert sequences[1].finish_reason == "error"
+    assert 0 < len(sequences[1].tokens) < 30
+    assert [s.tokens for i, s in enumerate(sequences) if i != 1] == plain

@@ -1,0 +1,233 @@
+"""Where weights lie and in what form: copied, linked, or quantised in blocks of 32."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from exact import run_all, scheduler_of, target_step
+from guesses import COSTS, AtRandom, Guesses
+from pairs import make_pair, teach
+
+from dflash_trt.build.provenance import digests
+from dflash_trt.build.run import BuildResult, build
+from dflash_trt.checkpoints.gguf.blocks import Blocks
+from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.check import check
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.digests import LARGE
+from dflash_trt.engines.accuracy import _check_fused
+from dflash_trt.engines.info import read_info
+from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
+from dflash_trt.errors import EngineError, ServerError
+from dflash_trt.graphs.quantised import codes, rounded, scales
+from dflash_trt.serving.server.process import find_repository
+
+TEXT = list(range(40, 100))
+
+
+def build_pair(pair: Path, output: Path, **engine: Any) -> BuildResult:
+    paths = {role: {"path": pair / role} for role in ("target", "drafter")}
+    config = BuildConfig.model_validate({"name": "tiny", **paths, "engine": engine})
+    return build(config, output, lambda *_: None)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In each dtype; the first has one table for embedding and head."""
+    directory = tmp_path_factory.mktemp("pair")
+    make_pair(directory, dtype=request.param, tied=request.param == "float32")
+    build_pair(directory, directory / "copied")
+    build_pair(directory, directory / "linked", weights="link")
+    return directory
+
+
+def logits(built: Path, text: list[int] = TEXT) -> Any:
+    return target_step(Engine(built / "engines" / "target"), text, 0)["logits"].copy()
+
+
+def test_links_and_copies_compute_the_same(pair: Path) -> None:
+    assert (logits(pair / "linked") == logits(pair / "copied")).all()
+    for role in ("target", "drafter"):
+        copied, linked = (pair / kind / "engines" / role for kind in ("copied", "linked"))
+        assert not any(file.is_symlink() for file in copied.iterdir())
+        small, large = ((at / "model.onnx.data").stat().st_size for at in (linked, copied))
+        assert small < large / 2
+        originals = {file.resolve() for file in linked.iterdir() if file.is_symlink()}
+        assert (pair / role / "model.safetensors").resolve() in originals
+
+
+def test_weights_keep_the_dtype_of_the_checkpoint(pair: Path) -> None:
+    graph = onnx.load(pair / "copied/engines/target/model.onnx", load_external_data=False).graph
+    found = {tensor.data_type for tensor in graph.initializer if len(tensor.dims) == 2}
+    checkpoint = json.loads((pair / "target" / "config.json").read_text())["dtype"]
+    own = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "FLOAT16"}[checkpoint]
+    # float32: the tables of RoPE
+    assert found == {onnx.TensorProto.FLOAT, onnx.TensorProto.DataType.Value(own)}
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    make_pair(tmp_path)
+    build_pair(tmp_path, tmp_path / "built", weights="link")
+    return tmp_path
+
+
+@pytest.mark.parametrize("change", ["gone", "changed"])
+def test_an_original_that_is_gone_or_changed_is_named(linked: Path, change: str) -> None:
+    original = linked / "target" / "model.safetensors"
+    if change == "gone":
+        original.rename(linked / "elsewhere")
+    else:
+        os.utime(original, ns=(0, 0))
+    for load in (
+        lambda: Engine(linked / "built" / "engines" / "target"),
+        lambda: Engine(linked / "built" / "engines" / "drafter"),
+        lambda: find_repository(linked / "built"),  # what `serve` does first
+    ):
+        with pytest.raises((EngineError, ServerError), match=change) as raised:
+            load()
+        assert str(original) in str(raised.value)
+        assert "dflash-trt build" in str(raised.value)
+
+
+def test_a_linked_build_is_made_again_only_for_another_original(linked: Path) -> None:
+    assert not build_pair(linked, linked / "built", weights="link").built
+    os.utime(linked / "target" / "model.safetensors", ns=(0, 0))
+    assert build_pair(linked, linked / "built", weights="link").built
+    assert logits(linked / "built").shape == (len(TEXT), 320)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    directory = tmp_path_factory.mktemp("taught")
+    return directory, teach(make_pair(directory, tied=False))
+
+
+@pytest.mark.parametrize(("quantize", "rms"), [("int8", 0.1), ("int4", 0.8)])
+def test_quantised_text_is_the_quantised_targets_own(
+    taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str, rms: float
+) -> None:
+    pair, texts = taught
+    built = tmp_path / "built"
+    cost = build_pair(pair, built, quantize=quantize).accuracy
+    assert cost is not None
+    assert 0 < cost.rms < rms
+    assert cost.tokens > 100
+    assert not (built / "engines" / "original").exists()
+    prompts = [text[:length] for text in texts[:4] for length in (1, 2, 17)]
+    found = check(built / "engines", prompts, 48, Speculation(draft_tokens=7), lambda done: None)
+    assert found.identical == found.total == len(prompts)
+    assert found.tau > 1.05  # else it would say nothing
+    original = tmp_path / "original"
+    assert build_pair(pair, original).accuracy is None
+    error = logits(built) - logits(original)
+    assert 0 < np.sqrt(np.mean(error**2) / np.mean(logits(original) ** 2)) < 1.5 * rms
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantised_logits_do_not_depend_on_their_neighbours(
+    taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str
+) -> None:
+    """Bit for bit: whatever else is decoded, proposed, or taken in by which chunks."""
+    pair, known = taught
+    build_pair(pair, tmp_path / "built", quantize=quantize)
+    engines = tmp_path / "built" / "engines"
+    target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
+    logprobs = Sampling(logprobs=20)
+    requests = [Request(text[:n], 24, logprobs) for text in known[:3] for n in (1, 2, 17)]
+    alone = run_all(scheduler_of(in_process(target, None), Fixed(0), slots=1), requests)
+    texts = {id(r): found.tokens for r, found in zip(requests, alone, strict=True)}
+    rounds = in_process(target, drafter)
+    for policy, chunk in ((Fixed(0), 5), (Fixed(1), 1), (Fixed(7), 16), (AtRandom(7, 0), 160)):
+        guesses = Guesses(texts, target.info, 0) if isinstance(policy, AtRandom) else None
+        scheduler = scheduler_of(rounds, policy, guesses, prefill_chunk=chunk)
+        for found, expected in zip(run_all(scheduler, requests), alone, strict=True):
+            assert found.tokens == expected.tokens
+            assert found.logprobs == expected.logprobs
+
+
+def test_of_a_quantised_target_no_trees_are_verified(
+    taught: tuple[Path, list[list[int]]], tmp_path: Path
+) -> None:
+    """Attention adds up a tree's tokens in another order than a chain's."""
+    pair, _ = taught
+    for quantize, trees in ((None, True), ("int8", False)):
+        build_pair(pair, tmp_path / "built", quantize=quantize)
+        info = read_info(tmp_path / "built" / "engines" / "target", KIND)
+        ids, probs = np.array([[1, 2], [3, 4]]), np.array([[0.5, 0.4], [0.5, 0.4]], np.float32)
+        sequence = Sequence(Request([1], 24), tokens=[1])
+        sequence.candidates = ids, probs
+        _, proposer = strategy(Speculation(), info, COSTS["cheap"])
+        assert proposer is not None
+        ((offer, *_),) = (row.offers for row in proposer.rows([sequence], 1))
+        assert offer.is_chain is not trees
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_quantised_product_runs_packed(
+    taught: tuple[Path, list[list[int]]], tmp_path: Path, bits: int
+) -> None:
+    pair, _ = taught
+    build_pair(pair, tmp_path / "built", quantize=f"int{bits}")
+    target = tmp_path / "built" / "engines" / "target"
+    path = target / "model.onnx"
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    load_session(target, read_info(target, KIND), options)
+    optimised = onnx.load(tmp_path / "optimised.onnx", load_external_data=False)
+    before = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+    after = [node.op_type for node in optimised.graph.node]
+    assert before.count("DequantizeLinear") == 4 * 4 + 1  # four a layer, and the head
+    assert after.count("MatMulNBits") == before.count("DequantizeLinear")
+    assert "DequantizeLinear" not in after
+
+
+def test_a_product_that_is_not_packed_is_an_error_with_its_name(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps([{"name": "node_7", "args": {"op_name": "DequantizeLinear"}}]))
+    with pytest.raises(EngineError, match=r"node_7.*without `quantize`"):
+        _check_fused(profile, tmp_path)
+
+
+@pytest.mark.parametrize(("bits", "bound"), [(4, 1 / 14), (8, 1 / 254)])
+def test_blocks_are_quantised_to_half_a_step(bits: int, bound: float) -> None:
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((24, 96), dtype=np.float32)
+    matrix[3, 32:64] = 0
+
+    def pieces() -> Iterator[Blocks]:
+        yield from (rounded(rows, bits) for rows in (matrix[:10], matrix[10:]))
+
+    integers, steps = codes(pieces, (96, 24), bits), scales(pieces, (96, 24))
+    assert integers.dtype == (np.int8 if bits == 8 else ml_dtypes.int4)
+    plain = integers.astype(np.float32) * np.repeat(steps, 32, axis=0)
+    farthest = np.repeat(np.abs(matrix.T.reshape(3, 32, 24)).max(1), 32, axis=0)
+    assert (np.abs(plain - matrix.T) <= farthest * bound + 1e-6).all()
+    assert (plain[32:64, 3] == 0).all()
+    assert (steps > 0).all()  # TensorRT takes no other
+
+
+def test_a_large_file_has_the_digest_that_b3sum_prints(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(LARGE + 5)
+    found = digests(tmp_path, [tmp_path / "large"], lambda *_: None, "")
+    code = "from blake3 import blake3; import sys; d = blake3(); d.update_mmap(sys.argv[1])"
+    command = [sys.executable, "-c", code + "; print(d.hexdigest())", str(tmp_path / "large")]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    assert found == {"large": {"blake3": printed, "size": LARGE + 5}}

@@ -1,0 +1,162 @@
+"""The engine's thread: our scheduler over ONNX engines made of the two checkpoints."""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.checkpoints.drafter import load_drafter
+from dflash_trt.checkpoints.target import load_target
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.engines.build import build_drafter, build_target
+from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
+from tensorrt_llm.errors import EngineDeadError, RequestError
+from tensorrt_llm.results import RequestOutput, Response
+from tensorrt_llm.sampling_params import SamplingParams
+
+
+class Engine:
+    """Decodes the requests it is given, and says every `stream_interval` iterations how far."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        speculative = args["speculative_config"]
+        target = load_target(Path(args["model"]))
+        drafter = load_drafter(Path(speculative["speculative_model"]))
+        drafts = speculative["max_draft_len"]
+        if drafts > drafter.spec.block_size - 1:
+            raise ValueError(f"lower max_draft_len to at most {drafter.spec.block_size - 1}")
+        sizes = {
+            "slots": args["max_batch_size"],
+            "max_seq_len": args["max_seq_len"],
+            "threads": 1,
+            "progress": lambda name: None,
+        }
+        with tempfile.TemporaryDirectory() as scratch:
+            for role in ("target", "drafter"):
+                (Path(scratch) / role).mkdir()
+            build_target(target, drafter.spec, Path(scratch) / "target", **sizes)
+            build_drafter(drafter, target, Path(scratch) / "drafter", **sizes)
+            rounds = in_process(
+                OnnxEngine(Path(scratch) / "target"), OnnxEngine(Path(scratch) / "drafter")
+            )
+        self._scheduler = Scheduler(
+            rounds,
+            slots=args["max_batch_size"],
+            max_seq_len=args["max_seq_len"],
+            prefill_chunk=args["max_seq_len"],
+            policy=Fixed(drafts),
+        )
+        self._max_seq_len: int = args["max_seq_len"]
+        self._end_ids = target.spec.eos_token_ids
+        self._interval: int = args.get("stream_interval", 1)
+        self._enable_penalty: bool = speculative.get("enable_penalty", False)
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._live: dict[int, tuple[Sequence, RequestOutput]] = {}
+        self._told: dict[int, int] = {}  # tokens that a request knows of; -1: it waits for all
+        self.dead: EngineDeadError | None = None
+        self.stats: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, output: RequestOutput, params: SamplingParams, streaming: bool) -> None:
+        marker = os.environ.get("STANDIN_DIES")
+        if marker and Path(marker).exists():
+            Path(marker).unlink()
+            self.dead = EngineDeadError("the engine is dead")
+        if self.dead is not None:
+            raise self.dead
+        self._inbox.put((output, params, streaming))
+
+    def abort(self, request_id: int) -> None:
+        self._inbox.put(request_id)
+
+    def die(self) -> None:
+        """As when a rank is gone: every pending request fails, and each that comes."""
+        self._inbox.put(EngineDeadError("the engine is dead"))
+
+    def stop(self) -> None:
+        self._inbox.put(None)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        while True:
+            while not (self._scheduler.busy and self._inbox.empty()):
+                message = self._inbox.get()
+                if message is None:
+                    return
+                if isinstance(message, EngineDeadError):
+                    self.dead = message
+                    for _, output in self._live.values():
+                        output._put(Response([], 0, 0.0, error=message))
+                    return
+                if isinstance(message, int):
+                    self._end(message)
+                else:
+                    self._begin(*message)
+            for sequence in self._scheduler.step():
+                number = next(n for n, (each, _) in self._live.items() if each is sequence)
+                self._tell(number)
+            report = self._scheduler.report
+            if report is not None and report.sequences:
+                drafted, _, accepted = map(sum, zip(*report.sequences, strict=True))
+                count = len(report.sequences)
+                self.stats.append(
+                    {
+                        "specDecodingStats": {
+                            "numDraftTokens": drafted,
+                            "numAcceptedTokens": accepted,
+                            "numRequestsWithDraftTokens": count,
+                            "acceptanceLength": (accepted + count) / count,
+                        }
+                    }
+                )
+
+    def _begin(self, output: RequestOutput, params: SamplingParams, streaming: bool) -> None:
+        refusal = params._refused_with_a_drafter(self._enable_penalty)
+        if refusal is not None:
+            output._put(Response([], 0, 0.0, error=RequestError(refusal)))
+            return
+        stop_ids = set(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stop_ids |= set(self._end_ids[:1] if params.end_id is None else [params.end_id])
+        prompt = output.prompt_token_ids
+        request = Request(
+            prompt,
+            min(params.max_tokens, self._max_seq_len - len(prompt)),
+            sampling=params._ours(),
+            stop_ids=frozenset(stop_ids),
+        )
+        self._live[output.request_id] = self._scheduler.submit(request), output
+        self._told[output.request_id] = 0 if streaming else -1
+
+    def _end(self, request_id: int) -> None:
+        if request_id in self._live:
+            self._scheduler.finish(self._live[request_id][0], "cancelled")
+            self._tell(request_id)
+
+    def _tell(self, request_id: int) -> None:
+        sequence, output = self._live[request_id]
+        iterations, told = 1 + sequence.rounds, self._told[request_id]
+        waits = told < 0 or (told > 0 and iterations % self._interval > 0)
+        if sequence.finish_reason is None and waits:
+            return
+        output._put(
+            Response(
+                sequence.tokens[max(told, 0) :],
+                iterations,
+                len(sequence.tokens) / iterations,
+                sequence.finish_reason,
+                sequence.drafted,
+                sequence.accepted,
+            )
+        )
+        self._told[request_id] = len(sequence.tokens)
+        if sequence.finish_reason is not None:
+            del self._live[request_id], self._told[request_id]

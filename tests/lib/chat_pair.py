@@ -1,0 +1,28 @@
+"""The demo pair as a chat model: it has no chat template of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from dflash_trt.build.run import build
+from dflash_trt.config import Source, load_config
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = (
+    "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
+    "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ opening or 'def ' }}{% endif %}"
+)
+
+
+def build_chat_pair(directory: Path) -> Path:
+    """Builds it in `directory/pycode`, and returns that."""
+    shutil.copytree(ROOT / "examples" / "pycode" / "target", directory / "target")
+    file = directory / "target" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
+    config = load_config(ROOT / "build_configs" / "pycode.yaml")
+    config = config.model_copy(update={"target": Source(path=directory / "target")})
+    build(config, directory / "pycode", lambda *_: None)
+    return directory / "pycode"

@@ -1,0 +1,231 @@
+"""What holds for every pair: our engines against `transformers` and z-lab's `dflash`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import reference
+from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair
+
+from dflash_trt.build.run import build
+from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.check import check
+from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.decoding.speculation.policy import Fixed, Policy
+from dflash_trt.decoding.speculation.proposals import Proposer
+from dflash_trt.decoding.speculation.tree import ancestors, depths
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.engines.step import Engine as AnyEngine
+
+NEW_TOKENS = 40
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A built pair, four prompts of different lengths, and what the references make of them."""
+
+    built: BuiltPair
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+    zlab: list[reference.Generated]
+    new_tokens: int
+
+
+def case_for(built: BuiltPair, new_tokens: int = NEW_TOKENS) -> Case:
+    """The references' texts: prompts whose continuation a taught drafter knows."""
+    pair = built.pair
+    prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
+    return Case(
+        built,
+        prompts,
+        reference.greedy(pair.target_dir, prompts, new_tokens),
+        reference.dflash_generate(pair.target_dir, pair.drafter_dir, prompts, new_tokens),
+        new_tokens,
+    )
+
+
+def rounds_of(built: BuiltPair, *, drafting: bool = True) -> RunRound:
+    target = Engine(built.target_engine)
+    return in_process(target, Engine(built.drafter_engine) if drafting else None)
+
+
+def scheduler_of(
+    rounds: RunRound,
+    policy: Policy,
+    proposer: Proposer | None = None,
+    *,
+    slots: int = SLOTS,
+    max_seq_len: int = MAX_SEQ_LEN,
+    prefill_chunk: int | None = None,
+) -> Scheduler:
+    return Scheduler(
+        rounds,
+        slots=slots,
+        max_seq_len=max_seq_len,
+        prefill_chunk=prefill_chunk or max_seq_len,
+        policy=policy,
+        proposer=proposer,
+    )
+
+
+def run_all(scheduler: Scheduler, requests: Sequence[Request]) -> list[Decoded]:
+    sequences = [scheduler.submit(request) for request in requests]
+    while scheduler.busy:
+        scheduler.step()
+    return sequences
+
+
+def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[Decoded]:
+    return [run_all(scheduler, [Request(prompt, NEW_TOKENS)])[0] for prompt in prompts]
+
+
+def target_step(
+    engine: AnyEngine,
+    tokens: Sequence[int],
+    start: int,
+    row: int = 0,
+    parents: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """All logits and features of `tokens`, which stand at `start ..` of their text.
+
+    parents: of all but the first, if they are a tree (see `decoding.tree`).
+    """
+    n = len(tokens)
+    tree = tuple(range(n - 1) if parents is None else parents)
+    step = engine.step(row, 1, n, start + n, n)
+    step.inputs["tokens"][:] = tokens
+    step.inputs["positions"][:] = start + np.array(depths(tree))
+    step.inputs["write_index"][:] = start
+    step.inputs["mask"][..., :start] = True
+    step.inputs["mask"][..., start:] = ancestors(tree)
+    step.inputs["head_rows"][:] = np.arange(n)
+    step.run()
+    return step.outputs
+
+
+TREE = (0, 0, 1, 3, 3, 4, 6, 6, 7, 9, 10, 10, 11, 11, 13)  # parents
+PATHS = ([1, 3, 4, 6, 7, 9, 10, 11, 13, 15], [1, 3, 5], [1], [2], [])
+
+
+def assert_kept_tokens_are_a_chain(engine: AnyEngine, atol: float) -> None:
+    """A path through a tree says what the same tokens say as a chain, and so does what follows."""
+    start, end = 16, 16 + len(TREE) + 1
+    text = np.random.default_rng(0).permutation(300)[: end + 5].tolist()
+    tokens, after = text[start:end], text[end:]
+    assert max(depths(TREE)) <= engine.info.deepest
+    for path in PATHS:
+        kept = [0, *path]
+        for row in (0, 1):
+            target_step(engine, text[:start], start=0, row=row)
+        whole = target_step(engine, tokens, start, 1, TREE)["logits"][kept].copy()
+        engine.move_row(1, 2, end)
+        engine.keep_tokens(1, start, kept)
+        engine.keep_tokens(1, start, range(len(kept)))  # are there already
+        chain = target_step(engine, [tokens[i] for i in kept], start)["logits"].copy()
+        np.testing.assert_allclose(whole, chain, atol=atol, rtol=0)
+        chain, moved, unmoved = (
+            target_step(engine, after, start + len(kept), row)["logits"].copy() for row in range(3)
+        )
+        np.testing.assert_allclose(moved, chain, atol=atol, rtol=0)
+        in_place = path == list(range(1, len(kept)))
+        assert in_place or np.abs(unmoved - chain).max() > 10 * atol
+
+
+def drafter_step(
+    engine: Engine, features: Any, anchor: int, seen: int, row: int = 0
+) -> dict[str, Any]:
+    """All drafts' logits of the block behind `anchor`; the features stand at `seen ..`."""
+    start, drafts = seen + len(features), engine.info.block_size - 1
+    first = 0 if engine.info.sample_from_anchor else 1
+    width = first + drafts
+    step = engine.step(row, 1, width, start + width, drafts, context=len(features))
+    step.inputs["features"][:] = features
+    step.inputs["block"][:] = [anchor] + [engine.info.mask_token_id] * (width - 1)
+    step.inputs["positions"][:] = np.r_[seen:start, start : start + width]
+    step.inputs["write_index"][:] = seen
+    step.inputs["mask"][:] = True
+    step.inputs["head_rows"][:] = np.arange(first, width)
+    step.run()
+    return step.outputs
+
+
+def assert_target_logits_and_taps(case: Case) -> None:
+    """Whole and in chunks over a cache."""
+    text = case.built.texts[0]
+    taps = case.built.drafter.spec.target_layer_ids
+    logits, features = reference.target_logits_and_taps(case.built.pair.target_dir, text, taps)
+    engine = Engine(case.built.target_engine)
+    # whole, then again in another row in uneven chunks over the same cache
+    chunks = [(0, 0, 80), (1, 0, 33), (1, 33, 34), (1, 34, 50), (1, 50, 80)]
+    for row, start, end in chunks:
+        output = target_step(engine, text[start:end], start, row)
+        # gpt-oss's logits of up to 20: ours and transformers' are each 7e-5 off those in float64
+        np.testing.assert_allclose(output["logits"], logits[start:end], atol=TOLERANCE, rtol=1e-5)
+        np.testing.assert_allclose(
+            output["features"][0], features[start:end], atol=TOLERANCE, rtol=0
+        )
+        assert (output["top_ids"][:, 0] == logits[start:end].argmax(-1)).all()
+
+
+def assert_drafter_logits(case: Case) -> None:
+    """Block after block, as while decoding."""
+    text, pair, spec = case.built.texts[0], case.built.pair, case.built.drafter.spec
+    starts = [13, 14, 17, 18, 26, 41, 60]
+    expected = reference.drafter_logits(pair.target_dir, pair.drafter_dir, text, starts)
+    _, features = reference.target_logits_and_taps(pair.target_dir, text, spec.target_layer_ids)
+    engine = Engine(case.built.drafter_engine)
+    seen = 0
+    for start, logits in zip(starts, expected, strict=True):
+        output = drafter_step(engine, features[seen:start], text[start], seen, row=2)
+        np.testing.assert_allclose(output["logits"], logits, atol=TOLERANCE, rtol=0)
+        best = np.argsort(-output["logits"], axis=-1, kind="stable")[:, : engine.info.best]
+        assert (output["top_ids"] == best).all()
+        assert (output["top_logits"] == np.take_along_axis(output["logits"], best, -1)).all()
+        seen = start
+
+
+def assert_same_text_and_same_rounds(case: Case) -> None:
+    """Token for token, and as many of them in each round as z-lab's loop."""
+    block_size = case.built.drafter.spec.block_size
+    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
+    requests = [Request(prompt, case.new_tokens) for prompt in case.prompts]
+    sequences = [run_all(scheduler, [request])[0] for request in requests]
+    assert [s.tokens for s in sequences] == case.greedy
+    assert [z.tokens for z in case.zlab] == case.greedy
+    for sequence, zlab in zip(sequences, case.zlab, strict=True):
+        assert sequence.committed_per_round == zlab.acceptance_lengths
+        assert sequence.acceptance_length == (case.new_tokens - 1) / len(zlab.acceptance_lengths)
+        assert sequence.finish_reason == "length"
+    # the comparison means something only if drafts were accepted and rejected
+    rounds = sum(len(zlab.acceptance_lengths) for zlab in case.zlab)
+    assert 1.15 < len(case.prompts) * (case.new_tokens - 1) / rounds < block_size
+
+
+def assert_build_and_verify(case: Case, directory: Path) -> None:
+    """The two commands, on prompts that the drafter knows nothing of."""
+    pair = case.built.pair
+    config = BuildConfig.model_validate(
+        {
+            "name": "pair",
+            "target": {"path": pair.target_dir},
+            "drafter": {"path": pair.drafter_dir},
+            "engine": {"threads": 1},
+        }
+    )
+    build(config, directory / "built", lambda *_: None)
+    prompts = np.random.default_rng(1).integers(318, size=(3, 9)).tolist()
+    report = check(
+        directory / "built" / "engines", prompts, 64, Speculation(draft_tokens=7), lambda done: None
+    )
+    assert report.identical == report.total == 3
+    assert report.outputs == reference.greedy(pair.target_dir, prompts, 64)

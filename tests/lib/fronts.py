@@ -1,0 +1,190 @@
+"""A front over a model that counts, and replies that are kept: no Triton, no engine."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
+from triton_metrics import Triton
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
+from dflash_trt.engines.info import EngineInfo, write_info
+from dflash_trt.errors import RequestError
+from dflash_trt.serving.front.front import Front
+from dflash_trt.serving.front.groups import Groups
+from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.settings import Settings
+
+WAIT = 10.0
+VOCAB = 100
+
+
+class FakeReply:
+    """Keeps what the front sends."""
+
+    def __init__(self) -> None:
+        self.got: queue.Queue[tuple] = queue.Queue()
+        self.gone = threading.Event()
+        self.asked = 0
+
+    def send(self, part: Part, *, last: bool) -> None:
+        self.got.put((part, last))
+
+    def fail(self, code: str, message: str) -> None:
+        self.got.put((code, message))
+
+    def cancelled(self) -> bool:
+        self.asked += 1
+        return self.gone.is_set()
+
+    def next(self) -> tuple:
+        return self.got.get(timeout=WAIT)
+
+
+class CountingModel:
+    """A target that counts up by one, a drafter that is always right; `pause` holds a round."""
+
+    def __init__(self) -> None:
+        self.pause = threading.Event()
+        self.pause.set()
+        self.error: Exception | None = None
+        self.rounds = 0
+        self.seconds = 0.0  # of a round
+        self.prompts: list[int] = []  # first token of each prompt, in the order they were run
+        self.seen: list[tuple[int, int]] = []  # first cache row and rows of each step
+
+    def __call__(self, x: VerifyInput) -> RoundOutput:
+        if x.rows[0, 2] == 0:
+            self.prompts.append(int(x.tokens[0, 0]))
+        assert self.pause.wait(WAIT)
+        self.rounds += 1
+        self.seen.append((int(x.batch[0]), len(x.rows)))
+        time.sleep(self.seconds)
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        lengths, forced, _, _ = x.rows.T
+        last = (x.tokens[np.arange(len(lengths)), lengths - 1] + 1) % VOCAB
+        drafts = (last[:, None] + np.arange(1, x.batch[1] + 1)) % VOCAB
+        n = len(lengths)
+        return RoundOutput(
+            results=np.column_stack([lengths - forced, last, np.zeros_like(last)]),
+            logprobs=np.zeros((n, 1, 1), np.float32),
+            logprob_ids=np.zeros((n, 1, 1), np.int64),
+            verify_seconds=0.0,
+            drafts=drafts,
+            next_candidate_ids=no_candidates(n)[0],
+            next_candidate_probs=no_candidates(n)[1],
+            draft_seconds=0.0,
+        )
+
+
+@contextmanager
+def open_front(
+    model: CountingModel, triton: Triton | None = None, **values: object
+) -> Iterator[Front]:
+    words = {f"w{i}": i for i in range(VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    settings = Settings(
+        tokenizer="",
+        engines="",
+        mode="ensemble",
+        eos_token_ids=frozenset({50}),
+        slots=2,
+        max_queue=1,
+        max_seq_len=400,
+        prefill_chunk=8,
+        block_size=4,
+        speculation=Speculation(draft_tokens=3),
+    )
+    settings = replace(settings, **values)
+    metrics = Metrics(triton or Triton(), settings.most_drafts)
+    with tempfile.TemporaryDirectory() as engines:
+        describe_target(Path(engines), settings)
+        groups = Groups(settings, Path(engines), model, metrics)
+    front = Front(settings, tokenizer, template, groups, metrics)
+    yield front
+    model.pause.set()
+    front.close()
+    metrics.close()
+
+
+def describe_target(engines: Path, settings: Settings) -> None:
+    (engines / "target").mkdir()
+    info = EngineInfo(
+        kind="onnxruntime",
+        role="target",
+        slots=settings.slots,
+        max_seq_len=settings.max_seq_len,
+        cache_len=settings.max_seq_len + 16,
+        threads=1,
+        vocab_size=VOCAB,
+        best=1,
+        pair_scores=False,
+        block_size=settings.block_size,
+        sample_from_anchor=False,
+        mask_token_id=0,
+        caches=(),
+        feature_size=1,
+        window=None,
+    )
+    write_info(engines / "target", info)
+
+
+def template(**values: Any) -> str:
+    """A chat template: the contents, then what else was given."""
+    if not all(isinstance(m["content"], str) for m in values["messages"]):
+        raise RequestError("the chat template refuses the messages", "Send strings")
+    last = values["add_generation_prompt"] and values.get("word", "w9")
+    return " ".join([m["content"] for m in values["messages"]] + [last or "w8"])
+
+
+def ask(
+    front: Front,
+    text: str | None = "w1",
+    timeout: float | None = None,
+    client: str = "",
+    **values: Any,
+) -> FakeReply:
+    reply = FakeReply()
+    submit(front, reply, text, timeout, client, **values)
+    return reply
+
+
+def submit(
+    front: Front,
+    reply: FakeReply,
+    text: str | None = "w1",
+    timeout: float | None = None,
+    client: str = "",
+    **values: Any,
+) -> None:
+    """Strings, and lists of them, are sent as bytes."""
+    if text is not None:
+        values["text_input"] = text
+    inputs = {}
+    for name, value in values.items():
+        elements = value if isinstance(value, list) else [value]
+        words = isinstance(elements[0], str)
+        encoded = [element.encode() for element in elements] if words else elements
+        inputs[name] = np.array(encoded, dtype=object if words else None)
+    front.submit(inputs, reply, timeout, client)
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,132 @@
+"""Proposals and policies that no drafter made: right in places, at random, at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
+from dflash_trt.decoding.speculation.proposals import Proposer
+from dflash_trt.engines.info import HELD, EngineInfo
+
+Drafts = tuple[Seq[Seq[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
+
+
+class MadeUp:
+    """Costs in plain steps, of each further token and of the drafter, by the number of rows."""
+
+    def __init__(self, token: Seq[float], drafter: Seq[float]) -> None:
+        self._token, self._drafter = token, drafter
+
+    def verify(self, n: int, width: int, context: int) -> float:
+        return 1 + (width - 1) * self._token[n % len(self._token)]
+
+    def draft(self, n: int, context: int) -> float:
+        return self._drafter[n % len(self._drafter)]
+
+
+COSTS = {
+    "cheap": MadeUp((0.005,), (0.01,)),
+    "dear": MadeUp((0.2,), (3.0,)),
+    "by turns": MadeUp((0.01, 0.4), (2.0, 0.05)),
+}
+
+
+class AtRandom:
+    """What the dice say; now and then the drafter rests until it has to run."""
+
+    coupled = True
+
+    def __init__(self, draft_tokens: int, seed: int, dropping: float = 0.0) -> None:
+        """dropping: how often features are, of all sequences."""
+        self.draft_tokens, self._dropping = draft_tokens, dropping
+        self._dice = np.random.default_rng(seed)
+        self._resting = 0
+        self.fed = 0  # rounds in which the drafter had to run
+
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+        width = int(self._dice.integers(16))
+        taken = [
+            row.offers[self._dice.integers(len(row.offers))].cut(width)
+            if row.offers and width and self._dice.random() < 0.9
+            else None
+            for row in rows
+        ]
+        if not self._resting and self._dice.random() < 0.2:
+            self._resting = int(self._dice.choice([1, 3, 9, 400], p=[0.2, 0.4, 0.2, 0.2]))
+        self._resting = 0 if feed else max(self._resting - 1, 0)
+        self.fed += feed
+        if self._resting and not any(taken):
+            return Choice(taken, 0, rest=int(self._dice.integers(9)))
+        asked = 1 + int(self._dice.integers(self.draft_tokens))
+        return Choice(taken, 0 if self._resting else asked)
+
+    def prefill(self, n: int, drawn: bool) -> bool:
+        return bool(self._dice.random() < 0.5)
+
+    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
+        """Learns nothing."""
+
+    def holds(self, budget: int) -> bool:
+        return bool(self._dice.random() >= self._dropping)
+
+    def observe(self, proposal: Proposal, accepted: int) -> None:
+        """Learns nothing."""
+
+    def missed(self, proposal: Proposal, token: int) -> None:
+        """Learns nothing."""
+
+    def timed(self, verify: float, draft: float, choosing: float) -> None:
+        """Learns nothing."""
+
+
+class Guesses(Proposer):
+    """Proposes chains and trees, too, that are right in places, and notes what the drafter says."""
+
+    def __init__(self, texts: Mapping[int, list[int]], target: EngineInfo, seed: int) -> None:
+        """texts: what each request will say, by its `id`."""
+        super().__init__(Speculation(), COSTS["cheap"], target)
+        self._texts = texts
+        self._dice = np.random.default_rng(seed)
+        self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
+        self.lost = 0  # sequences of rounds, of which features were dropped
+
+    def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
+        rows = []
+        for sequence, row in zip(sequences, super().rows(sequences, context), strict=True):
+            assert sequence.held <= HELD
+            assert not (sequence.lost and sequence.candidates)
+            self.lost += sequence.lost
+            if sequence.candidates is not None:
+                ids, probs = sequence.candidates
+                self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()
+            text = self._texts[id(sequence.request)][len(sequence.tokens) :]
+            guesses = [self._guess(text, tree) for tree in (False, self._tree)]
+            offers = [each for each in (*row.offers, *guesses) if each.tokens]
+            rows.append(Row(offers, row.drawn))
+        return rows
+
+    def _guess(self, text: list[int], tree: bool) -> Proposal:
+        """text: what is right; a proposal is not as long, for the target adds a token."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths, right = [0], [True]
+        for _ in range(int(self._dice.integers(1, 16))):
+            parent = int(self._dice.integers(len(depths))) if tree else len(tokens)
+            depth = depths[parent] + 1
+            if depth > min(len(text) - 1, self._deepest):
+                continue
+            token = int(self._dice.integers(300))
+            if right[parent] and self._dice.random() < 0.8:
+                token = text[depth - 1]
+            if (parent, token) in zip(parents, tokens, strict=True):
+                continue
+            right.append(right[parent] and token == text[depth - 1])
+            depths.append(depth)
+            parents.append(parent)
+            tokens.append(token)
+        return Proposal("drafter", tokens, parents, [0.5] * len(tokens))

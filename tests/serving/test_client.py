@@ -1,0 +1,442 @@
+"""The Python client: against the real server, and against a stand-in for what that cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import stand_in
+import trustme
+from live import assert_cancelled, assert_goes_idle, cancelled
+from llm_build import standins, write_llm_build
+from stand_in import Call, failure, part, parts
+from tritonclient.grpc.model_config_pb2 import DataType
+
+from dflash_trt.build.repository import read_config, templates
+from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
+from dflash_trt.serving.client import AsyncClient, Client, Tls, stream
+from dflash_trt.serving.client.exchange import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Exchange
+from dflash_trt.serving.client.fields import DATATYPES
+from dflash_trt.serving.server import process
+from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.server import free_ports, running_server
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "def main():"
+WAIT = 60.0
+FULL = "The request queue is full. Try again later."
+# takes long on any machine: it repeats nothing that could be looked up
+LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 2.0}
+
+
+@pytest.fixture(scope="module", params=["onnxruntime", "tensorrt_llm"])
+def server(
+    request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ports]:
+    directory = built
+    if request.param == "tensorrt_llm":
+        directory = write_llm_build(
+            tmp_path_factory.mktemp("llm"),
+            ROOT / "examples" / "pycode",
+            {
+                "max_batch_size": 4,
+                "max_seq_len": 1024,
+                "speculative_config": {"max_draft_len": 7, "enable_penalty": True},
+            },
+        )
+    with standins(), running_server(directory) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def client(server: Ports) -> Iterator[Client]:
+    with Client(f"127.0.0.1:{server.grpc}") as client:
+        yield client
+
+
+def test_the_contract_is_the_models() -> None:
+    """The names and types that the client sends and the stand-in checks are the repository's."""
+    config = read_config(templates() / "dflash" / "config.pbtxt")
+
+    def types(tensors: Any) -> dict[str, str]:
+        kinds = {each.name: DataType.Name(each.data_type) for each in tensors}
+        return {
+            name: kind.removeprefix("TYPE_").replace("STRING", "BYTES")
+            for name, kind in kinds.items()
+        }
+
+    inputs, outputs = types(config.input), types(config.output)
+    assert inputs == DATATYPES
+    assert outputs == stand_in.OUTPUTS
+    assert stand_in.INPUTS == DATATYPES
+
+
+def test_generate_and_stream_give_the_same_answer(client: Client) -> None:
+    whole = client.generate(PROMPT, max_tokens=40)
+    [choice] = whole.choices
+    chunks = list(client.stream(PROMPT, max_tokens=40))
+    assert len(chunks) > 1
+    assert "".join(chunk.text for chunk in chunks) == choice.text == whole.text != ""
+    assert [token for chunk in chunks for token in chunk.token_ids] == choice.token_ids
+    assert [chunk.final is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    for end in (choice.summary, chunks[-1].final):
+        assert end is not None
+        assert (end.finish_reason, end.completion_tokens, end.prompt_tokens) == ("length", 40, 5)
+        assert end.rounds > 0 < end.accepted < end.drafted
+        assert end.acceptance_length == pytest.approx(39 / end.rounds)
+        assert 0 < end.seconds < WAIT
+    assert sum(choice.round_tokens) + 1 == 40
+    assert len(choice.round_tokens) == choice.summary.rounds
+
+
+def test_one_client_serves_many_threads(client: Client) -> None:
+    expected = client.generate(PROMPT, max_tokens=20).text
+    with ThreadPoolExecutor(8) as pool:
+        texts = pool.map(lambda _: client.generate(PROMPT, max_tokens=20).text, range(16))
+        assert set(texts) == {expected}
+
+
+def test_the_asyncio_client_gives_the_same_answers(client: Client, server: Ports) -> None:
+    async def ask() -> None:
+        expected = client.generate(PROMPT, max_tokens=30).text
+        async with AsyncClient(f"127.0.0.1:{server.grpc}") as async_client:
+            tasks = [async_client.generate(PROMPT, max_tokens=30) for _ in range(8)]
+            assert {answer.text for answer in await asyncio.gather(*tasks)} == {expected}
+            pieces = [chunk.text async for chunk in async_client.stream(PROMPT, max_tokens=30)]
+            assert len(pieces) > 1
+            assert "".join(pieces) == expected
+            with pytest.raises(RequestError, match="max_tokens"):
+                await async_client.generate(PROMPT, max_tokens=-1)
+
+    asyncio.run(asyncio.wait_for(ask(), WAIT))
+
+
+def test_a_stream_that_is_closed_or_cancelled_stops_the_work(client: Client, server: Ports) -> None:
+    before = cancelled(server)
+    chunks = client.stream(PROMPT, **LONG)
+    next(chunks)
+    chunks.close()
+    assert_goes_idle(server)
+
+    async def abandon(way: str) -> None:
+        async with AsyncClient(f"127.0.0.1:{server.grpc}") as async_client:
+            chunks = async_client.stream(PROMPT, **LONG)
+            await anext(chunks)
+            if way == "close":
+                await chunks.aclose()
+            else:
+                task = asyncio.create_task(async_client.generate(PROMPT, **LONG))
+                await asyncio.sleep(0.1)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                await chunks.aclose()
+            await asyncio.to_thread(assert_goes_idle, server)
+
+    for way in ("close", "cancel"):
+        asyncio.run(asyncio.wait_for(abandon(way), WAIT))
+    assert_cancelled(server, before + 4)
+
+
+def test_refusals_are_explained(client: Client) -> None:
+    for prompt, options, words in (
+        ("", {}, "empty"),
+        (PROMPT, {"max_tokens": 0}, "max_tokens"),
+        (PROMPT, {"top_p": 1.5}, "top_p"),
+        (PROMPT, {"max_tokens": 2**31}, "max_tokens is not acceptable"),
+        (PROMPT, {"max_tokens": "many"}, "max_tokens is not acceptable"),
+        (PROMPT, {"seed": -1}, "seed is not acceptable"),
+        (PROMPT, {"stop_words": [3]}, "stop_words is not acceptable"),
+        ("\ud800", {}, "text_input is not acceptable"),
+        ([{"role": "user", "content": "\ud800"}], {}, "messages is not acceptable"),
+        ([{"role": "user", "content": object()}], {}, "messages is not acceptable"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            client.generate(prompt, **options)
+    with pytest.raises(TypeError, match="max_tokes"):
+        client.generate(PROMPT, max_tokes=3)  # type: ignore[call-arg]
+    assert client.generate(PROMPT, max_tokens=1).choices[0].summary.completion_tokens == 1
+
+
+def test_many_refusals_leave_the_server_alive(client: Client) -> None:
+    """Triton 2.51 crashes within a few hundred errors of a client that asks for gRPC's codes."""
+    for _ in range(1500):
+        with pytest.raises(RequestError):
+            client.generate(PROMPT, max_tokens=-1)
+    assert client.generate(PROMPT, max_tokens=1).text
+
+
+def test_tls_and_headers(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's own TLS, with certificates on both sides, and its restricted protocols."""
+    authority = trustme.CA()
+    for name, certificate in (
+        ("server", authority.issue_cert("127.0.0.1")),
+        ("client", authority.issue_cert("client.example")),
+    ):
+        certificate.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+        certificate.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.crt")
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.crt")
+    flags = [
+        "--grpc-use-ssl=true",
+        "--grpc-use-ssl-mutual=true",
+        f"--grpc-server-cert={tmp_path / 'server.crt'}",
+        f"--grpc-server-key={tmp_path / 'server.key'}",
+        f"--grpc-root-cert={tmp_path / 'ca.crt'}",
+        "--grpc-restricted-protocol=inference:infer-key=secret",
+    ]
+    command = process.command
+    monkeypatch.setattr(process, "command", lambda *given: [*command(*given), *flags])
+    mutual = Tls(tmp_path / "ca.crt", tmp_path / "client.key", tmp_path / "client.crt")
+    headers = {"Triton-Grpc-Protocol-Infer-Key": "secret"}
+    with Server(built, free_ports()) as server:
+        server.wait_ready()
+        address = f"127.0.0.1:{server.ports.grpc}"
+
+        def ask(tls: Tls | None, headers: dict[str, str]) -> str:
+            with Client(address, tls=tls, headers=headers, retries=0) as client:
+                return client.generate(PROMPT, max_tokens=4, timeout=WAIT).text
+
+        async def ask_async() -> str:
+            async with AsyncClient(address, tls=mutual, headers=headers) as client:
+                return (await client.generate(PROMPT, max_tokens=4)).text
+
+        text = ask(mutual, headers)
+        assert text == asyncio.run(asyncio.wait_for(ask_async(), WAIT)) != ""
+        for tls in (
+            None,
+            Tls(tmp_path / "ca.crt"),  # no certificate of its own
+            Tls(tmp_path / "other.crt", mutual.client_key, mutual.client_certificate),
+        ):
+            with pytest.raises(UnavailableError):
+                ask(tls, headers)
+        for wrong in ({}, {"triton-grpc-protocol-infer-key": "guess"}):
+            with pytest.raises(ServerError, match=r"restricted.*infer-key"):
+                ask(mutual, wrong)
+    with pytest.raises(ServerError, match="cannot read"):
+        Client(address, tls=Tls(tmp_path / "none.crt"))
+
+
+def test_all_fields_arrive_and_only_those_that_are_set() -> None:
+    options: dict[str, Any] = {
+        "max_tokens": 7,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.25,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.75,
+        "seed": 2**64 - 1,
+        "stop_words": ["é\n", ""],
+        "bad_words": ["x"],
+        "ignore_eos": True,
+        "logprobs": 0,
+        "exclude_input_in_output": False,
+        "n": 1,
+        "priority": -3,
+        "add_generation_prompt": False,
+    }
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    messages = [{"role": "user", "content": "é🙂"}]
+    with stand_in.stand_in(parts(part())) as server, Client(server.address) as client:
+        client.generate(messages, **options, tools=tools, chat_template_kwargs={"a": 1}, timeout=5)
+        list(client.stream(PROMPT, top_k=None, stop_words=[]))
+        first, second = server.requests
+    for name in ("messages", "tools", "chat_template_kwargs"):
+        first[name] = json.loads(first[name])
+    assert first == {
+        **options,
+        "messages": messages,
+        "tools": tools,
+        "chat_template_kwargs": {"a": 1},
+        "stream": False,
+    }
+    assert second == {"text_input": PROMPT, "stop_words": [], "stream": True}
+    assert 4 < server.timeouts[0] <= 5
+    assert "triton_grpc_error" not in server.metadata[0]
+
+
+def test_choices_and_logprobs_are_told_apart() -> None:
+    whole = part(
+        index=[0, 1],
+        text_output=["ab", "c"],
+        finish_reason=["length", "stop"],
+        token_ids=[5, 6, 7],
+        round_tokens=[1, 2],
+        completion_tokens=[2, 1],
+        rounds=[2, 0],
+        drafted=[14, 0],
+        accepted=[1, 0],
+        acceptance_length=[1.5, 0],
+        time_to_first_token=[0.25, 0.5],
+        token_logprobs=[-0.5, -1, -2],
+        top_token_ids=[[5, 9], [9, 6], [7, 8]],
+        top_logprobs=[[-0.5, -3], [-0.25, -1], [-2, -4]],
+    )
+    pieces = (
+        part(text_output=["c"], index=[1], finish_reason=[""], token_ids=[7]),
+        part(text_output=["a"], finish_reason=[""], token_ids=[5], completion_tokens=[5]),
+        part(text_output=["b"], finish_reason=["length"], token_ids=[6], completion_tokens=[6]),
+        part(index=[1], text_output=["d"], completion_tokens=[9]),
+    )
+    with (
+        stand_in.stand_in(parts(whole), parts(*pieces)) as server,
+        Client(server.address) as client,
+    ):
+        first, second = client.generate(PROMPT, n=2, logprobs=2).choices
+        chunks = list(client.stream(PROMPT, n=2))
+    assert (first.index, first.text, first.token_ids, first.round_tokens) == (
+        0,
+        "ab",
+        [5, 6],
+        [1, 2],
+    )
+    assert (second.index, second.text, second.token_ids, second.round_tokens) == (1, "c", [7], [])
+    assert first.logprobs == [-0.5, -1]
+    assert first.top_logprobs == [{5: -0.5, 9: -3}, {9: -0.25, 6: -1}]
+    assert second.top_logprobs == [{7: -2, 8: -4}]
+    assert (first.summary.time_to_first_token, second.summary.finish_reason) == (0.25, "stop")
+    assert [(chunk.index, chunk.text) for chunk in chunks] == [
+        (1, "c"),
+        (0, "a"),
+        (0, "b"),
+        (1, "d"),
+    ]
+    assert [chunk.token_ids for chunk in chunks] == [[7], [5], [6], []]
+    assert [chunk.final is not None for chunk in chunks] == [False, False, True, True]
+
+
+def _abort(code: grpc.StatusCode) -> stand_in.Answer:
+    def answer(_: stand_in.Inputs, call: Call) -> Iterator[Any]:
+        call.abort(code, "socket closed")
+        yield
+
+    return answer
+
+
+def _ask(server: stand_in.StandIn, kind: str, retries: int, **options: Any) -> str:
+    """The text by one of the clients, to the end."""
+    if kind == "sync":
+        with Client(server.address, retries=retries) as client:
+            return "".join(chunk.text for chunk in client.stream(PROMPT, **options))
+
+    async def ask() -> str:
+        async with AsyncClient(server.address, retries=retries) as client:
+            return "".join([chunk.text async for chunk in client.stream(PROMPT, **options)])
+
+    return asyncio.run(asyncio.wait_for(ask(), WAIT))
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_the_server_did_not_begin_is_tried_again(kind: str) -> None:
+    unavailable = (failure("UNAVAILABLE", FULL), _abort(grpc.StatusCode.UNAVAILABLE))
+    with stand_in.stand_in(*unavailable, parts(part(text_output=["ok"]))) as server:
+        assert _ask(server, kind, 2) == "ok"
+        assert len(server.requests) == 3
+        assert server.timeouts == sorted(server.timeouts, reverse=True)
+    with stand_in.stand_in(failure("UNAVAILABLE", FULL)) as server:
+        with pytest.raises(UnavailableError, match="queue is full"):
+            _ask(server, kind, 2)
+        assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_nothing_else_is_tried_again(kind: str) -> None:
+    begun = part(text_output=["a"], finish_reason=[""])
+    for answer, error in (
+        (parts(begun, stand_in.error("UNAVAILABLE", FULL)), UnavailableError),
+        (failure("INVALID_ARG", "top_k is 5. Give less."), RequestError),
+        (failure("INTERNAL", "A round failed. The log says why."), ServerError),
+        (failure("Traceback", "whatever Triton itself says"), ServerError),
+        (_abort(grpc.StatusCode.INTERNAL), ServerError),
+        (parts(begun), ServerError),  # it ends before the answer does
+        (parts(), ServerError),
+    ):
+        with stand_in.stand_in(answer) as server:
+            with pytest.raises(error) as caught:
+                _ask(server, kind, 5)
+            assert type(caught.value) is error
+            assert len(server.requests) == 1
+
+
+def test_pauses_grow_with_jitter_and_end_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr("random.uniform", lambda low, high: asked.append(high) or high / 2)
+    exchange = Exchange("x", PROMPT, {"timeout": 60}, stream=True, retries=9)
+    pauses = [exchange.failed(UnavailableError("full", "wait")) for _ in range(9)]
+    assert pauses == [high / 2 for high in asked]
+    assert asked[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert max(asked) == LONGEST_PAUSE
+    with pytest.raises(UnavailableError):
+        exchange.failed(UnavailableError("full", "wait"))
+    short = Exchange("x", PROMPT, {"timeout": FIRST_PAUSE / 3}, stream=True, retries=9)
+    with pytest.raises(UnavailableError):
+        short.failed(UnavailableError("full", "wait"))
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_silent_server_is_given_up_at_the_deadline(kind: str) -> None:
+    def silent(_: stand_in.Inputs, call: Call) -> Iterator[Any]:
+        call.hang()
+        yield from ()
+
+    with stand_in.stand_in(silent) as server:
+        start = time.monotonic()
+        with pytest.raises(DeadlineError, match="timeout"):
+            _ask(server, kind, 3, timeout=0.2)
+        assert 0.2 <= time.monotonic() - start < GRACE + 10
+        assert server.timeouts == [pytest.approx(0.2, abs=0.1)]
+        assert server.ended.acquire(timeout=WAIT), "the call goes on"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
+def test_no_time_is_refused(kind: str, timeout: float) -> None:
+    """It was taken for unlimited."""
+    with (
+        stand_in.stand_in(parts(part())) as server,
+        pytest.raises(RequestError, match=f"timeout is {timeout}"),
+    ):
+        _ask(server, kind, 0, timeout=timeout)
+    assert server.requests == []
+
+
+def test_the_deadline_met_is_an_answer() -> None:
+    late = part(text_output=["a"], finish_reason=["cancelled"])
+    with stand_in.stand_in(parts(late)) as server, Client(server.address) as client:
+        answer = client.generate(PROMPT, timeout=1)
+    assert (answer.text, answer.choices[0].summary.finish_reason) == ("a", "cancelled")
+
+
+def test_a_model_that_is_down_is_unavailable() -> None:
+    """Triton's own words, which come without a code."""
+    for words in (
+        "Stub process 'dflash_0_0' is not healthy.",
+        "Request for unknown model: 'dflash' has no available versions",
+    ):
+        message = parts(stand_in.service_pb2.ModelStreamInferResponse(error_message=words))
+        with stand_in.stand_in(message) as server, pytest.raises(UnavailableError, match="down"):
+            list(stream(server.address, PROMPT, timeout=0.05))
+
+
+def test_without_a_server_the_fix_is_named() -> None:
+    start = time.monotonic()
+    for retries in (0, 2):
+        address = f"127.0.0.1:{free_ports().grpc}"
+        with (
+            Client(address, retries=retries) as client,
+            pytest.raises(UnavailableError, match="dflash-trt serve"),
+        ):
+            client.generate(PROMPT)
+    assert time.monotonic() - start < 20

@@ -1,0 +1,419 @@
+"""The front model's thread, without Triton: failures, cancellation and admission."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fronts import VOCAB, WAIT, CountingModel, FakeReply, ask, open_front, submit, wait_until
+from triton_metrics import Triton
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.speculation.costs import Costs
+from dflash_trt.serving.front.front import Front
+from dflash_trt.serving.front.groups import EngineGoneError
+from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.front.requests import parse_request
+
+
+@pytest.fixture
+def model() -> CountingModel:
+    return CountingModel()
+
+
+@pytest.fixture
+def front(model: CountingModel) -> Iterator[Front]:
+    with open_front(model) as front:
+        yield front
+
+
+def test_one_response_unless_a_stream_is_asked_for(front: Front) -> None:
+    part, last = ask(front, max_tokens=10).next()
+    assert last
+    assert part.token_ids == list(range(2, 12))
+    assert (part.prompt_tokens, part.completion_tokens, part.rounds) == (1, [10], [3])
+    assert part.finish_reason == ["length"]
+    assert part.acceptance_length == [3.0]
+
+
+def _stream(reply: FakeReply) -> list[Part]:
+    """All parts of a stream that ends well."""
+    parts = []
+    while True:
+        part, last = reply.next()
+        parts.append(part)
+        if last:
+            return parts
+
+
+def test_a_stream_gives_its_rounds_in_order(front: Front, model: CountingModel) -> None:
+    """News that come while others are being sent are put together."""
+    model.seconds = 0.01
+    parts = _stream(ask(front, max_tokens=100, stream=True, ignore_eos=True))
+    assert len(parts) > 1
+    assert [t for part in parts for t in part.token_ids] == [(2 + i) % VOCAB for i in range(100)]
+    assert [t for part in parts for t in part.round_tokens] == [4] * 24 + [3]
+    assert "".join(part.text_output[0] for part in parts).split() == [
+        f"w{(2 + i) % VOCAB}" for i in range(100)
+    ]
+    assert [part.finish_reason for part in parts] == [[""]] * (len(parts) - 1) + [["length"]]
+    totals = [part.completion_tokens[0] for part in parts]
+    assert totals == np.cumsum([len(part.token_ids) for part in parts]).tolist()
+
+
+def test_end_of_text_ends_it_unless_ignored(front: Front) -> None:
+    part, _ = ask(front, "w45", max_tokens=20).next()
+    assert part.finish_reason == ["stop"]
+    assert part.token_ids == [46, 47, 48, 49, 50]
+    part, _ = ask(front, "w45", max_tokens=20, ignore_eos=True).next()
+    assert part.finish_reason == ["length"]
+    assert len(part.token_ids) == 20
+
+
+def test_max_tokens_defaults_to_128_or_what_fits(front: Front) -> None:
+    assert ask(front, ignore_eos=True).next()[0].completion_tokens == [128]
+    long = " ".join(["w1"] * 390)
+    assert ask(front, long, ignore_eos=True).next()[0].completion_tokens == [10]
+
+
+def test_a_failing_round_fails_its_requests_only(front: Front, model: CountingModel) -> None:
+    model.error = RuntimeError("secret path /opt/x")
+    code, message = ask(front).next()
+    assert code == "INTERNAL"
+    assert "secret" not in message
+    assert ask(front, max_tokens=3).next()[0].token_ids == [2, 3, 4]
+
+
+def test_a_cancelled_request_stops(front: Front, model: CountingModel) -> None:
+    model.pause.clear()
+    reply = ask(front, max_tokens=300, stream=True, ignore_eos=True)
+    reply.gone.set()
+    part = reply.next()[0]  # although a round may be waiting
+    if part != "CANCELLED":
+        assert (part.finish_reason, part.token_ids) == (["cancelled"], [])
+        assert reply.next()[0] == "CANCELLED"
+    model.pause.set()  # that round may still run, and no other
+    assert ask(front, max_tokens=4).next()[0].token_ids == [2, 3, 4, 5]
+    assert model.rounds <= 1 + 2  # the two of the new request: its prompt's and one of four tokens
+
+
+def test_a_full_queue_refuses_at_once(front: Front, model: CountingModel) -> None:
+    model.pause.clear()
+    held = [ask(front, max_tokens=4) for _ in range(3)]  # 2 slots + 1 in the queue
+    code, message = ask(front).next()
+    assert code == "UNAVAILABLE"
+    assert "full" in message
+    model.pause.set()
+    assert [reply.next()[0].token_ids for reply in held] == [[2, 3, 4, 5]] * 3
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+class _AsksAgain(FakeReply):
+    """A client that sends its next request before the front goes on."""
+
+    def __init__(self, front: Front) -> None:
+        super().__init__()
+        self._front = front
+
+    def send(self, part: Part, *, last: bool) -> None:
+        super().send(part, last=last)
+        if last:
+            self.got.put((ask(self._front, max_tokens=1),))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_place_is_free_as_soon_as_its_client_is_answered(
+    model: CountingModel, stream: bool
+) -> None:
+    with open_front(model, slots=1, max_queue=0) as front:
+        reply = _AsksAgain(front)
+        submit(front, reply, max_tokens=1, stream=stream)
+        assert reply.next()[0].token_ids == [2]
+        (again,) = reply.next()
+        assert again.next()[0].token_ids == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "words"),
+    [
+        (b"", {}, "empty"),
+        (b"\xff\xfe", {}, "UTF-8"),
+        (b"w1", {"max_tokens": 0}, "max_tokens is 0"),
+        (b"w1", {"max_tokens": 400}, "exceed"),
+        (b"w1", {"temperature": -1.0}, "temperature is -1"),
+        (b"w1", {"temperature": float("nan")}, "temperature is nan"),
+        (b"w1", {"temperature": float("inf")}, "temperature is inf"),
+        (b"w1", {"top_p": 0.0}, "top_p is 0"),
+        (b"w1", {"top_p": 1.5}, "top_p is 1.5"),
+        (b"w1", {"top_p": float("nan")}, "top_p is nan"),
+        (b"w1", {"top_k": -1}, "top_k is -1"),
+        (b"w1", {"seed": np.uint64(2**63)}, "seed is"),
+        (b"w1", {"min_p": 2.0}, "min_p is 2"),
+        (b"w1", {"repetition_penalty": 0.0}, "repetition_penalty is 0"),
+        (b"w1", {"presence_penalty": float("nan")}, "presence_penalty is nan"),
+        (b"w1", {"min_tokens": -1}, "min_tokens is -1"),
+        (b"w1", {"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9"),
+        (b"w1", {"logprobs": 21}, "logprobs is 21"),
+        (b"w1", {"logprobs": -1}, "logprobs is -1"),
+        (b"w1", {"n": 0}, "n is 0"),
+        (b"w1", {"n": 65}, "n is 65"),
+        (b"w1", {"stop_words": b""}, "stop_words holds an empty"),
+        (b"w1", {"stop_words": b"\xff"}, "stop_words is not UTF-8"),
+        (b"w1", {"bad_words": b"\xff"}, "bad_words is not UTF-8"),
+        (b"w1", {"messages": b"[]"}, "both given"),
+        (b"", {"messages": b"{}"}, "not a JSON list"),
+        (b"", {"messages": b'[{"role": "user", "content": 1}]'}, "refuses"),
+        (b"", {"messages": b'[{"role": "u"}]', "tools": b"1"}, "tools is not a JSON list"),
+        (b"w1 " * 10_000, {}, "maximum context length is 400 tokens"),
+        (b"w1 " * 100_000, {}, "are 300000 bytes"),
+        (b"", {"messages": b" " * 100_000}, "are 100000 bytes"),
+        (b"w1", {"stop_words": b"w" * 257}, "stop_words has a word of 257 characters"),
+        (b"w1", {"bad_words": b"w" * 20_000}, "bad_words is 20000 bytes"),
+        (b"w1", {"n": 4}, "n is 4. Ask for 1 to 3"),
+        (b"w1", {"input_ids": 1}, "text_input and input_ids are both given"),
+        (b"", {"input_ids": 10**6}, "input_ids holds 1000000, no token"),
+        (b"", {"input_ids": -1}, "input_ids holds -1, no token"),
+        (b"", {"input_ids": [1] * 401}, "maximum context length is 400"),
+        (b"w1", {"stop_token_ids": -1}, "stop_token_ids holds -1, no token"),
+        (b"w1", {"stop_token_ids": [1] * 65}, "stop_token_ids has 65 ids"),
+    ],
+)
+def test_a_bad_request_is_refused(front: Front, text: bytes, values: dict, words: str) -> None:
+    inputs = {
+        name: np.array([value], object if isinstance(value, bytes) else None)
+        for name, value in values.items()
+    }
+    reply = FakeReply()
+    front.submit({"text_input": np.array([text], dtype=object), **inputs}, reply)
+    code, message = reply.next()
+    assert code == "INVALID_ARG"
+    assert words in message
+    assert "\n" not in message
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+def test_an_engine_that_is_gone_can_be_retried(front: Front, model: CountingModel) -> None:
+    model.error = EngineGoneError("Stub process 'verify' is not healthy")
+    assert ask(front).next()[0] == "UNAVAILABLE"
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+def test_a_failed_stream_says_error_before_its_code(front: Front, model: CountingModel) -> None:
+    model.seconds = 0.02
+    reply = ask(front, max_tokens=300, stream=True, ignore_eos=True)
+    assert reply.next()[0].finish_reason == [""]
+    model.error = RuntimeError("boom")
+    while isinstance((got := reply.next())[0], Part) and got[0].finish_reason == [""]:
+        pass
+    assert got[0].finish_reason == ["error"]
+    assert reply.next()[0] == "INTERNAL"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("words", "values", "text", "tokens"),
+    [
+        (["w7 w8"], {}, "w2 w3 w4 w5 w6 ", 7),  # over the border of two rounds
+        (["x", "w4", "w3 w4"], {}, "w2 ", 3),  # both are complete with w4
+        (["w9"], {"max_tokens": 3}, "w2 w3 w4", 3),
+        (["w4 z"], {"max_tokens": 3}, "w2 w3 w4", 3),  # held back, then given out
+        (["w5"], {"min_tokens": 5, "max_tokens": 6}, "w2 w3 w4 w5 w6 w7", 6),
+        (["w2"], {"exclude_input_in_output": False}, "w1", 1),
+    ],
+)
+def test_stop_words(
+    front: Front, words: list[str], values: dict, text: str, tokens: int, stream: bool
+) -> None:
+    parts = _stream(ask(front, stop_words=words, stream=stream, ignore_eos=True, **values))
+    assert "".join(part.text_output[0] for part in parts) == text
+    assert [t for part in parts for t in part.token_ids] == list(range(2, 2 + tokens))
+    ran_out = tokens == values.get("max_tokens")
+    assert parts[-1].finish_reason == ["length" if ran_out else "stop"]
+    assert sum(t for part in parts for t in part.round_tokens) == tokens - 1
+    assert parts[-1].accepted[0] <= tokens - 1
+
+
+def test_the_prompt_can_be_part_of_the_text(front: Front) -> None:
+    reply = ask(front, "w1 w2", max_tokens=2, exclude_input_in_output=False)
+    assert reply.next()[0].text_output == ["w1 w2w3 w4"]
+
+
+def test_several_choices_in_one_response(front: Front) -> None:
+    part, last = ask(front, n=3, max_tokens=6).next()
+    assert last
+    assert part.index == [0, 1, 2]
+    assert part.text_output == ["w2 w3 w4 w5 w6 w7"] * 3
+    assert part.completion_tokens == [6] * 3
+    assert part.token_ids == [2, 3, 4, 5, 6, 7] * 3
+    assert part.round_tokens == [4, 1] * 3
+
+
+def test_several_choices_in_a_stream(front: Front) -> None:
+    parts = _stream(ask(front, n=3, max_tokens=20, stream=True))
+    for i in range(3):
+        of_choice = [part for part in parts if part.index == [i]]
+        assert [t for part in of_choice for t in part.token_ids] == list(range(2, 22))
+        assert [p.finish_reason[0] for p in of_choice][-1] == "length"
+
+
+class SlowReply(FakeReply):
+    """Its first part takes long to send, as when many are sent at once."""
+
+    seconds = 0.5
+
+    def send(self, part: Part, *, last: bool) -> None:
+        time.sleep(self.seconds)
+        self.seconds = 0.0
+        super().send(part, last=last)
+
+
+def test_the_time_to_the_first_token_of_a_stream_counts_its_sending(model: CountingModel) -> None:
+    """In the metric and in what the client is told; a whole answer has that of its decoding."""
+    triton, reply = Triton(), SlowReply()
+    with open_front(model, triton=triton) as front:
+        model.seconds = 0.02
+        submit(front, reply, max_tokens=200, stream=True, ignore_eos=True)
+        wait_until(lambda: reply.got.qsize() > 0)
+        parts = _stream(reply)
+        whole, _ = ask(front, max_tokens=2).next()
+    first, second = triton.value("trtllm_time_to_first_token_seconds")
+    assert first > 0.5 > second
+    assert parts[-1].time_to_first_token == [pytest.approx(first)]
+    assert whole.time_to_first_token == [pytest.approx(second, abs=1e-3)]
+
+
+def test_a_deadline_ends_a_text_as_it_is(front: Front, model: CountingModel) -> None:
+    model.seconds = 0.05
+    running = [ask(front, timeout=0.3, max_tokens=300, ignore_eos=True) for _ in range(2)]
+    waiting = ask(front, timeout=0.15, max_tokens=300, ignore_eos=True)
+    for reply in running:
+        part, last = reply.next()
+        assert last
+        assert part.finish_reason == ["cancelled"]
+        assert 0 < part.completion_tokens[0] < 300
+        assert part.token_ids == [(2 + i) % VOCAB for i in range(part.completion_tokens[0])]
+    part, last = waiting.next()
+    assert last
+    assert (part.finish_reason, part.completion_tokens) == (["cancelled"], [0])
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+def test_a_lower_priority_number_is_served_first(model: CountingModel) -> None:
+    with open_front(model, slots=1, max_queue=10) as front:
+        model.pause.clear()
+        asked = [("w1", 0), ("w10", 5), ("w20", 5), ("w30", -1), ("w40", 9)]
+        replies = []
+        for text, priority in asked:
+            replies.append(ask(front, text, max_tokens=2, priority=priority))
+            while not model.prompts:  # the first of them finds the row free
+                time.sleep(0.01)
+        wait_until(lambda: len(front._line) == 4)
+        model.pause.set()
+        for reply, (text, _) in zip(replies, asked, strict=True):
+            assert reply.next()[0].token_ids[0] == int(text[1:]) + 1
+    assert model.prompts == [1, 30, 10, 20, 40]
+
+
+def test_messages_go_through_the_template(front: Front) -> None:
+    messages = json.dumps([{"role": "user", "content": "w1 w2"}, {"role": "x", "content": "w3"}])
+
+    def ids(**values: Any) -> tuple[int, list[int]]:
+        part, _ = ask(front, None, messages=messages, max_tokens=2, **values).next()
+        return part.prompt_tokens, part.token_ids
+
+    assert ids() == (4, [10, 11])
+    assert ids(add_generation_prompt=False) == (4, [9, 10])
+    assert ids(chat_template_kwargs='{"word": "w20 w21"}') == (5, [22, 23])
+    # the messages are not to be replaced
+    assert ids(chat_template_kwargs='{"messages": []}') == (4, [10, 11])
+
+
+def test_two_groups_of_rows_from_eight_sequences_on(model: CountingModel) -> None:
+    with open_front(model, slots=12, max_queue=50) as front:
+        model.seconds = 0.005
+        few = [ask(front, max_tokens=20) for _ in range(4)]
+        assert all(reply.next()[0].token_ids == list(range(2, 22)) for reply in few)
+        assert {row for row, _ in model.seen if row >= 6} == set()
+        many = [ask(front, max_tokens=40) for _ in range(30)]
+        assert all(reply.next()[0].token_ids == list(range(2, 42)) for reply in many)
+    # each group keeps to its own half
+    assert all(row + n <= 6 for row, n in model.seen if row < 6)
+    assert max(n for row, n in model.seen if row == 6) >= 4
+    assert max(row + n for row, n in model.seen) <= 12
+
+
+def test_costs_are_measured_when_the_models_are_loaded(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where they cannot be, drafts are the fixed policy's: the whole block less the anchor."""
+    answers = [EngineGoneError("not ready"), EngineGoneError("not ready"), ValueError("no time")]
+
+    def measure(engines: Path, mode: str, run_round: object) -> Costs:
+        raise answers.pop(0)
+
+    monkeypatch.setattr("dflash_trt.serving.front.groups.costs_of", measure)
+    with open_front(model, speculation=Speculation(), slots=12) as front:
+        part, _ = ask(front, max_tokens=10).next()
+        assert (part.token_ids, part.rounds) == (list(range(2, 12)), [3])
+    assert answers == []
+    assert "steps cannot be measured" in caplog.text
+
+
+def test_closing_while_models_are_being_loaded(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(engines: Path, mode: str, run_round: object) -> Costs:
+        raise EngineGoneError("not ready")
+
+    monkeypatch.setattr("dflash_trt.serving.front.groups.costs_of", measure)
+    before = threading.active_count()
+    with open_front(model, speculation=Speculation(), slots=12) as front:
+        reply = ask(front, max_tokens=10)
+    assert reply.next()[0] == "UNAVAILABLE"
+    assert threading.active_count() == before
+    assert model.rounds == 0
+
+
+def test_who_holds_a_row_is_asked_more_often_whether_he_has_gone(model: CountingModel) -> None:
+    with open_front(model, max_queue=30) as front:
+        model.pause.clear()
+        replies = [ask(front, max_tokens=2) for _ in range(32)]
+        deadline = time.monotonic() + WAIT
+        while replies[-1].asked < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert replies[0].asked > 2 * replies[-1].asked
+        replies[-1].gone.set()
+        assert replies[-1].next()[0] == "CANCELLED"
+        model.pause.set()
+        assert all(reply.next()[0].token_ids == [2, 3] for reply in replies[:-1])
+
+
+def test_closing_answers_what_is_open(front: Front, model: CountingModel) -> None:
+    model.pause.clear()
+    reply = ask(front, max_tokens=300, ignore_eos=True)
+    closer = threading.Thread(target=front.close)
+    closer.start()
+    model.pause.set()
+    assert reply.next()[0] == "UNAVAILABLE"
+    closer.join(WAIT)
+    assert not closer.is_alive()
+
+
+def test_a_request_that_is_read_while_the_front_closes_is_answered(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_and_close(*given: Any) -> Any:
+        closer = threading.Thread(target=front.close)
+        closer.start()
+        closer.join(0.5)  # it waits for the reader, which is here
+        return parse_request(*given)
+
+    monkeypatch.setattr("dflash_trt.serving.front.front.parse_request", read_and_close)
+    assert ask(front).next()[0] == "UNAVAILABLE"

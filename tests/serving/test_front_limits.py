@@ -1,0 +1,265 @@
+"""No request holds up another client's, and none stays unanswered, whatever fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fronts import VOCAB, WAIT, CountingModel, ask, open_front, wait_until
+
+from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.serving.front import front as front_module
+from dflash_trt.serving.front.choice import Choice
+from dflash_trt.serving.front.front import Front
+from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.outbox import Outbox
+from dflash_trt.serving.front.requests import parse_request
+from dflash_trt.serving.front.stop_words import StopWords
+
+
+class PanicException(BaseException):
+    """As pyo3 raises it where Rust panics."""
+
+
+@pytest.fixture
+def model() -> CountingModel:
+    return CountingModel()
+
+
+@pytest.fixture
+def front(model: CountingModel) -> Iterator[Front]:
+    with open_front(model) as front:
+        yield front
+
+
+def test_clients_take_turns(model: CountingModel) -> None:
+    with open_front(model, slots=1, max_queue=10) as front:
+        model.pause.clear()
+        first = ask(front, "w1", max_tokens=1, client="a")
+        wait_until(lambda: bool(model.prompts))
+        asked = [("w2", "a"), ("w3", "a"), ("w4", "a"), ("w5", "b")]
+        replies = [ask(front, text, max_tokens=1, client=client) for text, client in asked]
+        wait_until(lambda: len(front._line) == 4)
+        model.pause.set()
+        for reply in (first, *replies):
+            assert reply.next()[0].finish_reason == ["length"]
+    assert model.prompts.index(5) < model.prompts.index(3)
+
+
+def test_who_holds_most_places_gives_way(model: CountingModel) -> None:
+    with open_front(model, slots=1, max_queue=3) as front:
+        model.pause.clear()
+        held = [ask(front, max_tokens=1, client="a") for _ in range(4)]
+        wait_until(lambda: len(front._line) == 3)
+        assert ask(front, client="a").next() == ("UNAVAILABLE", front_module.FULL)
+        other = [ask(front, "w7", max_tokens=1, client="b") for _ in range(2)]
+        assert held[3].next() == ("UNAVAILABLE", front_module.GAVE_WAY)
+        assert held[2].next() == ("UNAVAILABLE", front_module.GAVE_WAY)
+        # now both hold two
+        assert ask(front, client="b").next() == ("UNAVAILABLE", front_module.FULL)
+        model.pause.set()
+        for reply in (*held[:2], *other):
+            assert reply.next()[0].finish_reason == ["length"]
+        wait_until(lambda: front._places.missing(4) == 0)  # every place came back
+
+
+def test_a_limit_of_one_client(model: CountingModel) -> None:
+    with open_front(model, slots=1, max_queue=9, max_per_client=2) as front:
+        model.pause.clear()
+        held = [ask(front, max_tokens=1, client="a") for _ in range(2)]
+        code, message = ask(front, client="a").next()
+        assert (code, message[:9]) == ("UNAVAILABLE", "2 sequenc")
+        code, message = ask(front, client="b", n=3).next()
+        assert (code, message) == ("INVALID_ARG", "n is 3. Ask for 1 to 2 choices.")
+        held.append(ask(front, max_tokens=1, client="b"))
+        model.pause.set()
+        for reply in held:
+            assert reply.next()[0].finish_reason == ["length"]
+
+
+def test_a_prompt_that_takes_long_to_read_holds_up_who_waits_no_longer_than_it(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    read: list[str] = []
+
+    def slow(inputs: Any, *given: Any) -> Any:
+        read.append(given[-1])
+        begun.set()
+        assert go_on.wait(WAIT)
+        return parse_request(inputs, *given)
+
+    monkeypatch.setattr(front_module, "parse_request", slow)
+    with open_front(model, max_queue=9) as front:
+        replies = [ask(front, max_tokens=1, client="a") for _ in range(4)]  # none of them waits
+        assert begun.wait(WAIT)
+        replies.append(ask(front, max_tokens=1, client="b"))
+        go_on.set()
+        for reply in replies:
+            assert reply.next()[0].finish_reason == ["length"]
+    assert "b" in read[:3]
+
+
+def test_an_error_keeps_its_code_however_fast_the_sender_is(
+    front: Front, model: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that said "error" went out as a good answer when it came before its error."""
+    post = Outbox.post
+
+    def slowly(*given: Any, **named: Any) -> None:
+        post(*given, **named)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(Outbox, "post", slowly)
+    for stream in (False, True):
+        model.error = RuntimeError("a round failed")
+        reply = ask(front, max_tokens=9, stream=stream)
+        got = reply.next()
+        while not isinstance(got[0], str):
+            assert not got[1]
+            got = reply.next()
+        assert got[0] == "INTERNAL"
+
+
+@pytest.mark.parametrize("error", [ValueError, PanicException])
+@pytest.mark.parametrize("stop_words", [[], ["never"]])
+def test_a_text_that_cannot_be_given_out_ends_alone(
+    front: Front,
+    model: CountingModel,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    stop_words: list[str],
+) -> None:
+    class Broken:
+        def __init__(self, tokenizer: Any) -> None:
+            self.tokenizer = tokenizer
+
+        def decode(self, tokens: list[int], **options: Any) -> str:
+            if 42 in tokens:
+                raise error("broken")
+            return self.tokenizer.decode(tokens, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.tokenizer, name)
+
+    words = {"stop_words": stop_words} if stop_words else {}
+    front._tokenizer = Broken(front._tokenizer)  # type: ignore[assignment]
+    model.pause.clear()
+    good = ask(front, "w60", max_tokens=30, ignore_eos=True, **words)
+    bad = ask(front, "w30", max_tokens=30, ignore_eos=True, **words)
+    model.pause.set()
+    assert bad.next() == ("INTERNAL", front_module.NO_TEXT)
+    assert good.next()[0].token_ids == [(61 + i) % VOCAB for i in range(30)]
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]  # its row is free
+
+
+@pytest.mark.parametrize("at", ["count", "measure"])
+def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Sequences without a row were forgotten when the step's news could not be told."""
+    failed = threading.Event()
+
+    def fail(*_: Any, **__: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise ValueError
+
+    with open_front(model) as front:
+        model.pause.clear()
+        replies = [ask(front, max_tokens=1), ask(front, "w5", max_tokens=1)]
+        wait_until(lambda: len(front._line) == 1)
+        if at == "count":
+            monkeypatch.setattr(Choice, "count", fail)
+        else:
+            monkeypatch.setattr(Metrics, "prefill", fail)
+        model.pause.set()
+        answers = [reply.next() for reply in replies]
+        assert failed.is_set()
+        assert answers[1][0].finish_reason == ["length"]
+        wait_until(lambda: front._places.missing(3) == 0)
+
+
+def test_who_ended_in_a_step_that_failed_is_answered(
+    model: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Sequence.commit
+
+    def fail(self: Sequence, tokens: Any) -> int:
+        if self.request.prompt[0] == 5 and self.tokens:
+            raise ValueError
+        return commit(self, tokens)
+
+    monkeypatch.setattr(Sequence, "commit", fail)
+    with open_front(model) as front:
+        model.pause.clear()
+        # the second round is the first of both: one ends in it, the other fails
+        replies = [ask(front, "w1", max_tokens=9), ask(front, "w5", max_tokens=9)]
+        wait_until(lambda: len(front._line) == 1)
+        model.pause.set()
+        answers = [reply.next() for reply in replies]
+    assert answers[0][0].token_ids == list(range(2, 11))
+    assert answers[1][0] == "INTERNAL"
+
+
+def test_a_request_dropped_before_it_is_in_the_line_never_runs(
+    front: Front, model: CountingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Outbox.open
+
+    def open_and_drop(self: Outbox, stream: Any) -> bool:
+        result = opened(self, stream)
+        front._drop(stream)  # as for a client that has gone
+        return result
+
+    model.pause.clear()
+    running = [ask(front, f"w{i}", max_tokens=1) for i in (1, 2)]
+    wait_until(lambda: len(front._line) == 1 and bool(model.prompts))
+    monkeypatch.setattr(Outbox, "open", open_and_drop)
+    dropped = ask(front, "w9", max_tokens=1)
+    part, last = dropped.next()
+    assert (part.finish_reason, last) == (["cancelled"], True)
+    model.pause.set()
+    for reply in running:
+        assert reply.next()[0].finish_reason == ["length"]
+    assert 9 not in model.prompts
+
+
+def test_a_tokenizer_that_panics_is_an_error(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*_: Any, **__: Any) -> Any:
+        raise PanicException("index out of bounds")
+
+    class Panics:
+        encode_batch_fast = panic
+
+        def __init__(self, tokenizer: Any) -> None:
+            self.get_vocab = tokenizer.get_vocab
+
+    tokenizer = front._tokenizer
+    front._tokenizer = Panics(tokenizer)  # type: ignore[assignment]
+    assert ask(front, max_tokens=1).next()[0] == "INTERNAL"
+    front._tokenizer = tokenizer
+    assert ask(front, max_tokens=1).next()[0].token_ids == [2]
+
+
+def test_stop_words_cost_no_more_with_the_length_of_the_text() -> None:
+    """While one word held all of a text back, each token was looked for in it anew."""
+    words = ["a" * 20_000, *("b" * 20_000 + chr(0x100 + i) for i in range(63))]
+    stop = StopWords(words)
+    start = time.perf_counter()
+    assert stop.push("a" * 19_800) == ("", False)
+    assert not any(stop.push("a")[0] for _ in range(199))
+    assert stop.push("b") == ("a" * 19_999, False)
+    assert time.perf_counter() - start < 20.0  # 0.5 s; it was 200 s
+
+
+def test_the_largest_words_are_read_at_once(front: Front) -> None:
+    words = np.array([f"{i:03} ".encode() * 64 for i in range(64)], object)
+    start = time.monotonic()
+    reply = ask(front, max_tokens=1, bad_words=[each.decode() for each in words])
+    assert reply.next()[0].finish_reason == ["length"]
+    assert time.monotonic() - start < WAIT

@@ -1,0 +1,100 @@
+"""Models that write in channels (gpt-oss): markers stay in the text, chats tell them apart."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import openai
+import pytest
+import stand_in
+from live import openai_front
+from stand_in import part, parts
+from tokenizers import AddedToken, Tokenizer
+
+from dflash_trt.chat.harmony import MARKERS, Channels, has_channels
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.serving.front.choice import Choice
+from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.server import free_ports
+
+PYCODE = Path(__file__).parents[2] / "examples" / "pycode" / "target" / "tokenizer.json"
+ANSWER = (
+    "<|channel|>analysis<|message|>A < b, so 1.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>It is <|1|> é."
+)
+CALL = "<|start|>assistant to=f<|channel|>commentary <|constrain|>json<|message|>{}"
+FIRST_CALL = " to=f<|channel|>commentary json<|message|>{}"
+WAIT = 60.0
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(PYCODE))
+    assert not has_channels(tokenizer)
+    tokenizer.add_special_tokens(
+        [AddedToken(marker, special=True) for marker in (*MARKERS, "<|return|>")]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_thoughts_are_told_from_what_is_said(size: int) -> None:
+    for text, expected in (
+        (ANSWER, ("A < b, so 1.", "It is <|1|> é.")),
+        ("no markers at all, a < b", ("", "no markers at all, a < b")),
+        ("<|channel|>final<|message|>Hi", ("", "Hi")),
+        ("<|channel|>analysis<|message|>Hm<|end|>" + CALL, ("Hm", CALL)),
+        ("<|channel|>commentary<|message|>First this.", ("", "First this.")),
+        ("<|channel|>analysis<|message|>cut off <|en", ("cut off <|en", "")),
+        (FIRST_CALL, ("", FIRST_CALL)),
+        ("", ("", "")),
+    ):
+        channels = Channels()
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        pairs = [channels.push(piece, last=False) for piece in pieces]
+        pairs.append(channels.push("", last=True))
+        assert tuple(map("".join, zip(*pairs, strict=True))) == expected
+
+
+def test_markers_are_in_the_text_but_not_the_end(tokenizer: Tokenizer) -> None:
+    end = tokenizer.token_to_id("<|return|>")
+    for stop_words in ((), ("never",)):
+        request = Request([1], max_tokens=999, stop_ids=frozenset({end}))
+        sequence = Sequence(request)
+        choice, text = Choice(0, sequence, 0.0, tokenizer, stop_words, ""), ""
+        for token in tokenizer.encode(ANSWER + "<|return|>", add_special_tokens=False).ids:
+            sequence.commit([token])
+            news = choice.news(final_only=False)
+            text += news.text_output[0] if news else ""
+        assert sequence.finish_reason == "stop"
+        assert text == ANSWER
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chats_have_the_thoughts_apart(
+    stream: bool, built: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    shutil.copy(built / "manifest.json", tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    cut = [ANSWER[i : i + 5] for i in range(0, len(ANSWER), 5)]
+    pieces = [part(text_output=[text], finish_reason=[""]) for text in cut[:-1]]
+    whole = [*pieces, part(text_output=[cut[-1]], finish_reason=["stop"])]
+    answer = parts(*whole) if stream else parts(part(text_output=[ANSWER], finish_reason=["stop"]))
+    port = free_ports().http
+    with stand_in.stand_in(answer) as server:
+        ports = Ports(1, int(server.address.rpartition(":")[2]), 1)
+        with openai_front(tmp_path, port, ports):
+            api = openai.OpenAI(
+                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
+            )
+            got = api.chat.completions.create(
+                model="dflash", messages=[{"role": "user", "content": "hi"}], stream=stream
+            )
+            if stream:
+                deltas = [chunk.choices[0].delta for chunk in got]
+            else:
+                deltas = [got.choices[0].message]
+    assert "".join(delta.content for delta in deltas) == "It is <|1|> é."
+    assert "".join(delta.reasoning_content for delta in deltas) == "A < b, so 1."

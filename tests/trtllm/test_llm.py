@@ -1,0 +1,427 @@
+"""TensorRT-LLM as the front's decoder: what differs from our own rounds. Over the stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from live import serving
+from llm_build import STANDINS, standins, write_llm_build
+from tokenizers import Tokenizer
+from triton_metrics import Triton
+
+from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.errors import BuildError, DflashError, ServerError
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.front.front import Front
+from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
+from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.server.server import free_ports, running_server
+from dflash_trt.serving.settings import Settings
+from dflash_trt.tensorrt_llm.info import read_llm_args
+
+PAIR = Path(__file__).parents[2] / "examples" / "pycode"
+ARGS: dict[str, Any] = {
+    "max_batch_size": 2,
+    "max_seq_len": 512,
+}
+WAIT = 30.0
+
+
+class FakeReply:
+    """Keeps what the front sends."""
+
+    def __init__(self) -> None:
+        self.got: queue.Queue[Any] = queue.Queue()
+        self.gone = threading.Event()
+
+    def send(self, part: Part, *, last: bool) -> None:
+        self.got.put(part)
+
+    def fail(self, code: str, message: str) -> None:
+        self.got.put((code, message))
+
+    def cancelled(self) -> bool:
+        return self.gone.is_set()
+
+    def parts(self) -> list[Part]:
+        """All, up to the last one, or to the error's code and message."""
+        found = [self.got.get(timeout=WAIT)]
+        while isinstance(found[-1], Part) and found[-1].finish_reason[0] in ("", "error"):
+            found.append(self.got.get(timeout=WAIT))
+        return found
+
+
+@pytest.fixture
+def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(STANDINS)
+    import tensorrt_llm  # noqa: PLC0415
+
+    yield tensorrt_llm
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
+        del sys.modules[name]
+
+
+@contextmanager
+def _front(directory: Path, args: dict[str, Any]) -> Iterator[tuple[Front, TensorRTLLM, Triton]]:
+    build = write_llm_build(directory / "build", PAIR, {**ARGS, **args})
+    args, triton = read_llm_args(build / "engines" / "tensorrt_llm"), Triton()
+    names = {"mode": "tensorrt_llm", "tokenizer": "", "engines": "", "max_queue": "9"}
+    settings = Settings.from_parameters({**names, "eos_token_ids": "0", **limits(args)})
+    metrics = Metrics(triton, settings.most_drafts, rounds=False)
+    decoder = TensorRTLLM(settings, args, metrics)
+    front = Front(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)
+    try:
+        yield front, decoder, triton
+    finally:
+        front.close()
+        metrics.close()
+
+
+def _inputs(text: str = "def main():", **values: Any) -> dict[str, np.ndarray]:
+    given = {"text_input": text.encode(), "stream": True, "max_tokens": 40, **values}
+    return {
+        name: np.array(value if isinstance(value, list) else [value], object)
+        for name, value in given.items()
+    }
+
+
+def _ask(front: Front, **values: Any) -> list[Any]:
+    reply = FakeReply()
+    front.submit(_inputs(**values), reply)
+    return reply.parts()
+
+
+def _until(holds: Any, seconds: float = WAIT) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_it_cannot_do_is_refused(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
+    args = {"max_num_tokens": 30, "enable_chunked_prefill": False}
+    with _front(tmp_path, args) as (front, _, _):
+        for values, words in (
+            ({"logprobs": 0}, "logprobs is not possible: with a drafter"),
+            ({"min_p": 0.1}, "min_p is not possible"),
+            ({"min_tokens": 3}, "min_tokens is not possible"),
+            ({"bad_words": [b"x"]}, "bad_words is not possible"),
+            ({"repetition_penalty": 1.2}, "enable_penalty"),
+            ({"presence_penalty": -1.0}, "presence_penalty is not possible"),
+            ({"text": "x = 1\n" * 20}, "this server takes 30"),
+        ):
+            [(code, message)] = _ask(front, **values)
+            assert code == "INVALID_ARG"
+            assert words in message
+        neutral = {"min_p": 0.0, "min_tokens": 0, "repetition_penalty": 1.0}
+        assert _ask(front, **neutral)[-1].finish_reason == ["length"]
+
+
+def test_what_is_refused_is_refused_by_tensorrt_llm_too(tensorrt_llm: ModuleType) -> None:
+    """Else we would refuse without need."""
+    for values in ({"logprobs": 0}, {"min_p": 0.1}, {"min_tokens": 3}, {"bad": "x"}):
+        params = tensorrt_llm.SamplingParams(**values)
+        assert "not supported" in params._refused_with_a_drafter(enable_penalty=True)
+
+
+def test_figures_however_many_iterations_come_together(
+    tensorrt_llm: ModuleType, tmp_path: Path
+) -> None:
+    figures = []
+    for interval in (1, 5):
+        with _front(tmp_path / f"{interval}", {"stream_interval": interval}) as (front, _, triton):
+            parts = _ask(front, max_tokens=60)
+            end, rounds = parts[-1], [count for part in parts for count in part.round_tokens]
+            assert end.completion_tokens == [60]
+            assert sum(rounds) == 59
+            assert len(rounds) == end.rounds[0]
+            assert end.acceptance_length[0] == pytest.approx(59 / end.rounds[0])
+            assert 0 < end.accepted[0] < end.drafted[0] <= 7 * end.rounds[0]
+            _until(lambda t=triton: t.value("trtllm_spec_decode_num_draft_tokens_total") > 0)
+            for name, value in {
+                "trtllm_spec_decode_num_draft_tokens_total": end.drafted[0],
+                "trtllm_spec_decode_num_accepted_tokens_total": end.accepted[0],
+                "dflash_acceptance_length_count": end.rounds[0],
+                "trtllm_prompt_tokens_total": end.prompt_tokens,
+            }.items():
+                assert triton.value(name) == value
+            assert triton.violations == []
+            figures.append((end.rounds, end.drafted, end.accepted))
+            if interval == 1:
+                assert len(set(rounds)) > 2, "drafts are accepted now and then"
+    assert figures[0] == figures[1]
+
+
+def _live(decoder: TensorRTLLM) -> int:
+    """Requests that the stand-in still decodes."""
+    return len(decoder._llm._engine._live)
+
+
+def test_a_stop_word_ends_the_generation(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
+    with _front(tmp_path, {}) as (front, decoder, _):
+        [whole] = _ask(front, stream=False)
+        word = whole.text_output[0][10:14]
+        [part] = _ask(front, stream=False, stop_words=[word.encode()], max_tokens=400)
+        assert part.finish_reason == ["stop"]
+        assert part.text_output[0] == whole.text_output[0].split(word)[0]
+        _until(lambda: _live(decoder) == 0)
+
+
+def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
+    with _front(tmp_path, {}) as (front, decoder, _):
+        replies = [FakeReply() for _ in range(3)]  # one more than there are slots
+        for reply in replies:
+            front.submit(_inputs(max_tokens=400, ignore_eos=True), reply)
+        for reply in replies[:2]:
+            reply.got.get(timeout=WAIT)
+            reply.gone.set()
+        assert replies[2].parts()[-1].finish_reason == ["length"]
+        for reply in replies[:2]:
+            said = reply.got.get(timeout=WAIT)
+            while isinstance(said, Part):  # the last of them perhaps after it has left
+                said = reply.got.get(timeout=WAIT)
+            assert said == ("CANCELLED", "The request was cancelled.")
+        late = FakeReply()
+        front.submit(_inputs(max_tokens=480, ignore_eos=True), late, timeout=0.05)
+        end = late.parts()[-1]
+        assert end.finish_reason == ["cancelled"]
+        assert end.completion_tokens[0] < 480
+        _until(lambda: _live(decoder) == 0)
+
+
+def test_who_waits_is_served_by_priority(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
+    with _front(tmp_path, {"max_batch_size": 1}) as (front, _, _):
+        first, low, high = FakeReply(), FakeReply(), FakeReply()
+        front.submit(_inputs(max_tokens=300, ignore_eos=True), first)
+        front.submit(_inputs(max_tokens=100, ignore_eos=True, priority=2), low)
+        front.submit(_inputs(max_tokens=10, priority=1), high)
+        high.parts()
+        assert low.got.empty()
+        assert low.parts()[-1].completion_tokens == [100]
+
+
+def test_a_failed_generation_is_an_error_of_its_own(
+    tensorrt_llm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _front(tmp_path, {}) as (front, decoder, _):
+
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("out of memory at /some/path.py")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder._llm, "generate_async", fail)
+            code, said = _ask(front, n=2)[-1]
+        assert code == "INTERNAL"
+        assert "path" not in said
+        assert _ask(front)[-1].finish_reason == ["length"]
+
+
+def test_what_tensorrt_llm_refuses_at_submission_is_the_clients(
+    tensorrt_llm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorrt_llm.errors import RequestError  # noqa: PLC0415
+
+    with _front(tmp_path, {}) as (front, decoder, _):
+        for error in (ValueError("top_x is odd"), RequestError("top_x is odd")):
+
+            def refuse(*args: Any, error: Exception = error, **kwargs: Any) -> Any:
+                raise error
+
+            with monkeypatch.context() as patch:
+                patch.setattr(decoder._llm, "generate_async", refuse)
+                assert _ask(front)[-1] == ("INVALID_ARG", "top_x is odd")
+        assert _ask(front)[-1].finish_reason == ["length"]
+
+
+def test_a_dead_engine_ends_the_process(
+    tensorrt_llm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr("dflash_trt.serving.front.llm.end_process", ended.set)
+    with _front(tmp_path, {}) as (front, decoder, _):
+        pending = FakeReply()
+        front.submit(_inputs(max_tokens=480, ignore_eos=True), pending)
+        pending.got.get(timeout=WAIT)
+        assert not ended.is_set()
+        decoder._llm._engine.die()
+        assert pending.parts()[-1][0] == "INTERNAL"
+        assert ended.wait(WAIT)
+        ended.clear()
+        assert _ask(front)[-1][0] == "INTERNAL"  # of submission
+        assert ended.wait(WAIT)
+
+
+def test_serve_starts_a_dead_engine_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, marker = write_llm_build(tmp_path / "build", PAIR, ARGS), tmp_path / "dies"
+    monkeypatch.setenv("STANDIN_DIES", str(marker))
+    ports = free_ports()
+    with standins(), serving(build, ports), Client(f"127.0.0.1:{ports.grpc}") as client:
+        before = client.generate("def main():", max_tokens=8).choices[0].text
+        marker.touch()
+        with pytest.raises(DflashError):
+            client.generate("def main():", max_tokens=8)
+
+        def answers() -> bool:
+            try:
+                return client.generate("def main():", max_tokens=8).choices[0].text == before
+            except DflashError:
+                time.sleep(0.5)
+                return False
+
+        _until(answers, 120.0)
+
+
+def test_closing_tells_who_waits(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
+    replies = [FakeReply() for _ in range(3)]
+    with _front(tmp_path, {}) as (front, decoder, _):
+        for reply in replies:
+            front.submit(_inputs(max_tokens=480, ignore_eos=True), reply)
+        replies[0].got.get(timeout=WAIT)
+        llm = decoder._llm
+    for reply in replies:
+        assert reply.parts()[-1] == ("UNAVAILABLE", "The server is stopping. Try again later.")
+    with pytest.raises(RuntimeError, match="shutting down"):
+        llm.generate_async([1])
+
+
+def test_limits_are_those_of_the_arguments() -> None:
+    args = {**ARGS, "tensor_parallel_size": 4, "speculative_config": {"max_draft_len": 7}}
+    assert limits(args)["slots"] == "2"
+    assert limits({**args, "enable_attention_dp": True})["slots"] == "8"
+    assert limits(args)["block_size"] == "8"
+    with pytest.raises(BuildError, match="max_batch_size"):
+        limits({**args, "max_batch_size": None})
+
+
+def test_only_the_job_of_mpi_is_forgotten() -> None:
+    """As by TensorRT-LLM's own Triton model; settings such as running as root stay."""
+    for name in ("OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_precondition", "PMIX_RANK", "PMI_SIZE"):
+        assert MPI_JOB.match(name), name
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_MCA_btl", "PMIX_MCA_gds", "PATH", "PMI_SIZES"):
+        assert not MPI_JOB.match(name), name
+
+
+def test_arguments_that_tensorrt_llm_refuses_end_serve_with_the_reason(tmp_path: Path) -> None:
+    build = write_llm_build(tmp_path / "build", PAIR, ARGS)
+    with (build / "engines" / "tensorrt_llm" / "llm_args.yaml").open("a") as file:
+        file.write("max_batchsize: 3\n")
+    with (
+        pytest.raises(ServerError, match=r"model dflash did not load: .*max_batchsize"),
+        standins(),
+        running_server(build),
+    ):
+        pass
+
+
+def test_serve_and_the_openai_front(tmp_path: Path) -> None:
+    build = write_llm_build(tmp_path / "build", PAIR, ARGS)
+    ports, port = free_ports(), free_ports().http
+    with standins(), serving(build, ports, "--openai-port", str(port)) as (process, _):
+        with Client(f"127.0.0.1:{ports.grpc}") as client:
+            [expected] = client.generate("def main():", max_tokens=20).choices
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-") as api:
+            answer = api.completions.create(
+                model="tiny", prompt="def main():", max_tokens=20, temperature=0
+            )
+            assert answer.choices[0].text == expected.text
+            assert answer.usage is not None
+            assert answer.usage.rounds == expected.summary.rounds
+            assert answer.metrics["speculative_decoding"]["per_step_accepted"]
+            with pytest.raises(openai.BadRequestError, match="logprobs is not possible"):
+                api.completions.create(model="tiny", prompt="x", logprobs=2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT) == 0
+
+
+class TestStandIn:
+    """It fails on whatever is not in the contract."""
+
+    def test_arguments(self, tensorrt_llm: ModuleType) -> None:
+        speculative = {"decoding_type": "DFlash", "max_draft_len": 7}
+        for wrong, words in (
+            ({"max_batch": 3}, "LLM: extra inputs are not permitted: max_batch"),
+            ({"max_batch_size": "3"}, "LLM.max_batch_size is '3', not int"),
+            ({"enable_chunked_prefill": 1}, "not bool"),
+            ({"kv_cache_config": {"reuse": True}}, "KvCacheConfig: extra inputs"),
+            ({"speculative_config": {**speculative, "block_size": 8}}, "DFlashDecodingConfig"),
+            ({"speculative_config": {"decoding_type": "dflash"}}, "not \\['DFlash'\\]"),
+            ({"speculative_config": None}, "max_draft_len"),
+            ({"speculative_config": {**speculative, "draft_len_schedule": {}}}, "not taken"),
+            ({"kv_cache_config": {"free_gpu_memory_fraction": None}}, "free_gpu_memory_fraction"),
+            ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
+            ({"kv_cache_config": {"pool_ratio": [0.5, 0.4]}}, "pool_ratio"),
+            ({"kv_cache_config": {"disk_cache_size": 1}}, "disk_cache_path"),
+            ({"kv_cache_config": {"block_reuse_config": {"x": 1}}}, "block_reuse_config"),
+            ({"telemetry_config": {"off": True}}, "telemetry_config"),
+            ({"attention_dp_config": {"timeout_iters": -1}}, "timeout_iters"),
+            ({"moe_config": {"load_balancer": "/nowhere.yaml"}}, "load_balancer"),
+            ({"enable_lm_head_tp_in_adp": True}, "needs enable_attention_dp"),
+            ({"moe_cluster_parallel_size": 3}, "must divide"),
+            ({"prefill_cuda_graph_backend": "breakable", "enable_lora": True}, "LoRA"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                tensorrt_llm.LLM(PAIR / "target", **wrong)
+
+    def test_sampling_params(self, tensorrt_llm: ModuleType) -> None:
+        for wrong, error in (
+            ({"stop_words": ["x"]}, TypeError),
+            ({"top_k": 1.5}, TypeError),
+            ({"max_tokens": None}, TypeError),
+            ({"temperature": -1.0}, ValueError),
+            ({"n": 2}, ValueError),  # greedy
+        ):
+            with pytest.raises(error):
+                tensorrt_llm.SamplingParams(**wrong)
+        with pytest.raises(AttributeError):
+            tensorrt_llm.SamplingParams().stop_words = ["x"]
+
+    def test_results(self, tensorrt_llm: ModuleType) -> None:
+        checkpoints = {"model": str(PAIR / "target"), "max_batch_size": 1, "max_seq_len": 64}
+        speculative = {"speculative_model": str(PAIR / "drafter"), "max_draft_len": 7}
+        llm = tensorrt_llm.LLM(
+            **checkpoints,
+            speculative_config={"decoding_type": "DFlash", **speculative},
+            enable_iter_perf_stats=True,
+        )
+        params = tensorrt_llm.SamplingParams(max_tokens=12, return_perf_metrics=True)
+        result = llm.generate("def main():", params)
+        [output] = result.outputs
+        tokenizer = Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json"))
+        assert output.text == tokenizer.decode(output.token_ids) != ""
+        assert output.finish_reason == "length"
+        spent = output.request_perf_metrics.speculative_decoding
+        assert spent.total_accepted_draft_tokens <= spent.total_draft_tokens
+        stats = [each["specDecodingStats"] for each in llm.get_stats()]
+        assert sum(each["numDraftTokens"] for each in stats) == spent.total_draft_tokens
+        with pytest.raises(AttributeError):
+            _ = result.metrics
+
+        async def stream() -> list[int]:
+            answer = llm.generate_async([5, 6, 7], params, streaming=True)
+            seen = []
+            async for step in answer:
+                assert step is answer
+                seen += step.outputs[0].token_ids_diff
+            assert answer.finished
+            return seen
+
+        assert len(asyncio.run(stream())) == 12
+        with pytest.raises(TypeError, match="str or list of int"):
+            llm.generate_async([1.5])
+        llm.shutdown()
+        with pytest.raises(RuntimeError, match="shutting down"):
+            llm.generate_async([1])

@@ -1,0 +1,195 @@
+"""`serving.style: llmapi`: TensorRT-LLM's own Triton model, by its published tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from llm_build import standins, write_llm_build
+from tritonclient.grpc.model_config_pb2 import DataType
+
+from dflash_trt.build.repository import read_config
+from dflash_trt.config import load_config
+from dflash_trt.errors import ConfigError, ServerError
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server.health import Health, health_of
+from dflash_trt.serving.server.launch import command, environment, find_binary
+from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.server import free_ports
+
+ROOT = Path(__file__).parents[2]
+PAIR = ROOT / "examples" / "pycode"
+ARGS = {"max_batch_size": 2, "max_seq_len": 512}
+# triton_backend/all_models/llmapi/tensorrt_llm/config.pbtxt@0a71057 of NVIDIA/TensorRT-LLM
+INPUTS = {
+    "STRING [-1]": "text_input image_url sampling_param_stop",
+    "STRING [1]": "lora_name lora_path lora_ckpt_source",
+    "BOOL [1]": "streaming stop sampling_param_exclude_input_from_output "
+    "sampling_param_return_perf_metrics return_finish_reason return_stop_reason "
+    "return_cumulative_logprob",
+    "INT32 [1]": "sampling_param_best_of sampling_param_top_k sampling_param_max_tokens",
+    "FP32 [1]": "sampling_param_temperature sampling_param_top_p "
+    "sampling_param_frequency_penalty sampling_param_presence_penalty",
+    "UINT64 [1]": "sampling_param_seed lora_id",
+}
+OUTPUTS = {
+    "STRING [-1]": "text_output finish_reason stop_reason",
+    "FP32 [-1]": "cumulative_logprob kv_cache_hit_rate",
+    "INT32 [-1]": "kv_cache_reused_block kv_cache_missed_block kv_cache_alloc_new_blocks "
+    "kv_cache_alloc_total_blocks",
+    "INT64 [1]": "arrival_time_ns first_scheduled_time_ns first_token_time_ns last_token_time_ns",
+    "FP32 [1]": "acceptance_rate",
+    "INT32 [1]": "total_accepted_draft_tokens total_draft_tokens",
+}
+WAIT = 60.0
+# does with the files of the layout what the published model.py does
+MODEL = """
+import json, os, sys
+import triton_python_backend_utils as pb
+import yaml
+
+def read(*, triton):
+    name = os.environ.get("LLM_CONFIG_PATH", "model.yaml")
+    with open(os.path.join(pb.get_model_dir(), name)) as file:
+        config = yaml.safe_load(file)
+    return config.pop("triton_config") if triton else {
+        key: value for key, value in config.items() if key != "triton_config"}
+
+class TritonPythonModel:
+    @classmethod
+    def auto_complete_config(cls, config):
+        config.set_model_transaction_policy(dict(decoupled=bool(read(triton=True)["decoupled"])))
+        config.set_max_batch_size(int(read(triton=True)["max_batch_size"]))
+        return config
+
+    def initialize(self, args):
+        sys.path += os.environ["PYTHONPATH"].split(os.pathsep)
+        import tensorrt_llm
+        self.api = tensorrt_llm
+        self.llm = tensorrt_llm.LLM(**read(triton=False))
+
+    def execute(self, requests):
+        for request in requests:
+            text = pb.get_input_tensor_by_name(request, "text_input").as_numpy().item().decode()
+            result = self.llm.generate(text, self.api.SamplingParams(max_tokens=9))
+            sender = request.get_response_sender()
+            out = pb.Tensor("text_output", pb.np.array([result.outputs[0].text.encode()], object))
+            sender.send(pb.InferenceResponse([out]), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Path:
+    return write_llm_build(tmp_path / "build", PAIR, ARGS, style="llmapi")
+
+
+@contextmanager
+def _tritonserver(build: Path, complete: bool) -> Iterator[Health]:
+    """Run as the layout's README says; complete: whether models may complete their configs."""
+    ports, runtime, security = free_ports(), build / "runtime", Security()
+    binary = find_binary(runtime)
+    line = command(binary, build / "model_repository", ports, f"llmapi_{os.getpid()}_", security)
+    if complete:
+        line.remove("--disable-auto-complete-config")
+    with (build / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            line, env=environment(binary), cwd=build, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        health, deadline = health_of(ports, security), time.monotonic() + WAIT
+        while not health.is_ready():
+            assert server.poll() is None, (build / "server.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        health.close()
+        yield health
+    finally:
+        server.terminate()
+        server.wait(WAIT)
+
+
+def _table(tensors: Any) -> dict[str, str]:
+    table: dict[str, list[str]] = {}
+    for each in tensors:
+        kind = f"{DataType.Name(each.data_type).removeprefix('TYPE_')} {list(each.dims)}"
+        table.setdefault(kind, []).append(each.name)
+    return {kind: sorted(names) for kind, names in table.items()}
+
+
+def _sorted(table: dict[str, str]) -> dict[str, list[str]]:
+    return {kind: sorted(names.split()) for kind, names in table.items()}
+
+
+def test_tensors_are_the_published_ones(build: Path) -> None:
+    config = read_config(build / "model_repository" / "tensorrt_llm" / "config.pbtxt")
+    assert _table(config.input) == _sorted(INPUTS)
+    assert _table(config.output) == _sorted(OUTPUTS)
+    assert [each.name for each in config.input if not each.optional] == ["text_input"]
+    assert (config.name, config.backend, config.max_batch_size) == ("tensorrt_llm", "python", 0)
+    assert config.model_transaction_policy.decoupled
+
+
+def test_model_yaml_has_the_arguments_and_what_triton_must_know(build: Path) -> None:
+    version = build / "model_repository" / "tensorrt_llm" / "1"
+    content = yaml.safe_load((version / "model.yaml").read_text())
+    assert content.pop("triton_config") == {
+        "max_batch_size": 0,
+        "decoupled": True,
+        "cancellation_check_period_ms": 100,
+    }
+    arguments = yaml.safe_load((build / "engines/tensorrt_llm/llm_args.yaml").read_text())
+    arguments["model"] = "engines/tensorrt_llm/target"
+    arguments["speculative_config"]["speculative_model"] = "engines/tensorrt_llm/drafter"
+    assert content == arguments
+    assert (build / content["model"]).is_dir()
+    assert not (version / "model.py").exists()
+    assert "triton_backend/all_models/llmapi" in (version / "README.md").read_text()
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("complete", [True, False])
+def test_the_layout_runs_with_and_without_auto_completion(build: Path, complete: bool) -> None:
+    """With a model.py that reads the files as the published one does."""
+    (build / "model_repository" / "tensorrt_llm" / "1" / "model.py").write_text(MODEL)
+    with standins(), _tritonserver(build, complete) as health:
+        body = json.dumps({"text_input": "def main():"}).encode()
+        url = f"{health.url}/v2/models/tensorrt_llm/generate_stream"
+        request = urllib.request.Request(url, body, health.headers)
+        with urllib.request.urlopen(request, timeout=WAIT) as response:
+            [line] = [line for line in response.read().decode().splitlines() if line]
+        assert json.loads(line.removeprefix("data: "))["text_output"]
+
+
+def test_serve_says_how_it_is_started(build: Path) -> None:
+    with pytest.raises(ServerError, match="style llmapi") as caught:
+        Server(build, free_ports())
+    assert "README.md" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("engine", "serving", "words"),
+    [
+        ("onnxruntime", "{style: llmapi}", "engine.kind tensorrt_llm"),
+        ("tensorrt_llm", "{slots: 3}", "slots has no effect"),
+        ("tensorrt_llm", "{mode: ensemble}", "mode has no effect"),
+    ],
+)
+def test_settings_that_do_not_go_with_the_engine(
+    engine: str, serving: str, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"name: x\ntarget: {{path: a}}\ndrafter: {{path: b}}\n"
+        f"engine: {{kind: {engine}}}\nserving: {serving}\n"
+    )
+    with pytest.raises(ConfigError, match=words):
+        load_config(file)

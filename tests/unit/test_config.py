@@ -1,0 +1,268 @@
+"""Build configs: defaults, paths, and errors that name file, line, field and fix."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.config import BuildConfig, TensorRT, TensorRTLLM, json_schema, load_config
+from dflash_trt.errors import ConfigError
+from dflash_trt.roofline.hardware import Machine
+
+HUB = "name: x\ntarget: {hub: org/a, revision: main}\ndrafter: {path: b}\n"
+RTX = "engine:\n  kind: tensorrt\n  library: tensorrt_rtx\n"
+GOOD = "name: x\ntarget: {path: a}\ndrafter: {path: b}\n"
+ALIASES = [f"a{i}: &a{i} [{f'*a{i - 1},' * 9}]\n" for i in range(1, 9)]
+BOMB = "".join(["a0: &a0 [x]\n", *ALIASES])
+LLM = GOOD + "engine:\n  kind: tensorrt_llm\n"
+MACHINE = """\
+  hardware:
+    name: x
+    gpus: 8
+    gpu: {name: y, sm: 90, memory_bytes: 1, bandwidth: 1, flops: {bf16: 1}, link_bandwidth: 1}
+"""
+
+
+def write(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "pair.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD))
+    assert config.engine.model_dump() == {
+        "kind": "onnxruntime",
+        "tensor_parallel_size": 1,
+        "shard_drafter": True,
+        "threads": 2,
+        "weights": "copy",
+        "quantize": None,
+    }
+    assert config.speculation.draft_tokens is None
+    assert config.serving.model_dump() == {
+        "style": "dflash",
+        "mode": "ensemble",
+        "slots": 4,
+        "max_seq_len": None,
+        "prefill_chunk": 256,
+        "max_queue": 64,
+        "max_per_client": None,
+    }
+
+
+@pytest.mark.parametrize("name", ["lookup", "correction", "tree"])
+def test_tensorrt_llm_has_chains_only(tmp_path: Path, name: str) -> None:
+    """The config does not claim what it has not, and refuses to be asked for it."""
+    for given in ("", f"speculation: {{{name}: false}}\n"):
+        speculation = load_config(write(tmp_path, LLM + given)).speculation
+        assert speculation.policy == "adaptive"
+        assert getattr(speculation, name) is False
+    with pytest.raises(ConfigError, match=f"{name} has no effect with engine.kind tensorrt_llm"):
+        load_config(write(tmp_path, LLM + f"speculation: {{{name}: true}}\n"))
+
+
+def test_a_machine_is_a_name_or_a_description(tmp_path: Path) -> None:
+    engine = load_config(write(tmp_path, LLM)).engine
+    assert isinstance(engine, TensorRTLLM)
+    assert (engine.version, engine.hardware) == ("1.4.0rc1", "dgx-b300")
+    engine = load_config(write(tmp_path, LLM + MACHINE)).engine
+    assert isinstance(engine, TensorRTLLM)
+    assert isinstance(engine.hardware, Machine)
+    assert engine.hardware.gpu.flops == {"bf16": 1}
+
+
+def test_compute_capabilities_may_be_numbers(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD + RTX + "  compute_capabilities: [8.9, 12.0]\n"))
+    assert isinstance(config.engine, TensorRT)
+    assert config.engine.compute_capabilities == ["8.9", "12.0"]
+    assert config.engine.dtype == "bf16"
+
+
+def test_paths_are_relative_to_the_config_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    path = write(
+        tmp_path / "configs", "name: x\ntarget: {path: ../a}\ndrafter: {path: /models/b}\n"
+    )
+    monkeypatch.chdir("/")
+    config = load_config(path)
+    assert config.target.path == tmp_path / "a"
+    assert config.drafter.path == Path("/models/b")
+
+
+def test_a_source_may_be_on_the_hub(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, HUB))
+    assert (config.target.hub, config.target.revision) == ("org/a", "main")
+    assert config.target.path is None
+    assert config.drafter.path == tmp_path / "b"
+
+
+def test_a_home_that_is_not_there_is_no_home(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, GOOD.replace("path: a", "path: ~no-such-user/a")))
+    assert config.target.path == tmp_path / "~no-such-user" / "a"
+
+
+def test_the_demo_config_is_as_the_readme_shows_it() -> None:
+    path = Path(__file__).parents[2] / "build_configs" / "pycode.yaml"
+    assert load_config(path).target.path == path.parents[1] / "examples" / "pycode" / "target"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field", "fix"),
+    [
+        (GOOD + "speculaton: {draft_tokens: 7}\n", 4, "speculaton", "Did you mean 'speculation'?"),
+        (GOOD + "serving:\n  slots: 2\n  slot: 2\n", 6, "serving.slot", "'slots'"),
+        (GOOD + "serving:\n  slots: two\n", 5, "serving.slots", "schema"),
+        (GOOD + "serving: {slots: 0}\n", 4, "serving.slots", "schema"),
+        (GOOD + "speculation: {draft_tokens: true}\n", 4, "speculation.draft_tokens", "schema"),
+        (GOOD + "engine:\n  kind: tensorrt\n", 4, "engine.library", "Add engine.library"),
+        (GOOD + RTX + "  compute_capabilities: [9.0]\n", 7, "compute_capabilities", "schema"),
+        (GOOD + RTX + "  compute_capabilities: []\n", 7, "compute_capabilities", "schema"),
+        (
+            GOOD + RTX.replace("_rtx", "") + "  compute_capabilities: [8.9]\n",
+            4,
+            "for the GPU that it finds",
+            "schema",
+        ),
+        (GOOD + "engine:\n  kind: vllm\n", 5, "engine.kind", "schema"),
+        (LLM + "  version: 1.2.1\n", 6, "engine.version", "schema"),
+        (LLM + "  gpu: 8\n", 6, "engine.gpu", "Did you mean 'gpus'?"),
+        (LLM + "  hardware: 8\n", 6, "engine.hardware", "schema"),
+        (LLM + "  hardware: {name: x, gpus: 8}\n", 6, "engine.hardware.gpu is missing", "schema"),
+        (LLM + MACHINE + "    colour: red\n", 10, "engine.hardware.colour", "schema"),
+        (LLM + MACHINE.replace("bf16", "fp2"), 9, "engine.hardware.gpu.flops.fp2", "schema"),
+        (GOOD + "name: y\n", 4, "name", "Keep one"),
+        ("name: x\ndrafter: {path: b}\n", 1, "target", "{path: DIRECTORY}"),
+        ("name: x\ntarget: a\ndrafter: {path: b}\n", 2, "target", "fields: path"),
+        (
+            HUB.replace(", revision: main", ""),
+            2,
+            "target: revision goes with hub",
+            "{hub: ORG/NAME",
+        ),
+        (HUB.replace("hub: org/a", "path: a"), 2, "target: revision goes with hub", "{hub: ORG"),
+        (
+            HUB.replace("hub:", "path: a, hub:"),
+            2,
+            "target: give exactly one of path, hub, gguf",
+            "{path: DIR",
+        ),
+        (
+            HUB.replace("hub: org/a, revision: main", ""),
+            2,
+            "exactly one of path, hub",
+            "{hub: ORG/NAME",
+        ),
+        (HUB.replace("org/a", "a"), 2, "target.hub", "schema"),
+        (HUB.replace("main", "12"), 2, "target.revision", "schema"),
+        ("name: No Good\ntarget: {path: a}\ndrafter: {path: b}\n", 1, "name", "schema"),
+        ("name: x\ntarget: {path: a\ndrafter: {path: b}\n", 3, "YAML", "Correct"),
+    ],
+)
+def test_errors_name_file_line_field_and_fix(
+    tmp_path: Path, text: str, line: int, field: str, fix: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    message = str(caught.value)
+    assert f"{path}:{line}:" in message
+    assert field in message
+    assert fix in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "name\n", b"name: \xff\n"])
+def test_what_is_not_a_mapping_is_refused(tmp_path: Path, text: str | bytes) -> None:
+    with pytest.raises(ConfigError, match=r"pair\.yaml"):
+        load_config(write(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the config"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_schema_describes_every_field() -> None:
+    schema = json_schema()
+    assert set(schema["properties"]) == set(BuildConfig.model_fields)
+    assert schema["required"] == ["name", "target", "drafter"]
+    assert schema["additionalProperties"] is False
+    assert {"OnnxRuntime", "TensorRT", "TensorRTLLM", "Serving", "Source"} < set(schema["$defs"])
+    for section, fields in schema["$defs"].items():
+        for name, field in fields["properties"].items():
+            assert field["description"], f"{section}.{name}"
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "serving: {slots: two, slot: 1}\nspeculaton: {}\n")
+    with pytest.raises(ConfigError, match=r"has 3 mistakes") as caught:
+        load_config(path)
+    first, *lines, last = str(caught.value).splitlines()
+    assert first == f"{path} has 3 mistakes:"
+    assert [line.split(": ")[0] for line in (*lines, last)] == [f"{path}:{n}" for n in (4, 4, 5)]
+    assert "unknown field 'serving.slot'. Did you mean 'slots'?" in lines[1]
+    with pytest.raises(ConfigError, match=r"has 2 mistakes"):
+        load_config(write(tmp_path, GOOD + GOOD.replace("name: x\n", "")))
+
+
+MISTAKES = """\
+name: X
+target: {path: a}
+target: {path: a}
+drafter: {path: b, hub: c/d}
+engine:
+  kind: tensorrt_llm
+  version: "0"
+  hardware: dgx-1
+speculation:
+  draft_tokens: two
+  lookup: true
+serving:
+  slots: 4
+  max_queue: many
+"""
+
+
+def test_fields_are_compared_though_others_are_wrong(tmp_path: Path) -> None:
+    """Of a section, and of two; nothing is said that only follows from another mistake."""
+    with pytest.raises(ConfigError, match=r"has 9 mistakes") as caught:
+        load_config(write(tmp_path, MISTAKES))
+    found = [line.split(":")[1] for line in str(caught.value).splitlines()[1:]]
+    assert found == ["1", "3", "4", "7", "8", "9", "10", "12", "14"]
+    for said in ("lookup has no effect", "slots has no effect", "no machine is called 'dgx-1'"):
+        assert said in str(caught.value)
+    wrong = LLM + "  gpu: 2\nserving: {style: llmapi}\n"
+    with pytest.raises(ConfigError, match=r"^\S+:6: unknown field 'engine.gpu'\. [^\n]+$"):
+        load_config(write(tmp_path, wrong))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name: " + "[" * 5000, "nested too deeply"),
+        ("name: " + "[" * 150 + "]" * 150, "nested too deeply"),
+        ("name: &a [*a]\n", "nested too deeply"),
+        (BOMB, "more than 100000 values"),
+        ("name: !!bool x\n", "a value in it cannot be read"),
+        ("name: " + "x" * (1 << 18), "more than 256 KiB"),
+        ("? [a]\n: b\n? [a]\n: c\n", "not valid YAML"),
+    ],
+)
+def test_text_that_would_harm_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "pair.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_config(path)

@@ -1,0 +1,382 @@
+"""What rounds cost: measured on made-up and on real engines, kept beside them, and shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import BuildPair
+
+from dflash_trt.build.manifest import differences, read_manifest
+from dflash_trt.build.run import build
+from dflash_trt.cli.main import main
+from dflash_trt.config import load_config
+from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.speculation import kept_costs as kept
+from dflash_trt.decoding.speculation.costs import BUDGET, MOST, WORST, Costs, measure
+from dflash_trt.decoding.speculation.kept_costs import COSTS_FILE, KEPT, costs_of, kept_costs
+from dflash_trt.engines.load import load_engine
+
+TABLE = Costs(
+    contexts=[64, 1088],
+    rows=[1, 4],
+    widths=[1, 2, 8],
+    verify_seconds=[[[1.0, 2.0, 5.0], [4.0, 8.0, 20.0]], [[3.0, 4.0, 7.0], [6.0, 10.0, 22.0]]],
+    draft_seconds=[[1.0, 2.0], [3.0, 4.0]],
+)
+HOP = 0.25e-3
+
+
+class Machine:
+    """Rounds of a made-up cost, on a clock of their own; follows `RunRound`."""
+
+    def __init__(self, scale: float = 1.0, spikes: int = 0) -> None:
+        self.scale, self.spikes = scale, spikes  # each so-many-th round takes ten times as long
+        self.now, self.rounds = 0.0, 0
+
+    def verify(self, n: int, width: int, context: int) -> float:
+        return self.scale * (1e-3 + 1e-4 * n * width + 1e-7 * n * context + 1e-8 * width * context)
+
+    def draft(self, n: int, context: int) -> float:
+        return self.scale * (5e-4 + 1e-4 * n + 1e-7 * n * context)
+
+    def __call__(self, x: VerifyInput) -> RoundOutput:
+        n, width = x.tokens.shape
+        lengths, forced, places, budgets = x.rows.T
+        assert (lengths == width).all()
+        assert (forced == 1).all()
+        assert (budgets > 0).all()
+        verify, draft = self.verify(n, width, int(places[0])), 0.0
+        if x.batch[1] > 0:
+            draft = self.draft(n, int(places[0]))
+        self.rounds += 1
+        slow = 10 if self.spikes and self.rounds % self.spikes == 0 else 1
+        self.now += HOP * self.scale + slow * (verify + draft)
+        none = np.zeros((n, 1, 1))
+        results = np.zeros((n, 3), np.int64)
+        drafts = np.zeros((n, 1), np.int64)
+        return RoundOutput(
+            results,
+            none.astype(np.float32),
+            none.astype(np.int64),
+            slow * verify,
+            drafts,
+            *no_candidates(n),
+            slow * draft,
+        )
+
+    def measure(self, slots: int = 8, max_seq_len: int = 1024, block_size: int = 8) -> Costs:
+        return measure(self, block_size, slots, max_seq_len, clock=lambda: self.now)
+
+
+# --- reading off ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "width", "context", "seconds"),
+    [
+        (1, 1, 64, 1.0),
+        (4, 8, 1088, 22.0),
+        (1, 5, 64, 3.5),
+        (2, 1, 64, 2.0),
+        (1, 1, 576, 2.0),
+        (2, 5, 64, 3.5 + (14 - 3.5) / 3),
+        (1, 10, 64, 6.0),  # beyond the last width, rows and context
+        (7, 1, 64, 7.0),
+        (1, 1, 2112, 5.0),
+        (1, 1, 0, 1.0),  # before the first context
+        (1, 1, 100, 1.0),  # of the same bucket as 64
+    ],
+)
+def test_between_what_was_measured(n: int, width: int, context: int, seconds: float) -> None:
+    for _ in range(2):  # computed, and remembered
+        assert TABLE.verify(n, width, context) == pytest.approx(seconds)
+
+
+def test_drafts_between_what_was_measured() -> None:
+    found = [TABLE.draft(*at) for at in ((1, 64), (4, 1088), (2, 64), (4, 576), (7, 64))]
+    assert found == pytest.approx([1, 4, 4 / 3, 3, 3])
+
+
+def test_a_table_of_one_kind_of_round() -> None:
+    one = Costs([0], [1], [1], [[[2.0]]], [[1.0]])
+    assert (one.verify(3, 5, 700), one.draft(3, 700)) == (2.0, 1.0)
+
+
+def test_json_and_back() -> None:
+    assert Costs(**json.loads(json.dumps(TABLE.as_json()))) == TABLE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rows": [1, 2, 4]},
+        {"rows": [4, 1]},
+        {"draft_seconds": [[1.0, 2.0], [3.0, float("nan")]]},
+        {"draft_seconds": [[1.0, 2.0], [3.0, -1.0]]},
+        {"draft_seconds": [1.0, 2.0]},
+        {"contexts": [], "verify_seconds": [], "draft_seconds": []},
+    ],
+)
+def test_a_damaged_table_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^a(n axis| table| time)"):
+        Costs(**{**TABLE.as_json(), **wrong})
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spikes", [0, 7])
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_what_rounds_take_is_found(scale: float, spikes: int) -> None:
+    """Hops between the models are part of verifying; a machine that is busy now and then is not."""
+    machine = Machine(scale, spikes)
+    found = machine.measure()
+    assert found.rows == [1, 2, 4, 8]
+    assert found.widths == [1, 2, 3, 4, 6, 8, 12, 16]
+    short, long = found.contexts
+    assert (short, long) == (64, 1024 - 2 * 16)
+    for context in found.contexts:
+        at = context // 64 * 64 if context == short else context
+        for n in (1, 2, 4, 8):
+            for width in found.widths:
+                i, j, k = (
+                    axis.index(x)
+                    for axis, x in zip(
+                        (found.contexts, found.rows, found.widths), (context, n, width), strict=True
+                    )
+                )
+                wanted = machine.verify(n, width, at) + HOP * scale
+                assert found.verify_seconds[i][j][k] == pytest.approx(wanted)
+            assert found.draft_seconds[i][j] == pytest.approx(machine.draft(n, at))
+    between = found.verify(3, 5, 512)
+    assert between == pytest.approx(machine.verify(3, 5, 512) + HOP * scale)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 200.0])
+def test_it_ends_in_time(scale: float) -> None:
+    machine = Machine(scale)
+    found = machine.measure()
+    assert found.rows[-1] == 8
+    assert (found.widths[0], found.widths[-1]) == (1, 16)
+    assert machine.now <= BUDGET * (1 if scale <= 1 else WORST)
+    if scale >= 200:
+        assert len(found.widths) < 8
+
+
+def test_where_a_step_takes_seconds_few_are_made() -> None:
+    machine = Machine(1000.0)
+    found = machine.measure()
+    assert (found.contexts, found.rows, found.widths) == ([64], [1, 8], [1, 16])
+    assert machine.rounds < 20
+
+
+def test_a_wider_step_is_never_quicker() -> None:
+    class Odd(Machine):
+        def verify(self, n: int, width: int, context: int) -> float:
+            return super().verify(n, width, context) * (0.5 if width in (3, 4) else 1.0)
+
+    found = Odd().measure()
+    table = np.array(found.verify_seconds)
+    for axis in range(3):
+        assert (np.diff(table, axis=axis) >= 0).all()
+    # the slow ones are not made slower by more than the quick ones are by
+    assert found.verify(1, 2, 64) < Machine().verify(1, 2, 64) + HOP
+
+
+@pytest.mark.parametrize(
+    ("slots", "max_seq_len", "block_size", "rows", "widest", "contexts"),
+    [
+        (1, 4096, 8, [1], 16, [64, 4064]),
+        (6, 160, 8, [1, 2, 4, 6], 16, [64]),
+        (2, 9, 8, [1, 2], 9, [0]),
+        (4, 1024, 20, [1, 2, 4], 20, [64, 984]),
+    ],
+)
+def test_the_grid_fits_the_engine(
+    slots: int, max_seq_len: int, block_size: int, rows: list[int], widest: int, contexts: list[int]
+) -> None:
+    found = Machine().measure(slots, max_seq_len, block_size)
+    assert (found.rows, found.widths[-1], found.contexts) == (rows, widest, contexts)
+
+
+def test_real_engines(built_pair: BuildPair) -> None:
+    pair = built_pair()
+    target, drafter = load_engine(pair.target_engine), load_engine(pair.drafter_engine)
+    rounds, run = 0, in_process(target, drafter)
+
+    def counted(x: VerifyInput) -> RoundOutput:
+        nonlocal rounds
+        rounds += 1
+        return run(x)
+
+    info = drafter.info
+    found = measure(counted, info.block_size, info.slots, target.info.max_seq_len, 0.3)
+    assert (found.rows, found.widths[-1]) == ([1, 2, 4], 16)
+    for n in range(1, info.slots + 1):
+        assert found.draft(n, 0) > 0
+        for width in range(1, 17):
+            assert found.verify(n, width, 0) > 0
+    kinds = len(found.rows) * (len(found.widths) + 1) * len(found.contexts)
+    assert rounds <= 3 * kinds * MOST + 4
+
+
+# --- keeping -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engines(built_pair: BuildPair, tmp_path: Path) -> Path:
+    """What `costs_of` reads of a pair's engines."""
+    for engine in (built_pair().target_engine, built_pair().drafter_engine):
+        (tmp_path / "engines" / engine.name).mkdir(parents=True)
+        shutil.copy(engine / "engine.json", tmp_path / "engines" / engine.name)
+    return tmp_path / "engines"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`costs_of` measures in a made-up time."""
+
+    def made_up(run_round: Machine, *sizes: int) -> Costs:
+        return measure(run_round, *sizes, clock=lambda: run_round.now)
+
+    monkeypatch.setattr(kept, "measure", made_up)
+
+
+def test_measured_once_on_a_machine(engines: Path) -> None:
+    first, second = Machine(), Machine()
+    costs = costs_of(engines, "in_process", first)
+    assert first.rounds
+    assert costs_of(engines, "in_process", second) == costs
+    assert not second.rounds
+    assert [path.name for path in engines.iterdir() if path.is_file()] == [COSTS_FILE]
+
+
+@pytest.mark.parametrize("change", ["cpu", "cores", "library", "mode", "threads", "drafter"])
+def test_another_machine_is_measured(
+    engines: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = costs_of(engines, "in_process", Machine())
+    mode, threads, other = "in_process", None, Machine(2.0)
+    if change == "cpu":
+        monkeypatch.setattr(kept, "cpu_model", lambda: "another")
+    elif change == "cores":
+        monkeypatch.setattr(kept, "usable_cores", lambda: 1000)
+    elif change == "library":
+        monkeypatch.setattr(kept, "versions", lambda: {"onnxruntime": "0.1"})
+    elif change == "mode":
+        mode = "ensemble"
+    elif change == "threads":
+        threads = 1000
+    else:
+        file = engines / "drafter" / "engine.json"
+        file.write_text(file.read_text() + " ")
+    there = costs_of(engines, mode, other, threads)
+    assert other.rounds
+    assert there != here
+    both = kept_costs(engines)
+    assert [costs for _, costs in both] == [here, there]
+    names = {name for name, value in both[0][0].items() if both[1][0][name] != value}
+    assert names == {change}
+    again = Machine()
+    assert costs_of(engines, mode, again, threads) == there
+    assert not again.rounds
+
+
+def test_the_last_machines_are_kept(engines: Path) -> None:
+    for threads in range(1, KEPT + 3):
+        costs_of(engines, "in_process", Machine(), threads)
+    assert [machine["threads"] for machine, _ in kept_costs(engines)] == [*range(3, KEPT + 3)]
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "[]", "{}", "[1]", '[{"machine": {}}]', "table", "bytes"]
+)
+def test_a_damaged_file_is_measured_again(engines: Path, damage: str) -> None:
+    costs = costs_of(engines, "in_process", Machine())
+    file = engines / COSTS_FILE
+    text = file.read_text()
+    if damage == "cut":
+        file.write_text(text[: len(text) // 2])
+    elif damage == "table":
+        file.write_text(text.replace('"rows": [1, ', '"rows": [', 1))
+    elif damage == "bytes":
+        file.write_bytes(b"\xff\xfe\x00")
+    else:
+        file.write_text(damage)
+    again = Machine()
+    assert costs_of(engines, "in_process", again) == costs
+    assert again.rounds
+    assert [each for _, each in kept_costs(engines)] == [costs]
+
+
+def test_where_nothing_can_be_written(engines: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (engines / COSTS_FILE).mkdir()  # root may write into a read-only folder, but not onto this
+    machine = Machine()
+    with caplog.at_level(logging.WARNING):
+        costs = costs_of(engines, "in_process", machine)
+    assert costs == Machine().measure(costs.rows[-1], 160)
+    assert "measured at each start" in caplog.text
+    assert [path.name for path in engines.iterdir() if path.name.startswith(COSTS_FILE)] == [
+        COSTS_FILE
+    ]
+
+
+def test_a_build_is_whole_with_and_without_it(tmp_path: Path) -> None:
+    config = load_config(Path(__file__).parents[2] / "build_configs" / "pycode.yaml")
+    output = tmp_path / "built"
+    assert build(config, output, lambda *_: None).built
+    costs_of(output / "engines", "in_process", Machine())
+    leftover = output / "engines" / f"{COSTS_FILE}.4711"  # of a process that was killed
+    leftover.touch()
+    assert not differences(output, read_manifest(output))
+    assert not build(config, output, lambda *_: None).built
+    assert kept_costs(output / "engines")
+    serving = config.serving.model_copy(update={"slots": 2})
+    assert build(config.model_copy(update={"serving": serving}), output, lambda *_: None).built
+    assert not kept_costs(output / "engines")
+
+
+# --- showing -------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(Path(__file__).parents[2] / "build_configs" / "pycode.yaml")
+    output = tmp_path / "built"
+    build(config, output, lambda *_: None)
+
+    def inspect(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["dflash-trt", "inspect", str(output), *options])
+        assert main() == 0
+        return capsys.readouterr().out
+
+    assert "not measured yet" in inspect()
+    costs = costs_of(output / "engines", "in_process", Machine())
+    monkeypatch.setattr(kept, "cpu_model", lambda: "Another CPU")
+    costs_of(output / "engines", "ensemble", Machine())
+    text = inspect()
+    assert "pycode  onnxruntime" in text
+    assert "Another CPU" in text
+    assert text.count("(this machine)") == 1
+    row = next(line for line in text.splitlines() if line.startswith("   1  "))
+    plain, wide, draft = (
+        costs.verify_seconds[0][0][0],
+        costs.verify_seconds[0][0][-1],
+        costs.draft_seconds[0][0],
+    )
+    cells = [cell for cell in row.split("  ") if cell.strip()]
+    assert cells[1].strip() == f"{1000 * plain:.3g} (1.00)"
+    assert cells[-2].strip() == f"{1000 * wide:.3g} ({wide / plain:.2f})"
+    assert cells[-1].strip() == f"{1000 * draft:.3g} ({draft / plain:.2f})"
+    report = json.loads(inspect("--json"))
+    assert [each["here"] for each in report["costs"]] == [False, True]
+    assert report["costs"][0]["verify_seconds"] == costs.verify_seconds

@@ -1,0 +1,397 @@
+"""The deployment files against their own validators, and the probe against a real server.
+
+hadolint, shellcheck, yamllint and kubernetes-validate (the schemas of Kubernetes) are what the dev
+extra installs; the two custom resources have schemas trimmed from the published ones, in
+`schemas/`. No image was built, and nothing was applied to a cluster.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from live import serving
+from yamllint import linter
+from yamllint.config import YamlLintConfig
+
+from dflash_trt.build import deployment
+from dflash_trt.build.deployment import resource_name, write_deployment
+from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.roofline.hardware import machine
+from dflash_trt.serving.server.server import free_ports
+
+ROOT = Path(__file__).parents[2]
+SCHEMAS = Path(__file__).parents[1] / "schemas"
+KUBERNETES = "1.34"
+LINT = YamlLintConfig(
+    "{extends: default, rules: {line-length: {max: 110}, document-start: disable, "
+    "braces: {max-spaces-inside: 0}}}"
+)
+CASES: dict[str, dict[str, Any]] = {
+    "dgx-b300": {"hardware": "dgx-b300", "checkpoints": "hub"},
+    "one-gpu": {"hardware": "hgx-h200", "gpus": 1, "version": "1.3.0rc27"},
+    "two-nodes": {"hardware": "gb300-nvl72-slice", "checkpoints": "hub"},
+}
+SEVERAL = "two-nodes"
+
+
+def made(name: str = "gpt-oss.120b_x", style: str = "dflash", **engine: Any) -> BuildConfig:
+    hub = {"hub": "org/name", "revision": "0" * 40}
+    return BuildConfig.model_validate(
+        {
+            "name": name,
+            "target": hub,
+            "drafter": hub,
+            "engine": {"kind": "tensorrt_llm", **engine},
+            "serving": {"style": style},
+        }
+    )
+
+
+def write(directory: Path, config: BuildConfig) -> None:
+    engine = config.engine
+    assert isinstance(engine, TensorRTLLM)
+    preset = machine(engine.hardware)
+    write_deployment(directory, config, preset, engine.gpus or preset.all_gpus)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def deploy(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(case)
+    write(directory, made(**CASES[case]))
+    return directory / "deploy"
+
+
+def ran(*command: object) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+
+def resources(deploy: Path) -> dict[str, dict[str, Any]]:
+    """By kind."""
+    files = (deploy / "kubernetes").glob("*.yaml")
+    found = [yaml.safe_load(file.read_text()) for file in files]
+    return {each["kind"]: each for each in found}
+
+
+def pods(deploy: Path) -> list[dict[str, Any]]:
+    """The pod templates, the one that serves first."""
+    kinds = resources(deploy)
+    if "Deployment" in kinds:
+        return [kinds["Deployment"]["spec"]["template"]]
+    group = kinds["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    return [group["leaderTemplate"], group["workerTemplate"]]
+
+
+def test_the_dockerfile(deploy: Path, case: str) -> None:
+    checked = ran("hadolint", deploy / "Dockerfile")
+    assert checked.returncode == 0, checked.stdout
+    text = (deploy / "Dockerfile").read_text()
+    version = CASES[case].get("version", "1.4.0rc1")
+    assert f"nvcr.io/nvidia/tensorrt-llm/release:{version}\n" in text
+    users = [line.split()[1] for line in text.splitlines() if line.startswith("USER")]
+    assert users == ["10001"]
+    assert ("openssh-server" in text) == (case == SEVERAL)
+
+
+def test_the_image_has_all_that_is_imported() -> None:
+    """Of our dependencies it gets those that a bundle needs: no ONNX Runtime, no graph builder."""
+    text = (Path(deployment.__file__).parent / "templates" / "Dockerfile").read_text()
+    line = text.split("--constraint /tmp/installed.txt")[1].split("&&")[0].replace("\\\n", " ")
+    installed = {re.split(r"[\[>]", word)[0] for word in shlex.split(line)}
+    required = [each for each in metadata.requires("dflash-trt") or () if "extra ==" not in each]
+    declared = {re.match(r"[\w.-]+", each)[0] for each in required}  # type: ignore[index]
+    assert installed <= declared
+    modules = ("cli", "doctor", "serving.front", "serving.client", "serving.server")
+    modules += ("bench.load", "bench.prompts", "bench.protocols", "bench.server_report")
+    code = f"""
+import importlib, importlib.metadata, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {{"onnxruntime", "onnx_ir", "onnx", "pytriton", "transformers"}}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Finder())
+before = set(sys.modules)
+for module in {modules}:
+    importlib.import_module("dflash_trt." + module)
+names = importlib.metadata.packages_distributions()
+print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0], [])}})
+"""
+    out = ran(sys.executable, "-c", code)
+    assert out.returncode == 0, out.stderr
+    imported = {name.lower().replace("_", "-") for name in out.stdout.split()} & declared
+    assert imported <= installed
+
+
+def test_the_scripts(deploy: Path, case: str) -> None:
+    scripts = sorted(deploy.glob("*.sh"))
+    names = {"probe.sh", "start.sh"} | ({"leader.sh", "worker.sh"} if case == SEVERAL else set())
+    assert {script.name for script in scripts} == names
+    checked = ran("shellcheck", *scripts)
+    assert checked.returncode == 0, checked.stdout
+    assert all(os.access(script, os.X_OK) for script in scripts)
+
+
+def run_with_fakes(script: Path, tmp_path: Path, **env: str) -> list[str]:
+    """What mpirun's script is given, with commands that a test machine lacks."""
+    fakes = tmp_path / "fakes"
+    fakes.mkdir(exist_ok=True)
+    launch = script.parents[1] / "launch"
+    launch.mkdir(exist_ok=True)
+    echo = "#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n"
+    for file, text in (
+        (fakes / "ssh", f'#!/bin/sh\necho "$@" >> {tmp_path}/ssh.log\n'),
+        (fakes / "install", "#!/bin/sh\n"),
+        (launch / "mpi.sh", echo),
+    ):
+        file.write_text(text)
+        file.chmod(0o755)
+    path = {"PATH": f"{fakes}:{os.environ['PATH']}", "HOME": str(tmp_path), **env}
+    done = subprocess.run(
+        [script], env=os.environ | path, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
+    write(tmp_path, made())
+    start = tmp_path / "deploy" / "start.sh"
+    said = run_with_fakes(start, tmp_path, TRITON_ARGS="--log-verbose=1")
+    *_, http, grpc, verbose = said
+    rule = http.removeprefix("--http-restricted-api=")
+    assert grpc == f"--grpc-restricted-protocol={rule}"
+    assert verbose == "--log-verbose=1"
+    closed, key = rule.split(":admin-key=")
+    assert closed == "model-repository,shared-memory,trace,logging"
+    assert len(key) == 64
+    assert run_with_fakes(start, tmp_path)[-1] != grpc  # another key each time
+
+
+def test_the_leader_starts_ranks_on_every_pod(tmp_path: Path) -> None:
+    write(tmp_path, made(hardware="gb300-nvl72-slice"))
+    group = {"LWS_LEADER_ADDRESS": "a-0.a.ns", "LWS_GROUP_SIZE": "2"}
+    said = run_with_fakes(tmp_path / "deploy" / "leader.sh", tmp_path, **group)
+    assert said[:3] == ["--host", "a-0.a.ns:4,a-0-1.a.ns:4", "--mca"]
+    assert said[3] == "plm_rsh_args"
+    assert "-p 2222" in said[4]
+    assert "a-0-1.a.ns true" in (tmp_path / "ssh.log").read_text()
+
+
+def test_the_yaml(deploy: Path) -> None:
+    for file in (deploy / "kubernetes").glob("*.yaml"):
+        assert [str(problem) for problem in linter.run(file.read_text(), LINT)] == []
+
+
+def test_the_manifests(deploy: Path, case: str) -> None:
+    kinds = resources(deploy)
+    workload = "LeaderWorkerSet" if case == SEVERAL else "Deployment"
+    core = {"PersistentVolumeClaim", "PodDisruptionBudget", "Service"}
+    assert kinds.keys() == core | {workload, "PodMonitor", "Kustomization"}
+    for kind in core | ({workload} - {"LeaderWorkerSet"}):
+        kubernetes_validate.validate(kinds[kind], KUBERNETES, strict=True)
+    for kind in ("PodMonitor", "LeaderWorkerSet"):
+        if kind in kinds:
+            jsonschema.validate(
+                kinds[kind], json.loads((SCHEMAS / f"{kind.lower()}.json").read_text())
+            )
+    for template in pods(deploy):
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "x"},
+            "spec": template["spec"],
+        }
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+def test_the_schemas_refuse_what_is_not_published() -> None:
+    for kind, field in (("leaderworkerset", "leaderWorkerTemplat"), ("podmonitor", "endpoints")):
+        schema = json.loads((SCHEMAS / f"{kind}.json").read_text())["properties"]["spec"]
+        with pytest.raises(jsonschema.ValidationError, match=field):
+            jsonschema.validate({field: {}}, schema)
+
+
+def test_kustomize_takes_it(deploy: Path) -> None:
+    """Everything listed is there, and the other way round; kubectl, where there is one, agrees."""
+    folder = deploy / "kubernetes"
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    files = {file.name for file in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(listed["resources"]) == files
+    (image,) = listed["images"]
+    for template in pods(deploy):
+        (container,) = template["spec"]["containers"]
+        assert container["image"] == f"{image['name']}:{image['newTag']}"
+    if shutil.which("kubectl"):
+        built = ran("kubectl", "kustomize", folder)
+        assert built.returncode == 0, built.stderr
+        assert len(list(yaml.safe_load_all(built.stdout))) == len(files)
+
+
+def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
+    engine = CASES[case]
+    preset = machine(engine["hardware"])
+    for template in pods(deploy):
+        spec, (container,) = template["spec"], template["spec"]["containers"]
+        gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+        assert gpus == min(engine.get("gpus", preset.all_gpus), preset.gpus)
+        shm = next(volume for volume in spec["volumes"] if volume["name"] == "shm")
+        assert shm["emptyDir"]["medium"] == "Memory"
+        assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in spec["volumes"]}
+        major, minor = (
+            spec["nodeSelector"][f"nvidia.com/gpu.compute.{x}"] for x in ("major", "minor")
+        )
+        assert int(major + minor) == preset.gpu.sm
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        env = {each["name"] for each in container["env"]}
+        assert ("HF_TOKEN" in env) == (engine.get("checkpoints") == "hub")
+
+
+def test_selectors_find_the_pods_that_serve(deploy: Path, case: str) -> None:
+    kinds, (serving, *others) = resources(deploy), pods(deploy)
+    # what the controller adds to the pods of a group
+    index = "leaderworkerset.sigs.k8s.io/worker-index"
+    labels = [dict(template["metadata"]["labels"]) for template in (serving, *others)]
+    if case == SEVERAL:
+        for number, each in enumerate(labels):
+            each[index] = str(number)
+    for selector in (
+        kinds["Service"]["spec"]["selector"],
+        kinds["PodMonitor"]["spec"]["selector"]["matchLabels"],
+    ):
+        found = [selector.items() <= each.items() for each in labels]
+        assert found == [True] + [False] * len(others)
+    (container,) = serving["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports.keys()
+    (endpoint,) = kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert ports[endpoint["port"]] == 8002
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["exec"]["command"] == ["deploy/probe.sh"]
+
+
+def test_it_repeats_and_links_do_not_travel(tmp_path: Path) -> None:
+    config = made(checkpoints="hub")
+    texts = []
+    for name in ("one", "two"):
+        write(tmp_path / name, config)
+        files = sorted(file for file in (tmp_path / name).rglob("*") if file.is_file())
+        texts.append([file.read_bytes() for file in files])
+    assert texts[0] == texts[1]
+    write(tmp_path / "link", made(checkpoints="link"))
+    assert not (tmp_path / "link").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt-oss-120b", "gpt-oss-120b"),
+        ("qwen3.5-4b_x", "qwen3-5-4b-x"),
+        ("3.1", "dflash-3-1"),
+        ("a" * 90, "a" * 45),
+    ],
+)
+def test_names(name: str, expected: str) -> None:
+    assert resource_name(name) == expected
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """/metrics with a count of tokens, and a model that generates one or fails."""
+
+    tokens, works = 0, True
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self._answer(200, f'trtllm_generation_tokens_total{{model="dflash"}} {type(self).tokens}\n')
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        type(self).asked.append(f"{self.path} {body}")
+        self._answer(200 if type(self).works else 503, "{}")
+
+    def _answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def answering() -> Iterator[tuple[type[Answers], int]]:
+    handler = type("Handler", (Answers,), {"asked": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield handler, server.server_port
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+@pytest.mark.parametrize("style", ["dflash", "llmapi"])
+def test_the_probe_generates_unless_tokens_flow(tmp_path: Path, style: str) -> None:
+    write(tmp_path, made(style=style))
+
+    def healthy(port: int) -> bool:
+        ports = {"HTTP_PORT": str(port), "METRICS_PORT": str(port), "TMPDIR": str(tmp_path)}
+        probe = [str(tmp_path / "deploy" / "probe.sh")]
+        return subprocess.run(probe, env=os.environ | ports, timeout=60).returncode == 0
+
+    with answering() as (server, port):
+        assert healthy(port)
+        (asked,) = server.asked
+        model, length = {
+            "dflash": ("dflash", "max_tokens"),
+            "llmapi": ("tensorrt_llm", "sampling_param_max_tokens"),
+        }[style]
+        path, body = asked.split(" ", 1)
+        assert path == f"/v2/models/{model}/generate"
+        assert json.loads(body) == {"text_input": "a", length: 1}
+        server.works = False
+        assert not healthy(port)  # nothing has been generated since, and nothing is
+        server.tokens = 5
+        assert healthy(port)  # others are being served
+        assert len(server.asked) == 2
+        assert not healthy(port)
+    assert not healthy(port)  # nobody listens
+
+
+def test_the_probe_asks_a_real_server(built: Path, tmp_path: Path) -> None:
+    write(tmp_path, made())
+    ports = free_ports()
+    probe = [str(tmp_path / "deploy" / "probe.sh")]
+    env = {"HTTP_PORT": str(ports.http), "METRICS_PORT": str(ports.metrics)}
+    with serving(built, ports):
+        for _ in range(2):
+            asked = subprocess.run(probe, env=os.environ | env, timeout=60)
+            assert asked.returncode == 0
+    assert subprocess.run(probe, env=os.environ | env, timeout=60).returncode != 0

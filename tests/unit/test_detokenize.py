@@ -1,0 +1,92 @@
+"""The pieces add up to the text of all tokens, and none of them splits a character."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from dflash_trt.serving.front.detokenize import HOLE, Detokenizer
+
+TEXT = "naïve 🙂🙃 — žluťoučký kůň, 日本語 và tiếng Việt; ok\n\tdef f(x):  return x  "
+
+
+def _byte_level() -> Tokenizer:
+    """Llama 3, Qwen3, gpt-oss: one token per byte here."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+def _sentencepiece() -> Tokenizer:
+    """Llama 2: bytes where there is no piece, and the first piece loses its leading space."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "▁def", "▁return", "▁x", *sorted(set("naveokdfrtux(),:;"))]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def _pieces(tokenizer: Tokenizer, ids: list[int], draw: random.Random) -> list[str]:
+    """Push 1 to 5 tokens at a time, as rounds do."""
+    detokenizer, pieces, at = Detokenizer(tokenizer), [], 0
+    while at < len(ids):
+        step = draw.randint(1, 5)
+        last = at + step >= len(ids)
+        pieces.append(detokenizer.push(ids[at : at + step], last=last))
+        at += step
+    return pieces
+
+
+@pytest.mark.parametrize("make", [_byte_level, _sentencepiece])
+@pytest.mark.parametrize("seed", range(20))
+def test_text_comes_in_whole_characters(make, seed: int) -> None:
+    tokenizer = make()
+    ids = tokenizer.encode(TEXT).ids
+    pieces = _pieces(tokenizer, ids, random.Random(seed))
+    assert "".join(pieces) == tokenizer.decode(ids)
+    assert HOLE not in "".join(pieces)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_bytes_give_what_decoding_all_at_once_gives(seed: int) -> None:
+    tokenizer, draw = _byte_level(), random.Random(seed)
+    ids = [draw.randrange(tokenizer.get_vocab_size()) for _ in range(300)]
+    assert "".join(_pieces(tokenizer, ids, draw)) == tokenizer.decode(ids)
+
+
+def test_an_unfinished_character_comes_at_the_end() -> None:
+    tokenizer = _byte_level()
+    ids = tokenizer.encode("a🙂").ids
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push(ids[:3]) == "a"
+    assert detokenizer.push([], last=True) == HOLE
+
+
+def test_special_tokens_are_no_text() -> None:
+    tokenizer = _byte_level()
+    end = tokenizer.token_to_id("<|end|>")
+    ids = [*tokenizer.encode("é").ids, end]
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push(ids, last=True) == "é"
+
+
+def test_the_window_stays_short() -> None:
+    tokenizer = _byte_level()
+    detokenizer = Detokenizer(tokenizer)
+    for _ in range(500):
+        detokenizer.push(tokenizer.encode("ab é").ids)
+    assert len(detokenizer._window) < 20

@@ -1,0 +1,154 @@
+"""Scripts for other engines: their options are published ones, and the shell agrees."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pairs import make_pair
+
+from dflash_trt.build.export import ENGINES, export
+from dflash_trt.cli.main import main
+from dflash_trt.config import BuildConfig
+from dflash_trt.errors import ConfigError, PairError
+
+PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("a pair")  # a path that must be quoted
+    make_pair(directory, block_size=8)
+    return directory
+
+
+def made(directory: Path, drafter: Path | None = None, **engine: Any) -> BuildConfig:
+    places = {"target": directory / "target", "drafter": drafter or directory / "drafter"}
+    sources = {role: {"path": str(place)} for role, place in places.items()}
+    section = {"kind": "tensorrt_llm", "gpus": 2, **engine}
+    return BuildConfig.model_validate({"name": "small", **sources, "engine": section})
+
+
+def written(config: BuildConfig, engine: str) -> str:
+    return export(config, engine, lambda *_: None)
+
+
+def commands(script: str) -> list[list[str]]:
+    """Its commands, without what is written to files and set."""
+    lines = script.rsplit("\nEOF\n", maxsplit=1)[-1].replace("\\\n", " ").splitlines()
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in found if words and words[0] not in ("set", "export")]
+
+
+def options(words: list[str]) -> list[str]:
+    return [word for word in words if word.startswith("--")]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_options_are_published_ones(pair: Path, engine: str) -> None:
+    (words,) = commands(written(made(pair), engine))
+    published = PUBLISHED[engine]
+    start = published["command"]
+    assert words[: len(start)] == start
+    assert set(options(words)) <= set(published["options"])
+    assert str(pair / "target") in words
+
+
+def test_vllm_gets_its_drafter(pair: Path) -> None:
+    (words,) = commands(written(made(pair, concurrency=3), "vllm"))
+    drafter = json.loads(words[words.index("--speculative-config") + 1])
+    assert drafter == {
+        "method": "dflash",
+        "model": str(pair / "drafter"),
+        "num_speculative_tokens": 7,
+    }
+    assert drafter.keys() <= set(PUBLISHED["vllm"]["speculative_config"])
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert words[words.index("--max-num-seqs") + 1] == "3"
+    assert words[words.index("--attention-backend") + 1] == "flash_attn"
+    assert words[words.index("--max-num-batched-tokens") + 1] == "32768"
+
+
+def test_vllm_runs_gemma_with_two_backends(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the target have no attention without a causal mask, which drafts need."""
+    name = "Gemma4ForConditionalGeneration"
+    monkeypatch.setattr("dflash_trt.build.export.architecture", lambda target: name)
+    script = written(made(pair), "vllm")
+    (words,) = commands(script)
+    drafter = json.loads(words[words.index("--speculative-config") + 1])
+    assert drafter["attention_backend"] == "flash_attn"
+    assert words[words.index("--attention-backend") + 1] == "triton_attn"
+    assert "# Take a release from after July 2026" in script
+
+
+def test_attention_of_each_rank_is_said_and_counted(pair: Path) -> None:
+    args = {"enable_attention_dp": True}
+    for engine, option in (("vllm", "--max-num-seqs"), ("sglang", "--max-running-requests")):
+        script = written(made(pair, concurrency=6, args=args), engine)
+        assert f"{engine} gets tensor parallelism only" in script
+        (words,) = commands(script)
+        assert words[words.index(option) + 1] == "6"
+
+
+def test_sglang_counts_the_anchor(pair: Path) -> None:
+    (words,) = commands(written(made(pair), "sglang"))
+    assert words[words.index("--speculative-dflash-block-size") + 1] == "8"
+    assert words[words.index("--speculative-algorithm") + 1] in PUBLISHED["sglang"]["algorithms"]
+    assert "--speculative-draft-model-quantization" not in words  # nothing to inherit
+
+
+def test_trtllm_serve_gets_the_arguments_of_a_build(pair: Path) -> None:
+    script = written(made(pair), "trtllm-serve")
+    text = script.split("<<'EOF'\n")[1].split("EOF\n")[0]
+    args = yaml.safe_load(text)
+    assert args["speculative_config"]["speculative_model"] == str(pair / "drafter")
+    assert args["speculative_config"]["max_draft_len"] == 7
+    assert args["tensor_parallel_size"] == 2
+    assert "model" not in args
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_shell_has_nothing_against_it(pair: Path, tmp_path: Path, engine: str) -> None:
+    file = tmp_path / "script.sh"
+    file.write_text(written(made(pair), engine))
+    ran = subprocess.run(["shellcheck", file], capture_output=True, text=True, timeout=30)
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_nodes_are_refused(pair: Path, engine: str) -> None:
+    config = made(pair, hardware="gb300-nvl72-slice", gpus=8)
+    wide = config.engine.model_copy(update={"args": {"tensor_parallel_size": 8}})
+    with pytest.raises(ConfigError, match="a node of gb300-nvl72-slice has 4"):
+        written(config.model_copy(update={"engine": wide}), engine)
+
+
+def test_what_an_engine_does_not_run_is_refused(pair: Path) -> None:
+    other = Path(__file__).parents[1] / "samples" / "speculators-full"
+    config = made(pair, other)
+    for engine in ("sglang", "trtllm-serve"):
+        with pytest.raises(PairError, match=f"{engine} does not read drafters in the speculators"):
+            written(config, engine)
+    assert str(other) in written(config, "vllm")
+
+
+def test_the_command(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(made(pair).model_dump_json(exclude_none=True, exclude={"serving"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["dflash-trt", "export", "sglang", str(file)])
+        assert main() == 0
+        assert capsys.readouterr().out.startswith("#!/usr/bin/env bash\n")
+        patch.setattr("sys.argv", ["dflash-trt", "export", "llama.cpp", str(file)])
+        assert main() == 1
+        assert "Take vllm, sglang, trtllm-serve." in capsys.readouterr().err
+    plain = BuildConfig.model_validate(
+        {"name": "cpu", **{role: {"path": str(pair / role)} for role in ("target", "drafter")}}
+    )
+    with pytest.raises(ConfigError, match="says nothing of GPUs"):
+        written(plain, "vllm")

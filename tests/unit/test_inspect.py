@@ -1,0 +1,361 @@
+"""The report of a pair, and each named check on a pair made wrong in exactly its way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pairs import Pair as Directories
+from pairs import make_pair
+from safetensors.torch import load_file, save_file
+from test_checkpoints import edit, edit_weights
+from test_formats import to_speculators
+from transformers import GptOssConfig
+
+from dflash_trt.build.acceptance_probe import measure
+from dflash_trt.build.run import build
+from dflash_trt.checkpoints.drafter import load_drafter
+from dflash_trt.checkpoints.inspect import inspect
+from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
+from dflash_trt.checkpoints.pair import CHECKS, check_pair, findings
+from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints.zlab import default_taps
+from dflash_trt.cli.main import main
+from dflash_trt.config import BuildConfig
+from dflash_trt.errors import PairError
+
+DEMO = Path(__file__).parents[2] / "examples" / "pycode"
+Spoil = Callable[[Path, Path], object]  # of the target's and the drafter's directory
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random pair with nothing to find fault with."""
+    directory = tmp_path_factory.mktemp("original")
+    make_pair(directory, layers=9, taps=(1, 4, 6), tied=False)
+    # make_pair gives the drafter a RoPE base of its own
+    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    return directory
+
+
+@pytest.fixture
+def spoiled(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "pair"))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`run(*arguments)` as the shell would see it, in this process: code, stdout, stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dflash-trt", *map(str, arguments)])
+        return main(), *capsys.readouterr()
+
+    return call
+
+
+def results(pair: Path, **config: int) -> dict[str, str]:
+    found = findings(
+        Pair(outline_target(pair / "target"), outline_drafter(pair / "drafter"), **config)
+    )
+    return {finding.name: finding.result for finding in found}
+
+
+def bad(pair: Path, **config: int) -> dict[str, str]:
+    return {n: r for n, r in results(pair, **config).items() if r in ("error", "warning")}
+
+
+def dflash(drafter: Path, **changes: object) -> None:
+    """Set fields of dflash_config; None removes one."""
+    config = json.loads((drafter / "config.json").read_text())["dflash_config"] | changes
+    edit(drafter, dflash_config={k: v for k, v in config.items() if v is not None})
+
+
+def rename_token(directory: Path) -> None:
+    file = directory / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(tokenizer))
+
+
+def tokenizer_of_another(target: Path, drafter: Path) -> None:
+    shutil.copy(target / "tokenizer.json", drafter)
+    rename_token(drafter)
+
+
+def cast(directory: Path, dtype: torch.dtype) -> None:
+    file = directory / "model.safetensors"
+    save_file({name: t.to(dtype) for name, t in load_file(file).items()}, file, {"format": "pt"})
+
+
+def narrow(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["fc.weight"] = tensors["fc.weight"][:, :128].contiguous()
+
+
+WINDOWS = {"layer_types": ["sliding_attention"], "use_sliding_window": True, "max_window_layers": 0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "original_max_position_embeddings": 256,
+}
+# the check, how a sound pair is spoiled, and which checks see the same fault too
+CASES: dict[str, tuple[Spoil, set[str]]] = {
+    "hidden-size": (lambda t, d: edit(d, hidden_size=32), {"fc-width", "drafter-tensors"}),
+    "vocabulary": (lambda t, d: edit(d, vocab_size=384), set()),
+    "target-layers": (lambda t, d: edit(d, num_target_layers=10), set()),
+    "taps-in-range": (lambda t, d: dflash(d, target_layer_ids=[1, 4, 9]), set()),
+    "last-layer-not-tapped": (lambda t, d: dflash(d, target_layer_ids=[1, 4, 8]), set()),
+    "fc-width": (lambda t, d: edit_weights(d, narrow), {"drafter-tensors"}),
+    "taps-stated": (lambda t, d: dflash(d, target_layer_ids=None), {"fc-width", "drafter-tensors"}),
+    "taps-off-by-one": (lambda t, d: dflash(d, target_layer_ids=[2, 5, 7]), set()),
+    "taps-in-order": (lambda t, d: dflash(d, target_layer_ids=[4, 1, 6]), set()),
+    "mask-in-vocabulary": (lambda t, d: dflash(d, mask_token_id=320), set()),
+    "mask-in-tokenizer": (lambda t, d: (edit(t, vocab_size=512), edit(d, vocab_size=512),
+                                        dflash(d, mask_token_id=400)), {"target-tensors"}),
+    "mask-is-special": (lambda t, d: dflash(d, mask_token_id=65), set()),
+    "mask-is-no-end": (lambda t, d: dflash(d, mask_token_id=318), set()),
+    "tokenizer-fits": (lambda t, d: (edit(t, vocab_size=319, eos_token_id=None),
+                                     edit(d, vocab_size=319), dflash(d, mask_token_id=318)),
+                       {"target-tensors", "mask-is-no-end"}),
+    "same-tokenizer": (tokenizer_of_another, set()),
+    "block-size": (lambda t, d: edit(d, block_size=1), set()),
+    "block-size-stated": (lambda t, d: edit(d, block_size=None), set()),
+    "context-length": (lambda t, d: edit(t, max_position_embeddings=1024), set()),
+    "sliding-window": (lambda t, d: edit(d, **WINDOWS, sliding_window=4), set()),
+    "target-head": (lambda t, d: edit_weights(t, lambda w: w.pop("lm_head.weight")),
+                    {"target-tensors"}),
+    "no-own-vocabulary": (
+        lambda t, d: edit_weights(d, lambda w: w.update({"lm_head.weight": torch.ones(320, 64)})),
+        {"drafter-tensors"}),
+    "target-tensors": (lambda t, d: edit_weights(t, lambda w: w.update(x=torch.ones(1))), set()),
+    "drafter-tensors": (lambda t, d: edit_weights(d, lambda w: w.pop("norm.weight")), set()),
+    "dtype": (lambda t, d: (cast(t, torch.bfloat16), cast(d, torch.float16)), set()),
+    "rope-theta": (lambda t, d: edit(d, rope_parameters={"rope_theta": 1e6}), set()),
+    "embedding-scale": (lambda t, d: edit(d, input_embedding_scale=8.0), set()),
+    "logit-softcap": (lambda t, d: edit(t, final_logit_softcapping=30.0), set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_check_fires_on_its_fault(spoiled: Path, name: str) -> None:
+    assert bad(spoiled) == {}
+    spoil, others = CASES[name]
+    spoil(spoiled / "target", spoiled / "drafter")
+    assert bad(spoiled).keys() == {name, *others}
+
+
+def test_a_tied_head_of_its_own_has_to_be_the_embedding(spoiled: Path) -> None:
+    target = spoiled / "target"
+    edit(target, tie_word_embeddings=True)
+    assert bad(spoiled) == {"target-head": "error"}
+    pair = load_target(target), load_drafter(spoiled / "drafter")
+    with pytest.raises(PairError, match=r"own lm_head\.weight is not its embedding"):
+        check_pair(*pair, None)
+    # both hold the embedding, as transformers would have saved them
+    edit_weights(target, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"] + 0}))
+    assert bad(spoiled) == {}
+
+
+def test_faults_that_need_more_than_one_pair(spoiled: Path) -> None:
+    assert bad(spoiled, draft_tokens=8) == {"draft-tokens": "error"}
+    assert bad(spoiled, draft_tokens=7, max_seq_len=512) == {}
+    assert bad(spoiled, max_seq_len=513) == {"context-length": "warning"}
+
+
+def test_refused_models_are_checked_as_far_as_they_can_be_read(spoiled: Path) -> None:
+    """Here the drafter's RoPE, the published mask and the architecture it was trained for."""
+    target, drafter = spoiled / "target", spoiled / "drafter"
+    edit(target, architectures=["Qwen3NextForCausalLM"], rope_parameters=YARN)
+    edit(drafter, speculators_config={"verifier": {"architectures": ["LlamaForCausalLM"]}})
+    found = results(spoiled)
+    assert found["rope-scaling"] == found["verifier"] == "warning"
+    assert found["hidden-size"] == found["mask-in-vocabulary"] == "passed"
+    assert found["target-tensors"] == "not checked"
+    edit(target, vocab_size=151936)
+    edit(drafter, vocab_size=151936)
+    assert results(spoiled)["mask-as-published"] == "warning"
+
+
+def test_every_check_has_a_case() -> None:
+    elsewhere = {"draft-tokens", "rope-scaling", "verifier", "mask-as-published"}
+    elsewhere |= {"vocabulary-map"}  # test_formats.py
+    names = [look.__name__.replace("_", "-") for look, _ in CHECKS]
+    assert sorted(names) == sorted(CASES.keys() | elsewhere)
+
+
+def test_a_scaled_rope_ends_where_its_scaling_does(spoiled: Path) -> None:
+    long = YARN | {"factor": 1.5}
+    edit(spoiled / "target", rope_parameters=YARN)
+    edit(spoiled / "drafter", rope_parameters=long)
+    assert bad(spoiled)["context-length"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "taps"),
+    [
+        (36, 5, (1, 9, 17, 25, 33)),
+        (32, 5, (1, 8, 15, 22, 29)),
+        (24, 5, (1, 6, 11, 16, 21)),
+        (48, 5, (1, 12, 23, 34, 45)),
+        (40, 8, (1, 6, 11, 16, 22, 27, 32, 37)),
+        (60, 6, (1, 12, 23, 35, 46, 57)),
+        (24, 1, (12,)),
+    ],
+)
+def test_default_taps_are_those_of_the_published_drafters(
+    layers: int, count: int, taps: tuple[int, ...]
+) -> None:
+    assert default_taps(layers, count) == taps
+
+
+def test_the_demo_pair_passes(run: Any) -> None:
+    code, out, err = run("inspect", DEMO / "target", DEMO / "drafter", "--json")
+    report = json.loads(out)
+    assert (code, err) == (0, "")
+    assert {check["result"] for check in report["checks"]} == {"passed", "not checked"}
+    target, drafter = report["target"], report["drafter"]
+    tensors = load_file(DEMO / "target" / "model.safetensors")
+    assert target["parameters"] == sum(tensor.numel() for tensor in tensors.values())
+    assert target["memory_bytes"]["bfloat16"] == 2 * target["parameters"]
+    assert target["weights"]["tensors"] == {"BF16": len(tensors)}
+    # 8 layers, keys and values of 2 heads of 64
+    assert target["kv_bytes_per_token"]["float32"] == 8 * 2 * 2 * 64 * 4
+    assert (drafter["format"], drafter["block_size"], drafter["mask_token_id"]) == ("z-lab", 8, 1)
+    assert drafter["taps"] == [1, 3, 5, 6]
+    kinds = {kind["kind"]: kind for kind in report["engine_kinds"]}
+    assert kinds["onnxruntime"]["fits"]
+    states = {name: kind["state"] for name, kind in kinds.items()}
+    assert states == {"onnxruntime": "built", "tensorrt": "built", "tensorrt_llm": "built"}
+
+
+def test_the_text_names_every_check_and_kind(run: Any) -> None:
+    code, out, _ = run("inspect", DEMO / "target", DEMO / "drafter")
+    assert code == 0
+    for look, _ in CHECKS:
+        assert look.__name__.replace("_", "-") in out
+    assert "\x1b" not in out  # plain, off a terminal
+    assert "3,641,536: float32 14.6 MB" in out
+    code, out, _ = run("inspect", DEMO / "target")
+    assert code == 0
+    assert "target-tensors" in out
+    assert "hidden-size" not in out
+
+
+def test_a_refused_model_is_described_with_the_reason(
+    run: Any, spoiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = spoiled / "target"
+    config = GptOssConfig(num_hidden_layers=4, hidden_size=64).to_dict()
+    config |= {"architectures": ["Unknown\x1b[2J\ud800"], "layer_types": ["linear_attention"] * 4}
+    (directory / "config.json").write_text(json.dumps(config))
+    code, out, _ = run("inspect", directory, spoiled / "drafter", "--json")
+    report = json.loads(out)
+    assert code == 1
+    assert "Unknown" in report["target"]["refused"]["problem"]
+    assert report["target"]["num_hidden_layers"] == 4
+    assert report["target"]["parameters"] > 0  # from the headers
+    assert not any(kind["fits"] for kind in report["engine_kinds"])
+    code, out, _ = run("inspect", directory)
+    assert code == 1
+    assert "refused" in out
+    assert "\x1b" not in out
+
+
+def test_the_kinds_say_why_not(spoiled: Path) -> None:
+    target, drafter = spoiled / "target", spoiled / "drafter"
+
+    def reasons(kind: str) -> str:
+        kinds = {found["kind"]: found for found in inspect(target, drafter)["engine_kinds"]}
+        return " ".join(kinds[kind]["reasons"])
+
+    assert reasons("onnxruntime") == reasons("tensorrt") == reasons("tensorrt_llm") == ""
+    edit(drafter, speculators_model_type="dflash")
+    assert "speculators format" in reasons("tensorrt_llm")
+    edit(drafter, speculators_model_type=None)
+    edit(target, architectures=["Gemma3ForCausalLM"])
+    assert "no hidden states of Gemma3ForCausalLM" in reasons("tensorrt_llm")
+    edit(target, architectures=["KimiK25ForConditionalGeneration"])
+    assert "KimiK25" in reasons("onnxruntime")
+    assert reasons("tensorrt_llm") == ""
+    edit(target, architectures=["LlamaForCausalLM"])
+    dflash(drafter, mask_token_id=320)
+    for kind in ("onnxruntime", "tensorrt", "tensorrt_llm"):
+        assert "mask-in-vocabulary" in reasons(kind)
+
+
+def test_a_drafter_of_speculators_says_what_it_was_trained_for(spoiled: Path) -> None:
+    drafter, own = spoiled / "drafter", spoiled / "zlab"
+    drafter.rename(own)
+    to_speculators(Directories(spoiled / "target", own), drafter, from_anchor=False, ids=range(320))
+    assert bad(spoiled) == {}
+    verifier = {"verifier": {"architectures": ["LlamaForCausalLM"]}}
+    edit(drafter, speculators_config=verifier)
+    assert bad(spoiled) == {"verifier": "warning"}
+    # ids that count from 0, as in the other format
+    edit(drafter, speculators_config=None, aux_hidden_state_layer_ids=[1, 4, 6])
+    assert bad(spoiled) == {"taps-off-by-one": "warning"}
+
+
+def test_what_is_no_model_is_one_sentence(run: Any, tmp_path: Path) -> None:
+    for argument in (tmp_path, tmp_path / "none", "org/name"):
+        code, out, err = run("inspect", argument)
+        assert (code, out) == (1, "")
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+    code, _, err = run("inspect", DEMO / "target", "--deep")
+    assert code == 1
+    assert "drafter" in err
+
+
+def test_build_stops_at_errors_and_hands_on_warnings(spoiled: Path) -> None:
+    config = BuildConfig(
+        name="x", target={"path": spoiled / "target"}, drafter={"path": spoiled / "drafter"}
+    )
+    dflash(spoiled / "drafter", mask_token_id=65)
+    result = build(config, spoiled / "built", lambda *_: None)
+    assert [warning.name for warning in result.warnings] == ["mask-is-special"]
+    dflash(spoiled / "drafter", mask_token_id=320)
+    with pytest.raises(PairError, match="mask_token_id 320 is outside"):
+        build(config, spoiled / "other", lambda *_: None)
+
+
+def test_deep_tells_a_drafter_from_one_of_another_model(tmp_path: Path) -> None:
+    """Measured on held-out prompts; the wrong one reads its taps in another order."""
+    prompts = (DEMO / "prompts.jsonl").read_text().splitlines(keepends=True)[:2]
+    (tmp_path / "prompts.jsonl").write_text("".join(prompts))
+
+    def measured(drafter: Path) -> Any:
+        return measure(DEMO / "target", drafter, tmp_path / "prompts.jsonl", lambda *_: None)
+
+    right = measured(DEMO / "drafter")
+    wrong_drafter = Path(shutil.copytree(DEMO / "drafter", tmp_path / "drafter"))
+
+    def scramble(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["fc.weight"] = tensors["fc.weight"].flip(1).contiguous()
+
+    edit_weights(wrong_drafter, scramble)
+    wrong = measured(wrong_drafter)
+    assert len(right.kept) == load_drafter(DEMO / "drafter").spec.block_size - 1
+    assert right.tau == pytest.approx(1 + sum(right.kept))
+    assert right.finding.result == "passed"
+    assert wrong.finding.result == "warning"
+    assert wrong.tau < 1.5 < right.tau
+    # the text is the target's own either way
+    assert right.identical == wrong.identical == 2
+
+
+def test_deep_prints_what_it_measured(run: Any, spoiled: Path) -> None:
+    code, out, _ = run("inspect", spoiled / "target", spoiled / "drafter", "--deep", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["measured"]["prompts"] == 6
+    assert report["checks"][-1]["name"] == "acceptance"
+    assert inspect(spoiled / "target").keys() == {"target", "checks", "engine_kinds"}

@@ -1,0 +1,482 @@
+"""The plan: sizes against transformers' own models, memory by hand, and figures of others."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import random
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import transformers
+import yaml
+from hub import Repository, running_hub
+from huggingface_hub import constants
+
+from dflash_trt.cli.main import main
+from dflash_trt.errors import CheckpointError
+from dflash_trt.planning import published
+from dflash_trt.planning.memory import arena_slot, cache, fit, weights
+from dflash_trt.planning.picture import draw
+from dflash_trt.planning.plan import Deployment, curve, front, per_gpu_at
+from dflash_trt.roofline.hardware import PRESETS
+from dflash_trt.roofline.methods import PLAIN, Method, accepted, eagle, round_time
+from dflash_trt.roofline.passes import Constants, Layout, Runtime, experts_read
+from dflash_trt.roofline.published import data
+from dflash_trt.roofline.shape import FP8, MXFP4, NVFP4, Layer, drafter_shape, target_shape
+
+ROOT = Path(__file__).parents[2]
+EIGHT = Layout(8)
+ONE = Layout()
+SPREAD = Layout(8, attention_dp=True, experts_parallel=True)
+REPEATED = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+LATENT = {
+    "num_hidden_layers": 4,
+    "n_routed_experts": 32,
+    "first_k_dense_replace": 1,
+    "hidden_size": 1024,
+    "tie_word_embeddings": False,
+}
+# real sizes, but where depth would only cost time
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-oss-120b": ("GptOss", {}),
+    "Llama-3.1-8B": ("Llama", {**REPEATED, "intermediate_size": 14336, "vocab_size": 128256}),
+    "Qwen3-8B": ("Qwen3", {**REPEATED, "head_dim": 128, "intermediate_size": 12288}),
+    "Qwen3-Coder-30B": ("Qwen3Moe", {"num_hidden_layers": 4, "moe_intermediate_size": 768}),
+    "Qwen3-Coder-Next": ("Qwen3Next", {"num_hidden_layers": 4}),
+    "Gemma-3": ("Gemma3Text", {"num_hidden_layers": 6}),
+    "DeepSeek-V3": ("DeepseekV3", LATENT),
+}
+
+
+def flat(config: transformers.PretrainedConfig) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    return values
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_those_of_transformers(name: str) -> None:
+    family, fields = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**fields)
+    cls = {"Gemma3Text": "Gemma3"}.get(family, family)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{cls}ForCausalLM")(config)
+    count = sum(p.numel() for n, p in model.named_parameters() if not n.endswith("bias"))
+    assert target_shape(flat(config)).parameters == pytest.approx(count, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Qwen3-4B", 4.02), ("Qwen3-8B", 8.19), ("Llama-3.1-8B-Instruct", 8.03),
+     ("Qwen3-Coder-30B-A3B", 30.5), ("gpt-oss-120b", 116.8), ("gpt-oss-20b", 20.9),
+     ("Qwen3-Coder-Next", 79.7), ("Qwen3.5-9B", 8.95), ("Qwen3.5-27B", 26.9),
+     ("Qwen3.5-35B-A3B", 34.7)],
+)  # fmt: skip
+def test_published_models_have_their_published_sizes(name: str, billions: float) -> None:
+    assert published.target(name).parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+@pytest.fixture(scope="module")
+def oss() -> Any:
+    return published.target("gpt-oss-120b")
+
+
+@pytest.fixture(scope="module")
+def oss_drafter(oss: Any) -> Any:
+    return drafter_shape(data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"], oss)
+
+
+def test_weights_of_gpt_oss_by_hand(oss: Any) -> None:
+    experts = 36 * 128 * 3 * 2880 * 2880 * (4.25 / 8)
+    attention = 36 * 2 * (2880 * (64 + 8 + 8) * 64 + 64 * 64 * 2880)
+    router, tables = 36 * 128 * 2880 * 2, 2 * 201088 * 2880 * 2
+    whole = experts + attention + router + tables
+    assert whole == pytest.approx(65.25e9, rel=2e-3)  # the checkpoint's files
+    assert weights(oss, ONE) == whole
+    assert weights(oss, EIGHT) == whole / 8
+    # attention-DP splits the experts alone
+    assert weights(oss, SPREAD) == experts / 8 + attention + router + tables
+
+
+def test_caches_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
+    # half of 36 layers see 128 tokens; 8 KV heads of 64, bf16
+    assert cache(oss, ONE, 8192, 2) == 18 * 2 * 8 * 64 * 2 * (8192 + 128)
+    assert cache(oss, EIGHT, 8192, 1) == 18 * 2 * 1 * 64 * 1 * (8192 + 128)
+    assert cache(oss, SPREAD, 8192, 2) == cache(oss, ONE, 8192, 2)
+    # 16,384 bytes for each token of a slot; 64 of them and one of padding at 131,072 tokens
+    slot = arena_slot(oss_drafter, ONE, 131072, 10)
+    assert slot == 16384 * (131072 + 10)
+    assert 65 * slot / (1 << 30) == pytest.approx(130, abs=0.1)
+    assert arena_slot(oss_drafter, EIGHT, 131072, 10) == slot / 8
+
+
+def test_sequences_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
+    gpu, context, block = PRESETS["dgx-b300"].gpu, 32768, 10
+    fits = {
+        paged: fit(
+            gpu, EIGHT, oss, oss_drafter, context=context, block=block, kv_bytes=2, paged=paged
+        )
+        for paged in (True, False)
+    }
+    free = gpu.memory_bytes - weights(oss, EIGHT) - weights(oss_drafter, EIGHT) - (4 << 30)
+    kv = 18 * 2 * 64 * 2 * (context + block + 128)
+    assert fits[True].sequences == int(0.85 * free / (kv + 16384 // 8 * context))
+    dense = fits[False]
+    slot = 16384 // 8 * (context + block)
+    # both parts hold them, and one more would be too many for one of the two
+    pool, arena = dense.fraction * free, 0.7 * (1 - dense.fraction) * free
+    assert dense.sequences * kv <= pool * 1.0001
+    assert (dense.sequences + 1) * slot <= arena * 1.0001
+    assert (dense.sequences + 1) * kv > pool or (dense.sequences + 2) * slot > arena
+
+
+def test_sequences_of_dense_models_by_hand() -> None:
+    gpu = PRESETS["hgx-h100"].gpu
+    for name, layers in (("Qwen3-8B", 36), ("Llama-3.1-8B-Instruct", 32)):
+        shape = published.target(name)
+        assert cache(shape, ONE, 1000, 2) == layers * 2 * 8 * 128 * 2 * 1000
+        assert cache(shape, Layout(16), 1000, 2) == layers * 2 * 128 * 2 * 1000  # 8 KV heads
+    method = published.drafting("z-lab/Qwen3-8B-DFlash-b16", "Qwen3-8B", 6.0)
+    shape, drafter = published.target("Qwen3-8B"), method.drafter
+    assert drafter is not None
+    held = fit(gpu, ONE, shape, drafter, context=4096, block=16, kv_bytes=2, paged=False)
+    kv, slot = 36 * 4096 * (4096 + 16), 5 * 4096 * (4096 + 16)
+    assert held.free == gpu.memory_bytes - 2 * (shape.parameters + drafter.parameters) - (4 << 30)
+    assert held.sequences == int((0.7 * held.free - slot) / (slot + 0.7 * kv))
+    none = fit(gpu, ONE, published.target("gpt-oss-120b"), drafter,
+               context=1 << 20, block=16, kv_bytes=2, paged=False)  # fmt: skip
+    assert none.sequences == 0
+
+
+def test_drafters_have_their_published_sizes() -> None:
+    sizes = {"z-lab/Qwen3-8B-DFlash-b16": 1.05, "z-lab/Qwen3-4B-DFlash-b16": 0.54,
+             "z-lab/Qwen3.5-9B-DFlash": 1.29, "z-lab/Qwen3.5-27B-DFlash": 2.13}  # fmt: skip
+    for name, billions in sizes.items():
+        of = name.removeprefix("z-lab/").partition("-DFlash")[0]
+        drafter = published.drafting(name, of, 4.0).drafter
+        assert drafter is not None
+        assert drafter.parameters / 1e9 == pytest.approx(billions, abs=0.006)
+
+
+def quantised(**quantization: Any) -> Layer:
+    values = {**data()["models"]["Qwen3-Coder-30B-A3B"]}
+    return target_shape({**values, "quantization_config": quantization}).layers[5]
+
+
+def test_formats_of_published_checkpoints() -> None:
+    """As OpenAI, Qwen, NVIDIA (ModelOpt), vLLM's llm-compressor and Moonshot write them."""
+    layer = quantised(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn"])
+    assert (layer.attention_format.name, layer.expert_format) == ("bf16", MXFP4)
+    layer = quantised(quant_method="fp8", weight_block_size=[128, 128],
+                      modules_to_not_convert=["lm_head", "model.layers.5.mlp.gate"])  # fmt: skip
+    assert (layer.attention_format, layer.expert_format) == (FP8, FP8)
+    layer = quantised(quant_method="modelopt", quant_algo="NVFP4",
+                      ignore=["lm_head", "model.language_model.layers.5.self_attn*"])  # fmt: skip
+    assert (layer.attention_format.name, layer.expert_format) == ("bf16", NVFP4)
+    weights4 = {"num_bits": 4, "type": "int", "group_size": 32}
+    layer = quantised(quant_method="compressed-tensors", format="pack-quantized",
+                      config_groups={"group_0": {"weights": weights4}},
+                      ignore=["re:.*self_attn.*", "lm_head"])  # fmt: skip
+    assert (layer.attention_format.name, layer.expert_format.bytes) == ("bf16", 0.5625)
+    unknown = target_shape(
+        {**data()["models"]["Qwen3-8B"], "quantization_config": {"quant_method": "awq"}}
+    )
+    assert any("awq" in remark for remark in unknown.estimated)
+
+
+WRONG = (None, 0, -1, 1, "x", [], {}, [1], ["x"], {"a": 1}, 1.5, 1e300, True, 10**30)
+
+
+def places(values: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        yield (name,)
+        if isinstance(value, dict):
+            yield from ((name, *more) for more in places(value))
+
+
+def test_fields_of_any_kind_are_read_or_refused() -> None:
+    kimi = LATENT | {
+        **{"num_attention_heads": 4, "vocab_size": 500, "num_experts_per_tok": 2},
+        **{"kv_lora_rank": 32, "q_lora_rank": 64, "qk_rope_head_dim": 16},
+        **{"qk_nope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 64},
+        "linear_attn_config": {"full_attn_layers": [1]},
+        "per_layer_config": {"01": {"head_dim": 3}},
+        "quantization_config": {"config_groups": {"g": {"weights": {"num_bits": 4}}}},
+    }
+    models, refused = data()["models"], 0
+    sound = target_shape(models["Qwen3.5-9B"])
+    drafter = data()["drafters"]["z-lab/Qwen3.8-27B-DFlash2"]["config"]
+    for values in (models["gpt-oss-120b"], models["Qwen3-Coder-Next"], kimi, drafter):
+        for place in places(values):
+            for wrong in WRONG:
+                spoiled = json.loads(json.dumps(values))
+                inner = spoiled
+                for name in place[:-1]:
+                    inner = inner[name]
+                inner[place[-1]] = wrong
+                try:
+                    shape = (
+                        drafter_shape(spoiled, sound)
+                        if values is drafter
+                        else target_shape(spoiled)
+                    )
+                except CheckpointError:
+                    refused += 1
+                    continue
+                assert cache(shape, EIGHT, 100, 2) >= 0 < weights(shape, SPREAD)
+    assert refused > 50
+
+
+def test_experts_touched_are_what_chance_touches(oss: Any) -> None:
+    layer, random_ = oss.layers[0], random.Random(0)
+    drawn = [len({e for _ in range(40) for e in random_.sample(range(128), 4)}) for _ in range(200)]
+    assert experts_read(layer, 40, ONE) == pytest.approx(sum(drawn) / len(drawn), rel=0.01)
+    assert experts_read(layer, 40, EIGHT) == experts_read(layer, 40, ONE) / 8
+    # one token's four experts are on some GPU as a whole
+    assert experts_read(layer, 1, Layout(8, experts_parallel=True)) >= 1
+
+
+def test_fewer_drafts_are_accepted_as_the_model_card_says() -> None:
+    """gpt-oss-120b-DFlash, GSM8K: 5.3, 4.3 and 3.3 with 9, 5 and 3 drafts."""
+    whole = Method("DFlash", 9, 5.3)
+    assert whole.shortened(9) is whole
+    assert whole.shortened(5).acceptance == pytest.approx(4.3, rel=0.06)
+    assert whole.shortened(3).acceptance == pytest.approx(3.3, rel=0.06)
+    # the drafter fills its whole block all the same
+    drafter = published.drafting("z-lab/gpt-oss-120b-DFlash", "gpt-oss-120b", 5.3)
+    assert drafter.shortened(3).block == drafter.block == 10
+    assert accepted(1.0, 5) == pytest.approx(0, abs=1e-6)
+
+
+def test_rounds_follow_what_limits_them(oss: Any) -> None:
+    constants = Constants.fitted()
+    gpu = PRESETS["dgx-b300"].gpu
+
+    def step(layout: Layout = EIGHT, rows: int = 8, context: int = 1000) -> Any:
+        return round_time(oss, PLAIN, Runtime(gpu, layout, constants), rows, context)
+
+    assert step().weights == pytest.approx(step(ONE).weights / 8)
+    assert step(ONE).communication == 0 < step().communication
+    assert step(context=4000).cache > 1.9 * step(context=1000).cache
+    assert step(rows=16).arithmetic == pytest.approx(2 * step(rows=8).arithmetic)
+    # every GPU has its own eighth of the sequences, and all of attention's weights
+    assert step(SPREAD).weights > step().weights
+    assert step(SPREAD, rows=8).cache == pytest.approx(step(ONE, rows=1).cache)
+    # 4 of 128 experts and everything else once, at the bandwidth that is reached
+    read = oss.weight_bytes - oss.head * 2 - 36 * 124 * 3 * 2880 * 2880 * (4.25 / 8)
+    assert step(ONE, rows=1).weights == pytest.approx(read / (8e12 * constants.bandwidth))
+    chain = round_time(oss, eagle(oss, 2.9), Runtime(gpu, EIGHT, constants), 8, 1000)
+    assert chain.host == constants.host["tensorrt_llm"]
+    assert chain.seconds > step().seconds
+
+
+@pytest.fixture(scope="module")
+def deployment(oss: Any, oss_drafter: Any) -> Deployment:
+    return Deployment(PRESETS["dgx-b300"], 8, oss, oss_drafter, 10)
+
+
+def test_the_front_has_what_nothing_beats(deployment: Deployment) -> None:
+    points = curve(deployment, PLAIN, 4096, Constants.fitted())
+    assert [point.concurrency for point in points] == [2**i for i in range(len(points))]
+    for point in points:
+        assert point.per_gpu == pytest.approx(point.per_user * point.concurrency / 8)
+        room = deployment.fit(point.layout, 4096).sequences * 8 // point.layout.gpus
+        assert point.concurrency <= room
+    kept = front(points)
+    assert kept[-1].per_user == max(point.per_user for point in points)
+    for slow, fast in pairwise(kept):
+        assert slow.per_user < fast.per_user
+        assert slow.per_gpu > fast.per_gpu
+    middle = (kept[0].per_user + kept[1].per_user) / 2
+    between = per_gpu_at(points, middle)
+    assert between is not None
+    assert kept[1].per_gpu < between < kept[0].per_gpu
+    assert per_gpu_at(points, 2 * kept[-1].per_user) is None
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    place = ROOT / "scripts" / "calibrate_plan.py"
+    spec = importlib.util.spec_from_file_location("calibrate_plan", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_docs_show_what_the_plan_says(script: ModuleType) -> None:
+    written = script.DOCS.read_text("utf-8")
+    assert script.document(written) == written, "run scripts/calibrate_plan.py --docs"
+    assert script.picture() == script.PICTURE.read_text("utf-8")
+
+
+def test_the_constants_are_the_fitted_ones(script: ModuleType) -> None:
+    known = Constants.fitted()
+    again = script.fit(known, steps=3)
+    moved = script.numbers(again) - script.numbers(known)
+    assert abs(moved).max() < 0.02
+    assert len(moved) == script.FITTED
+
+
+def test_figures_that_were_not_fitted_are_met_as_said() -> None:
+    written = yaml.safe_load((ROOT / "dflash_trt/roofline/constants.yaml").read_text())["errors"]
+    off = sorted(abs(math.log1p(error)) for error in published.errors(Constants.fitted(), "check"))
+    assert (
+        written["checked"] == len(off) > 4 * len(published.errors(Constants.fitted(), "calibrate"))
+    )
+    within = sum(each <= written["nine_of_ten"] * 1.01 for each in off)
+    assert within / len(off) == pytest.approx(0.9, abs=0.02)
+    assert off[len(off) // 2] == pytest.approx(written["median"], rel=0.05)
+
+
+# the command
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dflash-trt", *map(str, arguments)])
+        return main(), *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Two config.json files, and no weights at all."""
+    drafter = data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"]
+    for role, values in (
+        ("target", data()["models"]["gpt-oss-120b"]),
+        ("drafter", drafter),
+    ):
+        (tmp_path / role).mkdir()
+        (tmp_path / role / "config.json").write_text(json.dumps(values))
+    file = tmp_path / "plan.yaml"
+    write(file, kind="tensorrt_llm", hardware="dgx-b300")
+    return file
+
+
+def write(file: Path, **engine: Any) -> None:
+    places = {role: {"path": role} for role in ("target", "drafter")}
+    file.write_text(yaml.safe_dump({"name": "oss", **places, "engine": engine}))
+
+
+def test_a_hub_is_asked_for_no_weights(
+    run: Any, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    sources = {}
+    with running_hub() as hub:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        for role, name in (
+            ("target", "openai/gpt-oss-120b"),
+            ("drafter", "z-lab/gpt-oss-120b-DFlash"),
+        ):
+            (tmp_path / role / "model.safetensors").write_bytes(b"not to be read")
+            hub.repositories[name] = Repository(tmp_path / role, {"main": "c" * 40})
+            sources[role] = {"hub": name, "revision": "main"}
+        engine = {"kind": "tensorrt_llm", "gpus": 1}
+        config.write_text(yaml.safe_dump({"name": "oss", **sources, "engine": engine}))
+        code, out, _ = run("plan", config, "--json")
+        assert not any("safetensors" in line for line in hub.log)
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["target"]["name"] == "openai/gpt-oss-120b"
+    assert plan["assumed"]["acceptance_from"].startswith("published")
+    assert plan["assumed"]["acceptance"] == pytest.approx(4.68)
+
+
+def test_a_plan_of_two_configs(run: Any, config: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "plan.svg"
+    code, out, _ = run("plan", config, "--json", "--svg", picture)
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["machine"] == {"name": "dgx-b300", "gpu": "B300", "gpus": 8}
+    assert plan["target"]["weight_bytes"] == pytest.approx(65.2e9, rel=2e-3)
+    assert [row["layout"] for row in plan["memory"]] == [
+        "1 GPU", "TP2", "DP2 EP2", "TP4", "DP4 EP4", "TP8", "DP8 EP8"
+    ]  # fmt: skip
+    by_length = [x["sequences"] for x in plan["memory"][-2]["by_context"].values()]
+    assert by_length == sorted(by_length, reverse=True)
+    assert by_length[-1] > 0
+    assert {point["method"] for point in plan["speed"]} == {"plain", "EAGLE-3", "DFlash"}
+    assert plan["assumed"]["acceptance_from"].startswith("taken")
+    assert plan["built"]["layout"].startswith("TP8")
+    root = ElementTree.parse(picture).getroot()
+    text = "".join(root.itertext())
+    assert "8 x B300" in text
+    assert "tokens/s" in text
+
+
+def test_what_a_config_and_options_change(run: Any, config: Path) -> None:
+    def plan(*options: object) -> Any:
+        code, out, _ = run("plan", config, "--json", *options)
+        assert code == 0
+        return json.loads(out)
+
+    def fastest(plan: Any) -> float:
+        return max(p["tokens_per_user"] for p in plan["speed"] if p["method"] == "DFlash")
+
+    usual = plan()
+    assert fastest(plan("--acceptance", 6)) > fastest(usual)
+    assert plan("--machine", "hgx-h200")["assumed"]["attention_backend"] == "VANILLA"
+    assert plan("--context", 512)["assumed"]["context"] == 512
+    write(config, kind="tensorrt_llm", hardware="dgx-b300", gpus=2,
+          args={"kv_cache_config": {"dtype": "fp8"}})  # fmt: skip
+    changed = plan()
+    assert changed["machine"]["gpus"] == 2
+    halves = [x["memory"][0]["kv_bytes_per_token"] for x in (usual, changed)]
+    assert halves[0] == 2 * halves[1]
+
+
+def test_what_cannot_be_planned_is_said(run: Any, config: Path) -> None:
+    assert run("plan", config, "--acceptance", 40)[0] == 2
+    code, _, error = run("plan", config, "--machine", "dgx-1")
+    assert code == 2
+    assert "dgx-b300, dgx-b200" in error
+    write(config, kind="onnxruntime")
+    code, _, error = run("plan", config)
+    assert code == 2
+    assert "--machine" in error
+    code, out, _ = run("plan", config, "--machine", "hgx-h100", "--json")
+    assert (code, json.loads(out)["built"]) == (0, None)
+    (config.parent / "target" / "config.json").write_text("{}")
+    code, _, error = run("plan", config, "--machine", "hgx-h100")
+    assert (code, "states no" in error) == (1, True)
+
+
+def test_text_says_how_far_it_may_be_off(run: Any, config: Path) -> None:
+    code, out, _ = run("plan", config, "--machine", "hgx-h200")
+    assert code == 0
+    assert "These are estimates" in out
+    assert "free_gpu_memory_fraction" in out
+    assert "over plain" in out
+    assert "…" not in out  # no number is cut off
+
+
+def test_a_model_too_large_is_said(run: Any, config: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target" / "config.json"
+    target.write_text(json.dumps({**json.loads(target.read_text()), "num_local_experts": 8192}))
+    code, out, _ = run("plan", config, "--machine", "hgx-h100", "--svg", tmp_path / "none.svg")
+    assert code == 0
+    assert "do not fit" in out
+    assert "nothing fits" in (tmp_path / "none.svg").read_text()
+
+
+def test_names_in_a_picture_cannot_break_it(oss: Any, run: Any, config: Path) -> None:
+    plan = json.loads(run("plan", config, "--json")[1])
+    plan["target"]["name"] = "<script>&"
+    assert "<script>" not in draw(plan)

@@ -1,0 +1,161 @@
+"""Every config of build_configs/<machine>/ with stand-ins of its models (`published.py`): built as
+`dflash-trt build` does, exported for the other engines, or refused as its first line says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import constants
+from published import PAIRS, PUBLISHED, write_pair
+
+from dflash_trt.build import manifest, provenance
+from dflash_trt.build.export import ENGINES, export
+from dflash_trt.build.run import build
+from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
+from dflash_trt.checkpoints.pair import findings
+from dflash_trt.config import BuildConfig, load_config
+from dflash_trt.errors import ConfigError, PairError
+from dflash_trt.planning.report import plan
+from dflash_trt.tensorrt_llm import bundle
+
+pytestmark = pytest.mark.models
+
+FOLDER = Path(__file__).parents[2] / "build_configs"
+CONFIGS = sorted(FOLDER.glob("*/*.yaml"))
+REFUSED = re.compile(r"# Refused by build: (.*)\n")
+
+
+def silent(*_: object) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Hub cache with every model at the revision of its config, and no other way to the Hub."""
+    directory = tmp_path_factory.mktemp("hub")
+    for file in CONFIGS:
+        config = load_config(file)
+        revisions = {source.hub: source.revision for source in (config.target, config.drafter)}
+        write_pair(directory, PAIRS[file.stem], revisions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_CACHE", str(directory))
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        # to hash and copy the holes would take minutes and show nothing
+        for module in (manifest, provenance):
+            patch.setattr(module, "entry", lambda file: {"size": file.stat().st_size})
+        patch.setattr(bundle, "copy_file", copy_without_holes)
+        yield directory
+
+
+def copy_without_holes(source: Path, destination: Path) -> None:
+    with source.open("rb") as read, destination.open("wb") as written:
+        size, at = source.stat().st_size, 0
+        while at < size:
+            end = os.lseek(read.fileno(), at, os.SEEK_HOLE)
+            os.lseek(read.fileno(), at, os.SEEK_SET)
+            os.lseek(written.fileno(), at, os.SEEK_SET)
+            os.sendfile(written.fileno(), read.fileno(), at, end - at)
+            try:
+                at = os.lseek(read.fileno(), end, os.SEEK_DATA)
+            except OSError:  # nothing but a hole is left
+                break
+        written.truncate(size)
+
+
+def directories(cache: Path, name: str) -> list[Path]:
+    pair = PAIRS[name]
+    models = [f"models--{hub.replace('/', '--')}" for hub in (pair.target.hub, pair.drafter_hub)]
+    return [next((cache / model / "snapshots").iterdir()) for model in models]
+
+
+def test_every_published_pair_has_a_config() -> None:
+    configs = [load_config(file) for file in FOLDER.glob("dgx-b300/*.yaml")]
+    assert {config.drafter.hub for config in configs} == PUBLISHED.keys()
+    for file in CONFIGS:
+        config, pair = load_config(file), PAIRS[file.stem]
+        assert (config.target.hub, config.drafter.hub) == (pair.target.hub, pair.drafter_hub)
+        assert config.name == f"{file.stem}-{file.parent.name}"
+        assert config.engine.hardware == file.parent.name
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_stand_in_is_as_published(cache: Path, name: str) -> None:
+    """Its size on the Hub, and nothing that the pair's checks mind."""
+    target, drafter = directories(cache, name)
+    pair = Pair(outline_target(target), outline_drafter(drafter))
+    size = (drafter / "model.safetensors").stat().st_size / (1 << 30)
+    published = PUBLISHED[PAIRS[name].drafter_hub] - PAIRS[name].left_out
+    assert size == pytest.approx(published, abs=0.006)
+    checks = {check.name: check.result for check in findings(pair)}
+    minded = {name for name, result in checks.items() if result in ("error", "warning")}
+    # Llama's drafter: 8 times its 8192 positions
+    assert minded == ({"context-length"} if name == "llama-3.1-8b" else set())
+    assert checks["vocabulary"] == "passed"
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_it_builds_or_is_refused_as_it_says(cache: Path, tmp_path: Path, file: Path) -> None:
+    config = load_config(file)
+    refused = REFUSED.match(file.read_text())
+    if refused is not None:
+        with pytest.raises(ConfigError) as caught:
+            build(config, tmp_path / "built", silent)
+        assert caught.value.problem == f"hidden-states-captured: {refused[1]}"
+        assert not (tmp_path / "built").exists()
+        return
+    result = build(config, tmp_path / "built", silent)
+    engine = result.directory / "engines" / "tensorrt_llm"
+    args = yaml.safe_load((engine / "llm_args.yaml").read_text())
+    block = PAIRS[file.stem].drafter["block_size"]
+    assert args["speculative_config"]["decoding_type"] == "DFlash"
+    assert args["speculative_config"]["max_draft_len"] == block - 1
+    assert args["tensor_parallel_size"] == json.loads((engine / "engine.json").read_text())["gpus"]
+    assert args["max_seq_len"] == config.serving.max_seq_len
+    assert len(args["revision"]) == 40
+    assert (engine / "drafter" / "model.safetensors").stat().st_size > 1 << 29
+    assert (result.directory / "deploy" / "kubernetes" / "deployment.yaml").is_file()
+    assert result.manifest["hub"]["drafter"]["id"] == PAIRS[file.stem].drafter_hub
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_it_can_be_planned(cache: Path, file: Path) -> None:
+    """From the JSON files alone it counts the bytes of weights that the stand-ins have."""
+    models = directories(cache, file.stem)
+    found = plan(load_config(file), *models)
+    index = json.loads((models[0] / "model.safetensors.index.json").read_text())
+    sizes = {
+        "target": index["metadata"]["total_size"],
+        "drafter": (models[1] / "model.safetensors").stat().st_size,
+    }
+    for role, size in sizes.items():
+        assert found[role]["weight_bytes"] == pytest.approx(size, rel=0.02)
+    assert found["machine"]["name"] == file.parent.name
+    assert any(layout["by_context"][32768]["sequences"] for layout in found["memory"])
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_it_can_be_compared_with_other_engines(cache: Path, file: Path) -> None:
+    config = load_config(file)
+    refused = REFUSED.match(file.read_text())
+    for engine in ENGINES:
+        if refused is not None and engine == "trtllm-serve":
+            with pytest.raises(PairError, match=re.escape(refused[1])):
+                export(config, engine, silent)
+            continue
+        script = export(config, engine, silent)
+        assert_pinned(script, config)
+
+
+def assert_pinned(script: str, config: BuildConfig) -> None:
+    assert config.target.hub is not None
+    assert config.drafter.hub is not None
+    assert config.target.hub in script
+    assert config.drafter.hub in script
+    assert "main" not in script

@@ -1,0 +1,177 @@
+"""The model repository that a build writes, without a server."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.build.repository import MODELS, read_config, templates, write_repository
+from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
+from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding.messages import (
+    DraftInput,
+    DraftOutput,
+    RoundOutput,
+    VerifyInput,
+    VerifyOutput,
+)
+from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.settings import Settings, most_drafts
+
+LAYER = LayerSpec(
+    num_key_value_heads=2,
+    head_dim=16,
+    rope=Rope(theta=10000.0, dim=16),
+    intermediate_size=96,
+)
+DECODER = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "layers": (LAYER,) * 4,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512,
+}
+TARGET = TargetSpec(**DECODER, model_type="qwen3", tie_word_embeddings=True, eos_token_ids=(318, 7))
+DRAFTER = DrafterSpec(
+    **DECODER, block_size=8, mask_token_id=319, target_layer_ids=(0, 2), num_target_layers=4
+)
+
+
+def _write(directory: Path, **sections: dict) -> Path:
+    source = {"path": directory}
+    config = BuildConfig(name="tiny", target=source, drafter=source, **sections)
+    write_repository(
+        directory, name="tiny", target=TARGET, drafter=DRAFTER, config=config, max_seq_len=200
+    )
+    return directory / "model_repository"
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _names(tensors) -> list[str]:
+    return [tensor.name for tensor in tensors]
+
+
+def _fields(cls: type) -> set[str]:
+    return set(cls._fields)  # type: ignore[attr-defined]
+
+
+def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    assert _files(_write(first)) == _files(_write(second))
+
+
+def test_every_model_has_its_config_and_version(tmp_path: Path) -> None:
+    repository = _write(tmp_path)
+    for model in MODELS:
+        config = read_config(repository / model / "config.pbtxt")
+        assert config.name == model
+        assert config.max_batch_size == 0
+        # in Triton 2.51 a queue policy makes the batcher sleep up to 500 ms
+        assert not config.HasField("scheduling_choice") or config.HasField("ensemble_scheduling")
+        assert any((repository / model / "1").iterdir())
+
+
+def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
+    repository = _write(
+        tmp_path, serving={"slots": 3, "max_queue": 5}, speculation={"draft_tokens": 4}
+    )
+
+    def parameters(model: str) -> dict[str, str]:
+        found = read_config(repository / model / "config.pbtxt").parameters
+        return {key: value.string_value for key, value in found.items()}
+
+    assert Settings.from_parameters(parameters("dflash")) == Settings(
+        tokenizer="../../tokenizer",
+        engines="../../engines",
+        mode="ensemble",
+        eos_token_ids=frozenset({7, 318}),
+        slots=3,
+        max_queue=5,
+        max_seq_len=200,
+        prefill_chunk=256,
+        block_size=8,
+        speculation=Speculation(draft_tokens=4),
+    )
+    # relative to the model's folder, so that a built directory can be moved
+    for model, engine in (("verify", "target"), ("draft", "drafter")):
+        path = repository / model / parameters(model)["engine"]
+        assert path.resolve() == (tmp_path / "engines" / engine).resolve()
+
+
+@pytest.mark.parametrize("draft_tokens", [None, 3])
+def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
+    speculation = Speculation(draft_tokens=draft_tokens)
+    settings = Settings("t", "e", frozenset({1}), 4, 64, 100, 16, 8, speculation, "in_process")
+    assert Settings.from_parameters(settings.to_parameters()) == settings
+    none = dataclasses.replace(settings, eos_token_ids=frozenset())
+    assert Settings.from_parameters(none.to_parameters()) == none
+
+
+@pytest.mark.parametrize(
+    ("policy", "block_size", "tensorrt_llm", "expected"),
+    [
+        ("adaptive", 8, False, 15),
+        ("adaptive", 24, False, 23),
+        ("adaptive", 8, True, 7),
+        ("fixed", 8, False, 7),
+    ],
+)
+def test_most_drafts_of_a_round(
+    policy: str, block_size: int, tensorrt_llm: bool, expected: int
+) -> None:
+    speculation = Speculation.model_validate({"policy": policy})
+    assert most_drafts(speculation, block_size, tensorrt_llm) == expected
+
+
+def test_in_process_has_the_public_models_only(tmp_path: Path) -> None:
+    repository = _write(tmp_path, serving={"mode": "in_process"})
+    assert {path.name for path in repository.iterdir()} == {"dflash", "dflash_infer"}
+
+
+def test_tensors_are_the_fields_of_the_tuples() -> None:
+    def config(model: str):
+        return read_config(templates() / model / "config.pbtxt")
+
+    assert set(_names(config("verify").input)) == _fields(VerifyInput)
+    assert set(_names(config("verify").output)) == _fields(VerifyOutput)
+    assert set(_names(config("draft").input)) == _fields(DraftInput)
+    assert set(_names(config("draft").output)) == _fields(DraftOutput)
+    assert set(_names(config("draft_verify").input)) == _fields(VerifyInput)
+    assert set(_names(config("draft_verify").output)) == _fields(RoundOutput)
+    assert _names(config("dflash").output) == [field.name for field in dataclasses.fields(Part)]
+    assert config("dflash").model_transaction_policy.decoupled
+
+
+def test_the_ensemble_wires_equal_types() -> None:
+    ensemble = read_config(templates() / "draft_verify" / "config.pbtxt")
+    types: dict[str, tuple] = {t.name: (t.data_type, tuple(t.dims)) for t in ensemble.input}
+    for step in ensemble.ensemble_scheduling.step:
+        model = read_config(templates() / step.model_name / "config.pbtxt")
+        inputs = {t.name: (t.data_type, tuple(t.dims)) for t in model.input}
+        assert inputs == {name: types[tensor] for name, tensor in step.input_map.items()}
+        for t in model.output:
+            tensor = step.output_map[t.name]
+            assert tensor not in types, f"{tensor} has two writers"
+            types[tensor] = (t.data_type, tuple(t.dims))
+    for t in ensemble.output:
+        assert types[t.name] == (t.data_type, tuple(t.dims))
+    assert "features" not in _names(ensemble.output)
+
+
+def test_both_public_models_have_the_same_tensors() -> None:
+    dflash, infer = (
+        read_config(templates() / model / "config.pbtxt") for model in ("dflash", "dflash_infer")
+    )
+    assert dflash.input == infer.input
+    assert dflash.output == infer.output
