@@ -13,7 +13,7 @@ from dflash_trt.decoding.coupling import NO_TOKEN, choose
 from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput
 from dflash_trt.decoding.rules import Rules, decode
 from dflash_trt.decoding.sampling import Float32, draw, tempered
-from dflash_trt.decoding.speculation.tree import walk
+from dflash_trt.decoding.speculation import walk
 
 AT_ONCE = 2**15  # logits that are all drawn from sooner than those that count one after another
 # of a sequence after its first j drafts: tokens' weights `[vocab]`, and their sum

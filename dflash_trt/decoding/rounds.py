@@ -28,14 +28,11 @@ from dflash_trt.decoding.messages import (
     no_candidates,
 )
 from dflash_trt.decoding.rules import decode
-from dflash_trt.decoding.sampling import propose
-from dflash_trt.decoding.speculation.held import Held
-from dflash_trt.decoding.speculation.path import best_path, draw_paths
-from dflash_trt.decoding.speculation.tree import ancestors, depths
+from dflash_trt.decoding.speculation import FeatureBuffer, ancestors, depths
 from dflash_trt.engines.step import NOTHING, Engine
 
 
-def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOutput:
+def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) -> VerifyOutput:
     """Run the target over the tokens, write their KV rows and decide how many drafts are kept.
 
     held: where features stay while no drafts are wanted.
@@ -166,25 +163,10 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     pairs = outputs.get("pair_scores")
     if pairs is not None:
         pairs = pairs.reshape(*ids.shape, -1)
-    if candidates:
-        best = outputs["top_logits"].reshape(n, depth, -1) if pairs is None else pairs
-        probs = _probabilities(best, candidates).reshape(n, depth, -1)
-        ids = ids[:, :, :candidates].copy()
-        return DraftOutput(ids[:, :, 0], ids, probs, time.perf_counter() - start)
-    rules = x.rules.tolist()
-    samplings = [decode(each).sampling for each in rules] if any(rules) else []
-    if not any(sampling.temperature for sampling in samplings):
-        best = ids[:, :, 0] if pairs is None else best_path(ids, pairs)
-        return DraftOutput(best, *no_candidates(n), time.perf_counter() - start)
-    # the last `longest` numbers are for drafting, whatever was used of the others
-    longest = x.uniforms.shape[1] // 2
-    uniforms = x.uniforms[:, longest + 1 : longest + 1 + depth]
-    if pairs is None:
-        drawn, probs = propose(outputs["top_logits"].reshape(ids.shape), samplings, uniforms)
-        drafts = ids.reshape(n * depth, -1)[np.arange(n * depth), drawn.ravel()].reshape(n, depth)
-    else:
-        drafts, probs = draw_paths(ids, pairs, samplings, uniforms)
-    return DraftOutput(drafts, ids.copy(), probs, time.perf_counter() - start)
+    best = outputs["top_logits"].reshape(n, depth, -1) if pairs is None else pairs
+    probs = _probabilities(best, candidates).reshape(n, depth, -1)
+    ids = ids[:, :, :candidates].copy()
+    return DraftOutput(ids[:, :, 0], ids, probs, time.perf_counter() - start)
 
 
 Propose = Callable[[VerifyInput, VerifyOutput], DraftOutput]
@@ -193,7 +175,7 @@ Propose = Callable[[VerifyInput, VerifyOutput], DraftOutput]
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
     """Rounds on engines of this process; without a drafter the target decodes alone."""
-    held = None if drafter is None else Held()
+    held = None if drafter is None else FeatureBuffer()
 
     def propose(x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
         if drafter is None or not needs_drafter(x):
@@ -208,7 +190,7 @@ def needs_drafter(x: VerifyInput) -> bool:
     return bool(x.batch[1] > 0 or (x.batch[4::3] != FORGOTTEN).any())
 
 
-def rounds_with(target: Engine, propose: Propose, held: Held | None = None) -> RunRound:
+def rounds_with(target: Engine, propose: Propose, held: FeatureBuffer | None = None) -> RunRound:
     """Rounds on a target of this process and whatever drafts for it; held: see `verify`."""
 
     def run(x: VerifyInput) -> RoundOutput:

@@ -21,10 +21,15 @@ from dflash_trt.decoding.messages import (
 )
 from dflash_trt.decoding.sampling import Float32, Int64
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation.offers import SOURCES, Choice, Proposal, Row
-from dflash_trt.decoding.speculation.policy import Policy
-from dflash_trt.decoding.speculation.proposals import Proposer
-from dflash_trt.decoding.speculation.tree import depths
+from dflash_trt.decoding.speculation import (
+    SOURCES,
+    Policy,
+    Proposal,
+    Proposer,
+    Row,
+    StepPlan,
+    depths,
+)
 from dflash_trt.engines.info import HELD, most_verified
 from dflash_trt.errors import RequestError
 
@@ -67,7 +72,7 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._policy = policy
         self._most_verified = most_verified(policy.draft_tokens + 1)
-        self._proposer = proposer
+        self._proposer = proposer or Proposer()
         self._line = Line() if line is None else line
         self._first_row = first_row
         self._decoding: list[Sequence] = []
@@ -155,8 +160,6 @@ class Scheduler:
         lines = [list(prompt[sequence.position : end + scored])]
         output, report = self._run([sequence], len(self._decoding), rows, lines, chains(1), wanted)
         report.prompt_tokens = len(chunk)
-        if drafts:
-            self._policy.prefilled(n, drawn, report.draft)
         if scored:
             output = sequence.score_prompt(output, len(chunk) - last)
         sequence.verified(len(chunk), wanted)
@@ -179,7 +182,7 @@ class Scheduler:
             self._rest, self._unwanted, self._chosen_for = 0, DROPPED, 0
         if plain or self._rest:
             self._rest -= bool(self._rest)
-            choice, self._offered = Choice([None] * len(sequences), 0), ()
+            choice, self._offered = StepPlan([None] * len(sequences), 0), ()
         else:
             choice = self._choose(sequences)
             self._chosen_for, self._choosing = len(sequences), time.perf_counter() - start
@@ -190,13 +193,10 @@ class Scheduler:
             self._policy.timed(took, report.draft, self._choosing)
         return sequences
 
-    def _choose(self, sequences: Seq[Sequence]) -> Choice:
+    def _choose(self, sequences: Seq[Sequence]) -> StepPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         room = self._room(sequences)
-        if self._proposer is not None:
-            self._offered = self._proposer.rows(sequences, context)
-        else:
-            self._offered = [_as_drafted(sequence) for sequence in sequences]
+        self._offered = self._proposer.rows(sequences)
         self._unwanted = self._undrafted(sequences)
         choice = self._policy.choose(self._offered, context, feed=room < 0 and not self._unwanted)
         self._rest = min(choice.rest, max(room, 0))
@@ -214,9 +214,9 @@ class Scheduler:
         budget = max(sequence.budget for sequence in sequences)
         return 0 if self._policy.holds(budget) else DROPPED
 
-    def _verify(self, sequences: Seq[Sequence], choice: Choice) -> StepReport:
+    def _verify(self, sequences: Seq[Sequence], choice: StepPlan) -> StepReport:
         tokens = []
-        for sequence, proposal in zip(sequences, choice.taken, strict=True):
+        for sequence, proposal in zip(sequences, choice.chosen, strict=True):
             sequence.drafts = [*proposal.tokens] if proposal else []
             tokens.append([sequence.tokens[-1], *sequence.drafts])
         rows = [
@@ -224,9 +224,9 @@ class Scheduler:
             for sequence, line in zip(sequences, tokens, strict=True)
         ]
         output, report = self._run(
-            sequences, 0, rows, tokens, _parents(choice), choice.draft or self._unwanted
+            sequences, 0, rows, tokens, _parents(choice), choice.draft_tokens or self._unwanted
         )
-        self._take(sequences, choice.taken, output, report)
+        self._take(sequences, choice.chosen, output, report)
         return report
 
     def _run(
@@ -246,14 +246,7 @@ class Scheduler:
             if any(sequence.request.rules.need_history for sequence in sequences):
                 history = _history(sequences)
         ids, probs = no_candidates(n)
-        drawing = [i for i, s in enumerate(sequences) if s.request.sampling.temperature]
-        if drawing and not self._policy.coupled:
-            uniforms = np.zeros((n, 2 * self._policy.draft_tokens + 1))
-            for i in drawing:
-                sequences[i].random.random(out=uniforms[i])
-            ids, probs = _candidates(sequences)
-        candidates = self._proposer.candidates if self._proposer else 0
-        batch = [self._first_row + row, self._wanted, candidates]
+        batch = [self._first_row + row, self._wanted, self._proposer.candidates]
         for source, destination, moved in self._moves:
             batch += [self._first_row + source, self._first_row + destination, moved.position]
         for left in range(self.active, self._used):
@@ -311,17 +304,12 @@ class Scheduler:
                 sequence.accepted += min(accepted, committed)
                 sequence.committed_per_round.append(committed)
                 report.sequences.append((len(sequence.drafts), _deepest(proposal), accepted))
-                report.choices.append(_choice(proposal))
+                report.choices.append(proposal.kind if proposal else "plain")
                 if proposal is not None:
                     self._policy.observe(proposal, accepted)
-                for offer in self._offered[i].offers if self._offered else ():
-                    if proposal is None or offer.source != proposal.source:
-                        self._policy.missed(offer, [*kept, token][0])
             if sequence.finish_reason is not None:
                 self._release(sequence)
                 continue
-            if self._proposer is not None and self._proposer.learns:
-                self._proposer.observe(sequence, accepted)
             # the target adds a token of its own
             count = max(0, min(_budget(sequence) - 1, self._wanted))
             sequence.drafts = drafts[i][:count]
@@ -329,7 +317,7 @@ class Scheduler:
                 count = sequence.drafts.index(NO_DRAFT)
                 del sequence.drafts[count:]
             sequence.candidates = None
-            if count and (self._proposer is not None or sequence.request.sampling.temperature):
+            if count:
                 ids, probs = output.next_candidate_ids[i], output.next_candidate_probs[i]
                 sequence.candidates = ids[:count], probs[:count]
 
@@ -374,18 +362,12 @@ def _history(sequences: Seq[Sequence]) -> Int64:
     return np.array([line + [NO_HISTORY] * (longest - len(line)) for line in lines])
 
 
-def _as_drafted(sequence: Sequence) -> Row:
-    """The whole chain that came back from the last round."""
-    chain = Proposal("drafter", sequence.drafts, range(len(sequence.drafts)))
-    return Row([chain] if sequence.drafts else [], bool(sequence.request.sampling.temperature))
-
-
-def _parents(choice: Choice) -> Int64:
+def _parents(choice: StepPlan) -> Int64:
     """Of the tokens to verify; see `VerifyInput`."""
-    if all(proposal is None or proposal.is_chain for proposal in choice.taken):
-        return chains(len(choice.taken))
-    parents = np.zeros((len(choice.taken), 1 + choice.width), np.int64)
-    for line, proposal in zip(parents, choice.taken, strict=True):
+    if all(proposal is None or proposal.is_chain for proposal in choice.chosen):
+        return chains(len(choice.chosen))
+    parents = np.zeros((len(choice.chosen), 1 + choice.width), np.int64)
+    for line, proposal in zip(parents, choice.chosen, strict=True):
         if proposal is not None:
             line[1 : 1 + len(proposal.parents)] = proposal.parents
     return parents
@@ -393,23 +375,3 @@ def _parents(choice: Choice) -> Int64:
 
 def _deepest(proposal: Proposal | None) -> int:
     return max(depths(tuple(proposal.parents))) if proposal else 0
-
-
-def _choice(proposal: Proposal | None) -> str:
-    """One of `offers.VERIFIED`."""
-    if proposal is None or proposal.source == "lookup":
-        return "lookup" if proposal else "plain"
-    return "chain" if proposal.is_chain else "tree"
-
-
-def _candidates(sequences: Seq[Sequence]) -> tuple[Int64, Float32]:
-    """Candidate ids and probabilities `[n, D, k]`, zeros where a row has none or fewer."""
-    known = [s.candidates[0].shape for s in sequences if s.candidates is not None]
-    if not known:
-        return no_candidates(len(sequences))
-    shape = (len(sequences), *(max(sizes) for sizes in zip(*known, strict=True)))
-    ids, probs = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-    for i, s in enumerate(sequences):
-        if s.candidates is not None:
-            ids[i, : len(s.candidates[0])], probs[i, : len(s.candidates[0])] = s.candidates
-    return ids, probs

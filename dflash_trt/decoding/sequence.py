@@ -10,7 +10,6 @@ import numpy as np
 from dflash_trt.decoding.messages import DROPPED, RoundOutput
 from dflash_trt.decoding.rules import Rules, encode
 from dflash_trt.decoding.sampling import Float32, Int64, Sampling
-from dflash_trt.decoding.speculation.lookup import Suffixes
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)  # to be verified next
     # of the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
-    suffixes: Suffixes | None = None  # of all tokens, once something was looked up
     held: int = 0  # tokens in the target's KV cache that the drafter has not seen
     lost: bool = field(init=False)  # whether it never will see them all: it drafts nothing here
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
