@@ -201,6 +201,7 @@ MECHANISMS: Mapping[str, tuple[object, str, object]] = {
     "probes": (policies, "PROBING", 1e-9),
     "a rest where texts repeat": (Adaptive, "_repeats", lambda *_: False),
     "hysteresis": (policies, "CLEARLY", 1.0),
+    "contradiction": (Proposal, "contradicted", False),
     "calibration": (estimator._Calibration, "observe", lambda *_: None),
     "the length of a match": (estimator, "MATCHES", (1,)),
 }

@@ -14,10 +14,7 @@ from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.rounds import in_process, rounds_with
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.speculation.kept_costs import costs_of
-from dflash_trt.decoding.speculation.lookup import PromptLookup
-from dflash_trt.decoding.speculation.policy import Fixed
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strategy
 from dflash_trt.engines.step import Engine
 from dflash_trt.errors import RequestError
 
@@ -156,17 +153,16 @@ def _way(
     rounds, used = in_process(target, None), [target]
     if cell.method in ("dflash", "adaptive"):
         rounds, used = in_process(target, drafter), [target, drafter]
-    elif cell.method == "lookup":
-        rounds = rounds_with(target, PromptLookup())
     elif cell.method == "draft-model":
         assert model is not None
         rounds, used = rounds_with(target, DraftModel(model)), [target, model]
     block_size = drafter.info.block_size
     if cell.method == "adaptive":
-        costs = costs_of(engines, "in_process", rounds, cell.threads)
+        costs = profile_of(engines, "in_process", rounds, cell.threads)
         return Way(cell, rounds, *strategy(Speculation(), target.info, costs), used)
     drafts = 0 if cell.method == "plain" else cell.draft_tokens or block_size - 1
-    return Way(cell, rounds, Fixed(drafts), None, used)
+    proposer = Proposer(drafts, lookup=True) if cell.method == "lookup" else Proposer()
+    return Way(cell, rounds, Fixed(drafts), proposer, used)
 
 
 def _side_by_side(order: Sequence[Way], batch: int) -> None:
@@ -182,8 +178,7 @@ def _finished(way: Way, plain: Way | None) -> Cell:
         sum(count > i for count in committed) / len(committed)
         for i in range(1, max(committed, default=1))
     ]
-    # a chain that is drawn by itself leads to another text, of the same distribution
-    if plain is None or (way.cell.temperature and not way.policy.coupled):
+    if plain is None:
         return replace(way.cell, kept=kept)
     pairs = [
         (own.tokens, its.tokens)

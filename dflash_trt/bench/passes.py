@@ -13,8 +13,7 @@ from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
-from dflash_trt.decoding.speculation.policy import Policy
-from dflash_trt.decoding.speculation.proposals import Proposer
+from dflash_trt.decoding.speculation import Policy, Proposer
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.step import Engine, Step
 

@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from dflash_trt.bench.results import Cell, Run
-from dflash_trt.decoding.speculation.offers import VERIFIED
+from dflash_trt.decoding.speculation import VERIFIED
 
 RESAMPLES = 2000
 CONFIDENCE = 0.99

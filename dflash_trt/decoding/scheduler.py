@@ -19,7 +19,7 @@ from dflash_trt.decoding.messages import (
     no_candidates,
     no_rules,
 )
-from dflash_trt.decoding.sampling import Float32, Int64
+from dflash_trt.decoding.sampling import Int64
 from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.decoding.speculation import (
     SOURCES,

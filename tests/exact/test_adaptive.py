@@ -32,10 +32,7 @@ from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation import correction
-from dflash_trt.decoding.speculation.offers import Choice, Row
-from dflash_trt.decoding.speculation.policy import Adaptive, Fixed
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import Adaptive, Fixed, Row, StepPlan, correction, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -189,8 +186,8 @@ def test_every_combination(
 class EveryToken(AtRandom):
     """Verifies nothing; the drafter runs behind every token."""
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
-        return Choice([None] * len(rows), self.draft_tokens)
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
+        return StepPlan([None] * len(rows), self.draft_tokens)
 
     def prefill(self, n: int, drawn: bool) -> bool:
         return True
@@ -204,9 +201,9 @@ class Resting(Fixed):
         self.chosen_for: list[int] = []
         self.timings = 0
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
         self.chosen_for.append(len(rows))
-        return Choice([None] * len(rows), 0, rest=20)
+        return StepPlan([None] * len(rows), 0, rest=20)
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         self.timings += 1

@@ -38,8 +38,7 @@ from dflash_trt.decoding.rules import encode
 from dflash_trt.decoding.sampling import Sampling, tempered
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation.policy import Adaptive
-from dflash_trt.decoding.speculation.proposals import Proposer, strategy
+from dflash_trt.decoding.speculation import Adaptive, Proposer, strategy
 from dflash_trt.graphs.drafter import CANDIDATES
 
 FEW = 4_000  # draws, enough for what is wrong to show

@@ -14,7 +14,7 @@ from crafted import spoil, usual_draft, usual_verify
 from dflash_trt.decoding.input_checks import check_draft_input, check_verify_input
 from dflash_trt.decoding.messages import moves_of
 from dflash_trt.decoding.rounds import draft, verify
-from dflash_trt.decoding.speculation.held import Held
+from dflash_trt.decoding.speculation import FeatureBuffer
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import RequestError
 
@@ -55,7 +55,7 @@ def _run(
 
 def test_crafted_tensors_for_verify(built_pair: BuildPair) -> None:
     engine = Engine(built_pair(taught=False).target_engine)
-    held = Held()
+    held = FeatureBuffer()
     step = lambda engine, x: verify(engine, x, held)  # noqa: E731
     refused, run = _run(engine, usual_verify, check_verify_input, step)
     assert refused > run > 0

@@ -38,8 +38,7 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.speculation.path import best_path, draw_paths
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed, best_path, draw_paths
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 

@@ -29,7 +29,7 @@ from dflash_trt.checkpoints.speculators import draft_token_ids
 from dflash_trt.checkpoints.target import load_target
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError, PairError
 

@@ -28,7 +28,7 @@ from dflash_trt.checkpoints.pair import CHECKS
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
 pytestmark = pytest.mark.models

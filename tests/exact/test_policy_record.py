@@ -12,9 +12,7 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
-from dflash_trt.decoding.speculation.policy import Adaptive, Policy
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import Adaptive, Policy, Proposal, Row, StepPlan, strategy
 from dflash_trt.engines.onnxruntime import Engine
 
 DRAFTER = 0.2 * SECOND
@@ -32,7 +30,7 @@ class Recorded:
         self.coupled, self.draft_tokens = policy.coupled, policy.draft_tokens
         self.calls: list[tuple[str, tuple[object, ...], object]] = []
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
         choice = self._policy.choose(rows, context, feed)
         self.calls.append(("choose", (rows, context, feed), choice))
         self._width = choice.width

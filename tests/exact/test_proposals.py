@@ -14,11 +14,14 @@ from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.rounds import in_process, rounds_with
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation.costs import Costs
-from dflash_trt.decoding.speculation.lookup import PromptLookup, Suffixes
-from dflash_trt.decoding.speculation.policy import Fixed
-from dflash_trt.decoding.speculation.proposals import Proposer
-from dflash_trt.decoding.speculation.tree import depths
+from dflash_trt.decoding.speculation import (
+    CostProfile,
+    Fixed,
+    PromptLookup,
+    Proposer,
+    Suffixes,
+    depths,
+)
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -97,7 +100,7 @@ def test_trees_are_no_deeper_than_the_smallest_window(
 ) -> None:
     """A chain may be: its tokens lie in the cache as in the text."""
     info = replace(read_info(built_pair(**QWEN3).target_engine, "onnxruntime"), window=3)
-    costs = Costs([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
+    costs = CostProfile([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
     proposer = Proposer(Speculation(lookup=False, correction=False, tree=tree), costs, info)
     ids = np.arange(7 * 8).reshape(7, 8)
     probs = np.tile(np.array([[0.9] + [0.1 / 7] * 7], np.float32), (7, 1))
@@ -113,7 +116,7 @@ def test_what_was_looked_up_is_doubted_where_the_drafter_says_otherwise(
     built_pair: BuildPair, drafted: int | None, doubted: bool
 ) -> None:
     info = read_info(built_pair(**QWEN3).target_engine, "onnxruntime")
-    costs = Costs([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
+    costs = CostProfile([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
     proposer = Proposer(Speculation(tree=False, correction=False), costs, info)
     ids, probs = np.array([[drafted or 0]]), np.ones((1, 1), np.float32)
     candidates = None if drafted is None else (ids, probs)
@@ -127,7 +130,7 @@ def test_what_was_looked_up_is_doubted_where_the_drafter_says_otherwise(
 def test_a_drafter_that_says_no_numbers_says_nothing_otherwise(built_pair: BuildPair) -> None:
     """Its tree is empty: it is judged as any other, and does not hurt what is looked up."""
     info = read_info(built_pair(**QWEN3).target_engine, "onnxruntime")
-    costs = Costs([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
+    costs = CostProfile([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
     proposer = Proposer(Speculation(), costs, info)
     candidates = np.arange(8).reshape(1, 8), np.full((1, 8), np.nan, np.float32)
     sequence = Sequence(Request([3, 4, 5, 1, 2, 3], NEW_TOKENS), candidates=candidates)

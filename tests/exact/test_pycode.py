@@ -19,7 +19,7 @@ from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.server.server import running_server

@@ -10,7 +10,7 @@ from conftest import BuildPair
 from exact import rounds_of
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.speculation.proposals import Proposer
+from dflash_trt.decoding.speculation import Proposer
 from dflash_trt.engines.onnxruntime import Engine
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))

@@ -40,7 +40,7 @@ from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling, draw, propose, weights
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.graphs.drafter import CANDIDATES
 
 DECISIONS = 5_000

@@ -15,7 +15,7 @@ from test_drafters import DRAFTER
 from test_models import FAMILIES
 from test_sharding import engines_of
 
-from dflash_trt.decoding.speculation.tree import (
+from dflash_trt.decoding.speculation import (
     Tree,
     ancestors,
     best_first,

@@ -28,8 +28,7 @@ from dflash_trt.decoding.check import check
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation.policy import Fixed
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import Fixed, strategy
 from dflash_trt.digests import LARGE
 from dflash_trt.engines.accuracy import _check_fused
 from dflash_trt.engines.info import read_info

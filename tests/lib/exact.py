@@ -20,9 +20,7 @@ from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
-from dflash_trt.decoding.speculation.policy import Fixed, Policy
-from dflash_trt.decoding.speculation.proposals import Proposer
-from dflash_trt.decoding.speculation.tree import ancestors, depths
+from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 

@@ -23,7 +23,7 @@ from dflash_trt.decoding.check import check
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.tensorrt import engine as engine_module
 from dflash_trt.engines.tensorrt import machine

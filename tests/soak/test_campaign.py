@@ -28,9 +28,7 @@ from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation import correction
-from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
-from dflash_trt.decoding.speculation.proposals import Proposer, strategy
+from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposer, correction, strategy
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import Storage

@@ -10,21 +10,21 @@ from dflash_trt.decoding.speculation.tree import depths
 
 MEMORY, LOOKUP_MEMORY = 0.99, 0.98  # weight of the past at each outcome
 PRIOR, LOOKUP_PRIOR = 3.0, 2.0  # outcomes that what is believed at the start is worth
-MATCHES = (1, 2, 3, 4, 5, 8, 16)  # copies are counted by their match: the shortest of each
+MATCHES = (1, 2, 3, 5, 8)  # copies are counted by their match: the shortest of each
 # that a copied token is right, at the start: of greedy texts, and of sampled ones
-CHANCES = (0.48, 0.69, 0.74, 0.78, 0.87, 0.87, 0.95)
-SAMPLED_CHANCES = (0.33, 0.55, 0.63, 0.67, 0.74, 0.8, 0.9)
+CHANCES = (0.48, 0.69, 0.74, 0.87, 0.95)
+SAMPLED_CHANCES = (0.33, 0.55, 0.63, 0.74, 0.9)
 
 
 class AcceptanceEstimator:
     """Decayed counts by source, position and whether tokens are sampled; of copies also by the
-    length of the match."""
+    length of the match and by whether the drafter contradicts them."""
 
     def __init__(self, max_drafts: int) -> None:
         """max_drafts: of a row in a round."""
         self._max_drafts = max_drafts
         self._drafted = {sampled: _Calibration(max_drafts) for sampled in (False, True)}
-        self._copied: dict[tuple[bool, int], _Copies] = {}
+        self._copied: dict[tuple[bool, bool, int], _Copies] = {}
 
     def expected(self, proposal: Proposal) -> list[float]:
         """How many of its first 0, 1, .. draft tokens are accepted."""
@@ -41,7 +41,7 @@ class AcceptanceEstimator:
 
     def _copies(self, proposal: Proposal) -> "_Copies":
         bucket = bisect_right(MATCHES, proposal.match) - 1
-        key = (proposal.sampled, bucket)
+        key = (proposal.sampled, proposal.contradicted, bucket)
         if key not in self._copied:
             chance = (SAMPLED_CHANCES if proposal.sampled else CHANCES)[bucket]
             self._copied[key] = _Copies(self._max_drafts, chance)

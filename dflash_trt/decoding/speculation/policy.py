@@ -13,7 +13,7 @@ from dflash_trt.decoding.speculation.gate import Gate
 from dflash_trt.decoding.speculation.proposal import Proposal, Row, StepPlan
 
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
-REPEATS = 0.75  # share of its copied tokens that a text keeps which repeats itself
+REPEATS = 0.6  # share of its copied tokens that a text keeps which repeats itself
 PROBING = 0.005  # share of the time that the drafter may take while its gate is closed
 WAKING = 8.0  # times what drafting usually takes: a probe that took more met something else
 CHOICE_SHARE = 0.005  # of the time, for choices where none is needed

@@ -16,6 +16,7 @@ class Proposal(NamedTuple):
     values: Sequence[float] = ()  # that each is accepted, according to the drafter
     sampled: bool = False  # for a request that has a temperature
     match: int = 0  # tokens alike before what was looked up
+    contradicted: bool = False  # whether the drafter's first token is another
 
     def cut(self, length: int) -> "Proposal":
         """The first `length` draft tokens of it."""

@@ -54,7 +54,9 @@ class Proposer:
             if count > 0 and sequence.candidates is not None:
                 proposals.append(self._drafted(sequence, count))
             if count > 0 and self._lookup and sequence.request.drafting:
-                proposals += self._looked_up(sequence, count)
+                # a broken drafter's tree is empty
+                first = [x.tokens[0] for x in proposals if x.tokens]
+                proposals += self._looked_up(sequence, count, first)
             out_of_sync = sequence.lost and sequence.request.drafting
             rows.append(Row(proposals, _is_sampled(sequence), out_of_sync))
         return rows
@@ -73,7 +75,8 @@ class Proposer:
             tree = best_chain(ids, probs)
         return Proposal("drafter", tree.tokens, tree.parents, tree.values, sampled)
 
-    def _looked_up(self, sequence: "Sequence", count: int) -> list[Proposal]:
+    def _looked_up(self, sequence: "Sequence", count: int, first: Seq[int]) -> list[Proposal]:
+        """first: the drafter's first token, if there is one."""
         prompt = sequence.request.prompt
         text = self._texts.get(sequence)
         if text is None:
@@ -82,8 +85,9 @@ class Proposer:
         match, tokens = text.find(count)
         if not match:
             return []
-        sampled = _is_sampled(sequence)
-        return [Proposal("lookup", tokens, range(len(tokens)), (), sampled, match)]
+        contradicted = bool(first) and tokens[0] not in first
+        places, sampled = range(len(tokens)), _is_sampled(sequence)
+        return [Proposal("lookup", tokens, places, (), sampled, match, contradicted)]
 
 
 def strategy(

@@ -14,9 +14,7 @@ from dflash_trt.decoding.line import Line
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation.costs import Costs
-from dflash_trt.decoding.speculation.kept_costs import costs_of
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.load import engine_kind
 from dflash_trt.serving.front.front import INTERNAL, UNAVAILABLE, Report
@@ -56,7 +54,7 @@ class Groups:
         self._settings = settings
         self._run_round = run_round
         self._metrics = metrics
-        self._costs: Costs | None = None
+        self._costs: CostProfile | None = None
         self._measured = threading.Event()
         self._closing = False
         self._changed = threading.Condition()  # guards _closing; told of new work
@@ -181,7 +179,7 @@ class Groups:
             time.sleep(WAIT_LOADED)
         while not self._closing:
             try:
-                self._costs = costs_of(self._engines, self._settings.mode, self._run_round)
+                self._costs = profile_of(self._engines, self._settings.mode, self._run_round)
                 self._metrics.costs(self._costs)
                 return
             except EngineGoneError:

@@ -6,7 +6,6 @@ import random
 from itertools import pairwise
 
 import pytest
-
 from dflash_trt.decoding.speculation.lookup import BUCKETS, MEASURED, Record, Suffixes
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import BuildPair
+from dflash_trt.decoding.speculation.costs import BUDGET, MOST, WORST, Costs, measure
+from dflash_trt.decoding.speculation.kept_costs import COSTS_FILE, KEPT, costs_of, kept_costs
 
 from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.run import build
@@ -20,8 +22,6 @@ from dflash_trt.config import load_config
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.speculation import kept_costs as kept
-from dflash_trt.decoding.speculation.costs import BUDGET, MOST, WORST, Costs, measure
-from dflash_trt.decoding.speculation.kept_costs import COSTS_FILE, KEPT, costs_of, kept_costs
 from dflash_trt.engines.load import load_engine
 
 TABLE = Costs(
