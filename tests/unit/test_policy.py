@@ -88,6 +88,7 @@ def test_rests_grow_to_where_choosing_takes_its_share_of_the_time() -> None:
     by_times = ((1, [1, 3, 3]), (8, [1, 3, 7, 15, 25, 25]), (512, [1, 3, 7, 15, 31, 63, 63]))
     for times, rests in by_times:
         policy = closed(Costs(linear(1.0), drafter=5.0), 8 * times)
+        assert policy.choose(many * times, 0, feed=True).rest == 0
         assert [policy.choose(many * times, 0).rest for _ in rests] == rests
     assert rests[-1] == MAX_REST
     repeating = rows(looked_up(16)) * 8 * 512
