@@ -124,7 +124,7 @@ def test_there_are_no_drafts_beside_a_sequence_that_is_out_of_sync() -> None:
 def test_the_drafter_rests_after_texts_that_repeat_themselves() -> None:
     """Not after any copy: then there would be no drafts when it turns out to be wrong."""
     for match, drafts in ((16, False), (1, True)):
-        plan = adaptive(Costs(linear(0.01), 0.01)).choose(rows(looked_up(match)), 0)
+        plan = adaptive(Costs(linear(0.001), 0.01)).choose(rows(looked_up(match)), 0)
         assert (plan.width, plan.draft_tokens > 0) == (MOST, drafts)
 
 
@@ -188,6 +188,7 @@ class World:
     right: float  # chance of each draft, if those before it were right
     says: float | None = None  # None: the truth
     copied: float | None = None  # chance of what is looked up; None: nothing is found
+    found: float = 1.0  # share of the rounds in which something is
     n: int = 1
     timed: bool = False  # whether the policy is told what rounds took
     unsure: float = 0.0  # spread of the chances from round to round
@@ -224,7 +225,8 @@ class World:
     def _proposals(self, chance: float) -> list[Proposal]:
         said = chance if self.says is None else self.says
         drafted = [chain([said**k for k in range(1, MOST + 1)])] if self.drafting[-1] else []
-        return [*drafted, *([] if self.copied is None else [looked_up(3)])]
+        found = self.copied is not None and self.rng.random() < self.found
+        return [*drafted, *([looked_up(3)] if found else [])]
 
 
 def best_fixed(costs: Costs, right: float, n: int = 1) -> float:
@@ -323,7 +325,7 @@ def test_lookup_is_taken_when_it_promises_more_and_the_drafter_rests() -> None:
 def test_a_drafter_that_lost_is_tried_again_where_steps_have_become_cheaper() -> None:
     dear = Costs(linear(0.4), 0.6)
     cheap = Costs([max(0.6 * step, 1) for step in dear.steps], 0.4)
-    of = World(dear, 0.73, timed=True)
+    of = World(dear, 0.73, copied=1.0, found=0.1, timed=True)
     for of.costs, drafts in ((dear, False), (cheap, True), (dear, False), (cheap, True)):
         of.run(2000)
         assert sum(of.drafting[-200:]) > 150 if drafts else sum(of.drafting[-500:]) < 15

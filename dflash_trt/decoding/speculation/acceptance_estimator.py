@@ -68,8 +68,8 @@ class _Copies:
 class _Calibration:
     """How the drafter's probabilities compare with what is accepted, by depth.
 
-    What is not known of a depth is taken to be as before it; otherwise bad luck far down a chain
-    would end there whatever could teach better.
+    What is not known of a depth is taken to go on as before it: otherwise nothing would be learned
+    of depths that are seldom verified.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -85,9 +85,10 @@ class _Calibration:
         said = [0.0] * len(self._said)
         for depth, value in zip(depths(tuple(parents))[1:], values, strict=True):
             said[depth] += value
-        ratio = 1.0
+        ratio, first = 1.0, 1.0
         for depth in range(1, len(said)):
             self._said[depth] = self._said[depth] * MEMORY + said[depth]
             self._kept[depth] = self._kept[depth] * MEMORY + (depth <= accepted)
-            ratio = (self._kept[depth] + PRIOR * ratio) / (self._said[depth] + PRIOR)
+            ratio = (self._kept[depth] + PRIOR * ratio * first) / (self._said[depth] + PRIOR)
             self._ratios[depth] = ratio
+            first = self._ratios[1]

@@ -3,7 +3,7 @@
 # plain steps that drafting may lose before the gate closes; the first time, when acceptance has yet
 # to be learned, more
 FIRST_CREDIT, CREDIT = 6.0, 3.0
-MAX_CREDIT = 20.0  # old gains must not hide that drafting loses now
+MAX_CREDIT = 10.0  # old gains must not hide that drafting loses now
 OPENS = 0.5  # plain steps that probes have to gain before it opens again
 MARGIN = 0.05  # of a probe's cost, that it has to gain in order to count
 

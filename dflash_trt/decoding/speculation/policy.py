@@ -129,8 +129,7 @@ class Adaptive(Policy):
         self._costs.add(n, width, context, verify, draft, self._streak)
         self._costs.add_choice(n, choosing)
         if self._probing and draft:
-            extra = (verify + draft) / self._costs.plain_seconds(n, context) - 1
-            self._probe_cost = min(max(extra, self._probe_cost), WAKING * self._probe_cost)
+            self._probe_cost = draft / self._costs.plain_seconds(n, context)
 
     def _drafts_next(
         self,
