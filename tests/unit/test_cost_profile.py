@@ -134,7 +134,7 @@ def test_a_damaged_table_is_refused(wrong: dict[str, Any]) -> None:
 # --- measuring -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spikes", [0, 7])
+@pytest.mark.parametrize("spikes", [0, 11])
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 def test_what_rounds_take_is_found(scale: float, spikes: int) -> None:
     """Hops between the models are part of verifying; a machine that is busy now and then is not."""
