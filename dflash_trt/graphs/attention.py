@@ -3,8 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.spec import DecoderSpec
-from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.checkpoints import DecoderSpec, Weights
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.convolution import convolve_after, convolve_before
 from dflash_trt.graphs.layers import Layer, linear, rms_norm, softcap

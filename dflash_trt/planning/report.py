@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.outline import Pair, config_values, outline_drafter, outline_target
+from dflash_trt.checkpoints import Pair, config_values, summarize_drafter, summarize_target
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning.plan import Deployment, Point, curve, front, layouts
@@ -125,7 +125,7 @@ def _chosen(config: BuildConfig, target: Path, drafter: Path, host: Machine) -> 
     """The arguments that `build` would write; None for another engine kind."""
     if not isinstance(config.engine, TensorRTLLM):
         return None
-    return choose_args(config, Pair(outline_target(target), outline_drafter(drafter)), host)
+    return choose_args(config, Pair(summarize_target(target), summarize_drafter(drafter)), host)
 
 
 def _backend(host: Machine, args: LlmArgs | None) -> str:
