@@ -16,7 +16,7 @@ from typing import Any
 from dflash_trt.errors import CheckpointError
 
 MOST_LAYERS = 1024  # of published models a tenth
-Values = Mapping[str, Any]  # config.json, flat (checkpoints.outline.config_values)
+Values = Mapping[str, Any]  # config.json, flat (checkpoints.config_values)
 
 
 @dataclass(frozen=True)
