@@ -7,7 +7,7 @@ from dflash_trt.checkpoints import INDEX, SLIDING, Drafter, ModelSummary, Pair, 
 from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline.hardware import Gpu, Machine
+from dflash_trt.roofline import Gpu, Machine
 
 Model = ModelSummary[Target] | ModelSummary[Drafter]
 

@@ -25,7 +25,7 @@ from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.config import BuildConfig, Version
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline.hardware import PRESETS, machine
+from dflash_trt.roofline import PRESETS, machine
 from dflash_trt.tensorrt_llm.args import (
     LlmArgs,
     Values,
