@@ -56,7 +56,7 @@ def measure(
     engines cannot be written.
     """
     # here, because they load the graph builder and the runtime
-    from dflash_trt.decoding.check import check  # noqa: PLC0415
+    from dflash_trt.decoding import check_lossless  # noqa: PLC0415
     from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
 
@@ -84,7 +84,7 @@ def measure(
                 drafter, target, engines / "drafter", **sizes, progress=quiet, storage=link
             )
             report("building engines", 2, 2)
-            found = check(
+            found = check_lossless(
                 engines,
                 asked,
                 tokens,

@@ -26,9 +26,7 @@ from dflash_trt.checkpoints.cut import Cut
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.build import build_drafter, build_target
 from dflash_trt.engines.info import rank_directory, read_info

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fronts import VOCAB, WAIT, CountingModel, ask, open_front, wait_until
 
-from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.decoding import Sequence
 from dflash_trt.serving.front import front as front_module
 from dflash_trt.serving.front.choice import Choice
 from dflash_trt.serving.front.front import Front
