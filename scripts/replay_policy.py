@@ -19,13 +19,10 @@ import numpy as np
 
 from dflash_trt.bench.prompts import load_task
 from dflash_trt.config.build import Speculation
+from dflash_trt.decoding import Request, RoundOutput, RunRound, Scheduler, VerifyInput, in_process
+from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.acceptance import parents_of
-from dflash_trt.decoding.messages import NO_DRAFT, RoundOutput, RunRound, VerifyInput, no_candidates
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Float32, Int64
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.decoding.messages import NO_DRAFT, Float32, Int64, no_drafts
 from dflash_trt.decoding.speculation import (
     Adaptive,
     CostProfile,
@@ -89,9 +86,9 @@ def record(run: RunRound, info: EngineInfo, prompts: Sequence[list[int]], new: i
 
         def noted(x: VerifyInput, text: Text = text) -> RoundOutput:
             out = run(x._replace(batch=np.array([0, every.draft_tokens, CANDIDATES])))
-            if out.next_candidate_ids[0, 0, 0] != NO_DRAFT:
+            if out.candidate_ids[0, 0, 0] != NO_DRAFT:
                 end = int(x.rows[0, 2] + x.rows[0, 1])
-                text.drafts[end] = out.next_candidate_ids[0], out.next_candidate_probs[0]
+                text.drafts[end] = out.candidate_ids[0], out.candidate_probs[0]
             return out
 
         text.tokens = [*text.request.prompt, *decode(text.request, noted, info, every).tokens]
@@ -114,14 +111,13 @@ class Replay:
         verify = 0.0 if prefill else self.costs.verify(1, length, place)
         draft = self.costs.draft(1, end) if asked > 0 else 0.0
         self.seconds += verify + draft
-        chain, (ids, probs) = np.full((1, 1), NO_DRAFT), no_candidates(1)
+        ids, probs, _ = no_drafts(1)
         if asked > 0 and end in self.text.drafts:
             ids, probs = self.text.drafts[end]
             given = probs.reshape(len(ids), -1, ids.shape[1])[:, :count, :count]
             ids, probs = ids[None, :, :count], given.reshape(1, len(ids), -1)
-            chain = ids[:, :, 0]
-        results, none = np.array([[len(path), token, 0, *path]]), no_candidates(1)
-        return RoundOutput(results, none[1], none[0], verify, chain, ids, probs, draft)
+        results, none = np.array([[len(path), token, 0, *path]]), no_drafts(1)
+        return RoundOutput(results, none[1], none[0], verify, ids, probs, draft)
 
 
 def replay(

@@ -10,10 +10,7 @@ from typing import Any
 from dflash_trt.bench.passes import Pass, TimedEngine, Way, run_in_turns
 from dflash_trt.bench.results import Cell
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.draft_model import DraftModel
-from dflash_trt.decoding.rounds import in_process, rounds_with
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import DraftModel, Request, SamplingParams, in_process, rounds_with
 from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strategy
 from dflash_trt.engines.step import Engine
 from dflash_trt.errors import RequestError
@@ -56,7 +53,9 @@ def measure_engine(
     passes = 0
     for (task, prompts), batch, context, temperature in groups:
         requests = [
-            Request(prompt, tokens_of(plan, batch, i), Sampling(temperature, seed=plan.seed + i))
+            Request(
+                prompt, tokens_of(plan, batch, i), SamplingParams(temperature, seed=plan.seed + i)
+            )
             for i, prompt in enumerate(of_length(prompts, context))
         ]
         ways = [

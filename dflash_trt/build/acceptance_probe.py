@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.chat.render import as_chat, load_encoding
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.pair import Finding
-from dflash_trt.checkpoints.source import Report
-from dflash_trt.checkpoints.target import Target, load_target
+from dflash_trt.checkpoints import Report, Target, load_drafter, load_target
+from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.config.build import Speculation
 from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
@@ -57,7 +55,7 @@ def measure(
     """
     # here, because they load the graph builder and the runtime
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
-    from dflash_trt.decoding.check import check  # noqa: PLC0415
+    from dflash_trt.decoding import check_lossless  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
 
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)
@@ -84,7 +82,7 @@ def measure(
                 drafter, target, engines / "drafter", **sizes, progress=quiet, storage=link
             )
             report("building engines", 2, 2)
-            found = check(
+            found = check_lossless(
                 engines,
                 asked,
                 tokens,

@@ -15,8 +15,8 @@ def is_built(directory: Path) -> bool:
 def inspect_built(directory: Path) -> dict[str, Any]:
     """The build, and `costs` by machine, the last one measured last.
 
-    Of each `machine`, `here` (whether it is this one), and the fields of `CostProfile`. BuildError or
-    EngineError where the directory is damaged.
+    Of each `machine`, `here` (whether it is this one), and the fields of `CostProfile`.
+    BuildError or EngineError where the directory is damaged.
     """
     manifest = read_manifest(directory)
     kept = kept_profiles(directory / "engines")

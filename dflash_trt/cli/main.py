@@ -145,7 +145,7 @@ def plan(
     json_: Json = False,
 ) -> None:
     """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
-    from dflash_trt.checkpoints.source import locate
+    from dflash_trt.checkpoints import locate
     from dflash_trt.cli.progress import reporting
     from dflash_trt.config import load_config
     from dflash_trt.planning import draw, show
@@ -202,8 +202,8 @@ def inspect(
     Of a built directory: what rounds cost on the machines that ran it.
     """
     from dflash_trt.build.built import inspect_built, is_built
-    from dflash_trt.checkpoints.inspect import inspect as run
-    from dflash_trt.checkpoints.source import locate_argument
+    from dflash_trt.checkpoints import inspect as run
+    from dflash_trt.checkpoints import locate_argument
     from dflash_trt.cli.progress import reporting
     from dflash_trt.cli.report import show, show_built
 
@@ -321,7 +321,7 @@ def verify(
     from dflash_trt.build.manifest import check_build, read_manifest, speculation_of
     from dflash_trt.chat.render import load_encoding
     from dflash_trt.cli.progress import reporting
-    from dflash_trt.decoding.check import check as run
+    from dflash_trt.decoding import check_lossless as run
     from dflash_trt.prompts import read_prompts
 
     manifest = read_manifest(directory)

@@ -27,21 +27,17 @@ from test_dflash2 import DRAFTER as DRAFTER2
 from test_dflash2 import TARGET as TARGET2
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation import Adaptive, Fixed, Row, StepPlan, correction, strategy
+from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
+from dflash_trt.decoding.speculation import Adaptive, Fixed, Row, StepPlan, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
 MAX_SEQ_LEN = 400  # longer than features are held back
 NEW_TOKENS = 48
 DRAWN = (
-    Sampling(0.8, seed=3),
-    Sampling(1.0, top_k=20, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.2, seed=4),
-    Sampling(0.6, min_p=0.05, min_tokens=9, logprobs=2, seed=2**62),
+    SamplingParams(0.8, seed=3),
+    SamplingParams(1.0, top_k=20, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.2, seed=4),
+    SamplingParams(0.6, min_p=0.05, min_tokens=9, logprobs=2, seed=2**62),
 )
 PAIRS = ("qwen3", "llama", "windows", "dflash2")
 scheduler_of = partial(exact.scheduler_of, max_seq_len=MAX_SEQ_LEN)
@@ -97,7 +93,7 @@ def case_for(built: BuiltPair) -> Case:
     requests = [
         Request(prompt, count, sampling)
         for prompt, count, drawn in zip(prompts, counts, itertools.cycle(DRAWN), strict=False)
-        for sampling in (Sampling(), drawn)
+        for sampling in (SamplingParams(), drawn)
     ]
     plain = scheduler_of(in_process(target, None), Fixed(0))
     texts = [s.tokens for s in run_all(plain, requests)]
@@ -138,11 +134,11 @@ def decode(scheduler: Scheduler, case: Case, *, cancelled: Seq[int] = ()) -> Cou
 # --- the policy as it is --------------------------------------------------------------------------
 
 
-COMBINATIONS = list(itertools.product((False, True), repeat=3))
+COMBINATIONS = list(itertools.product((False, True), repeat=2))
 
 
 @pytest.mark.parametrize(
-    ("name", "lookup", "correction_on", "tree"),
+    ("name", "lookup", "tree"),
     [
         pytest.param(
             name,
@@ -155,17 +151,14 @@ COMBINATIONS = list(itertools.product((False, True), repeat=3))
 def test_every_combination(
     name: str,
     lookup: bool,
-    correction_on: bool,
     tree: bool,
     case_of: CaseOf,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each with other costs, slots and chunks; requests join, leave and are cancelled."""
-    monkeypatch.setattr(correction, "READY", 50)
     case = case_of(name)
     target = read_info(case.built.target_engine, "onnxruntime")
-    speculation = Speculation(lookup=lookup, correction=correction_on, tree=tree)
-    at = COMBINATIONS.index((lookup, correction_on, tree)) + PAIRS.index(name)
+    speculation = Speculation(lookup=lookup, tree=tree)
+    at = COMBINATIONS.index((lookup, tree)) + PAIRS.index(name)
     seen: Counter[str] = Counter()
     for i, (costs, slots) in enumerate([("cheap", 1), ("cheap", 4), ("by turns", 3)]):
         scheduler = scheduler_of(
@@ -189,7 +182,7 @@ class EveryToken(AtRandom):
     def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
         return StepPlan([None] * len(rows), self.draft_tokens)
 
-    def prefill(self, n: int, drawn: bool) -> bool:
+    def prefill(self, n: int, sampled: bool) -> bool:
         return True
 
 
@@ -226,7 +219,7 @@ def filling(case_of: CaseOf) -> CaseOf:
             prompts[2] = [token for text in case.built.texts[2:6] for token in text]
             longest = [
                 Request(prompt, MAX_SEQ_LEN - len(prompt), sampling)
-                for prompt, sampling in zip(prompts, (Sampling(), *DRAWN), strict=False)
+                for prompt, sampling in zip(prompts, (SamplingParams(), *DRAWN), strict=False)
             ]
             target = Engine(case.built.target_engine)
             plain = scheduler_of(in_process(target, None), Fixed(0))

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.decoding import Sequence
 from dflash_trt.decoding.speculation import Policy, Proposal, Proposer, Row, StepPlan
 from dflash_trt.engines.info import HELD, EngineInfo
 
@@ -83,9 +83,9 @@ class Guesses(Proposer):
     def rows(self, sequences: Seq[Sequence]) -> list[Row]:
         rows = []
         for sequence, row in zip(sequences, super().rows(sequences), strict=True):
-            assert sequence.held <= HELD
-            assert not (sequence.lost and sequence.candidates)
-            self.lost += sequence.lost
+            assert sequence.buffered <= HELD
+            assert not (sequence.out_of_sync and sequence.candidates)
+            self.lost += sequence.out_of_sync
             if sequence.candidates is not None:
                 ids, probs = sequence.candidates
                 self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()

@@ -23,12 +23,8 @@ from guesses import COSTS, AtRandom, Guesses
 from test_models import FAMILIES, FORMATS, pair_of
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request, Sequence
-from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposer, correction, strategy
+from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
+from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposer, strategy
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import Storage
@@ -60,7 +56,6 @@ class Expected(NamedTuple):
 def test_every_text_is_the_targets(
     storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(correction, "READY", 50)
     monkeypatch.setattr(Adaptive, "timed", lambda *_: None)  # so that a seed repeats its choices
     start, runs, different = time.monotonic(), 0, []
     verified: Counter[str] = Counter()
@@ -71,12 +66,11 @@ def test_every_text_is_the_targets(
         target, rounds = _rounds_of(cell, storage, pair_seed, tmp_path / "pair")
         expected = _alone(target, dice)
         for batch in range(BATCHES):
-            scheduler, drawn, what = _scheduler(target.info, rounds, expected, dice)
-            asked = [x for x in expected if drawn or not x.request.sampling.temperature]
-            for wrong in _decode(scheduler, asked, dice, verified, target.info.quantized):
+            scheduler, what = _scheduler(target.info, rounds, expected, dice)
+            for wrong in _decode(scheduler, expected, dice, verified, target.info.quantized):
                 different.append((pair_seed, *cell, batch, what, wrong))
                 print(f"different: {different[-1]}")
-            runs += len(asked)
+            runs += len(expected)
         shutil.rmtree(tmp_path / "pair")
         pair_seed += 1
     seconds = time.monotonic() - start
@@ -115,15 +109,15 @@ def _alone(target: Engine, dice: np.random.Generator) -> list[Expected]:
     return found
 
 
-def _sampling(dice: np.random.Generator) -> Sampling:
+def _sampling(dice: np.random.Generator) -> SamplingParams:
     """Half of them greedy, of these most without a rule."""
 
     def at_times(value: Any, otherwise: Any, share: float = 0.3) -> Any:
         return value if dice.random() < share else otherwise
 
     if dice.random() < 0.4:
-        return Sampling()
-    return Sampling(
+        return SamplingParams()
+    return SamplingParams(
         temperature=at_times(float(dice.uniform(0.1, 1.5)), 0.0, 0.8),
         top_k=at_times(int(dice.integers(1, 40)), 0),
         top_p=at_times(float(dice.uniform(0.3, 1.0)), 1.0),
@@ -140,9 +134,8 @@ def _sampling(dice: np.random.Generator) -> Sampling:
 
 def _scheduler(
     target: EngineInfo, rounds: RunRound, expected: list[Expected], dice: np.random.Generator
-) -> tuple[Scheduler, bool, str]:
-    """Of any policy; whether it is for drawn requests, too (a seed's text is its own with `fixed`);
-    and what it is."""
+) -> tuple[Scheduler, str]:
+    """Of any policy, and what it is."""
     texts = {id(each.request): each.tokens for each in expected}
     guesses = Guesses(texts, target, int(dice.integers(2**32)))
     drafts = int(dice.integers(1, target.block_size))
@@ -154,9 +147,7 @@ def _scheduler(
     elif kind in ("fixed", "guessed"):
         policy, proposer = Fixed(drafts), guesses if kind == "guessed" else None
     elif kind == "adaptive":
-        used = dict(
-            zip(("lookup", "correction", "tree"), (dice.random(3) < 0.7).tolist(), strict=True)
-        )
+        used = dict(zip(("lookup", "tree"), (dice.random(2) < 0.7).tolist(), strict=True))
         costs = COSTS[str(dice.choice([*COSTS]))]
         policy, proposer = strategy(Speculation(draft_tokens=None, **used), target, costs)
         proposer = guesses if dice.random() < 0.3 else proposer
@@ -167,7 +158,7 @@ def _scheduler(
     scheduler = scheduler_of(
         rounds, policy, proposer, slots=slots, max_seq_len=MAX_SEQ_LEN, prefill_chunk=chunk
     )
-    return scheduler, policy.coupled, f"{kind}, {slots} slots, chunk {chunk}"
+    return scheduler, f"{kind}, {slots} slots, chunk {chunk}"
 
 
 def _decode(

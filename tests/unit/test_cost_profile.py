@@ -18,7 +18,7 @@ from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.run import build
 from dflash_trt.cli.main import main
 from dflash_trt.config import load_config
-from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
+from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.speculation import CostProfile, cost_profile, kept_profiles, profile_of
 from dflash_trt.decoding.speculation.cost_profile import BUDGET, KEPT, MAX_BUDGET, measure
@@ -62,14 +62,12 @@ class Machine:
         self.now += HOP * self.scale + slow * (verify + draft)
         none = np.zeros((n, 1, 1))
         results = np.zeros((n, 3), np.int64)
-        drafts = np.zeros((n, 1), np.int64)
         return RoundOutput(
             results,
             none.astype(np.float32),
             none.astype(np.int64),
             slow * verify,
-            drafts,
-            *no_candidates(n),
+            *no_drafts(n)[:2],
             slow * draft,
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.atomic import replace_text
-from dflash_trt.decoding.messages import RunRound, VerifyInput, chains, no_candidates, no_rules
+from dflash_trt.decoding.messages import RunRound, VerifyInput, verify_input
 from dflash_trt.digests import sha256
 from dflash_trt.engines.info import COSTS_FILE, ENGINE_FILE, most_verified, read_info
 from dflash_trt.engines.load import engine_kind
@@ -199,19 +199,8 @@ def _input(kind: _Round, block_size: int) -> VerifyInput:
     context, n, width = kind
     drafts = 0 if width else block_size - 1
     width = width or min(4, block_size)  # a usual number of features to inject
-    rules, uniforms, history = no_rules(n)
-    ids, probs = no_candidates(n)
-    return VerifyInput(
-        batch=np.array([0, drafts, CANDIDATES]),
-        rows=np.array([[width, 1, context, 2 * block_size]] * n),
-        tokens=np.zeros((n, width), np.int64),
-        parents=chains(n),
-        rules=rules,
-        uniforms=uniforms,
-        history=history,
-        candidate_ids=ids,
-        candidate_probs=probs,
-    )
+    rows = [[width, 1, context, 2 * block_size]] * n
+    return verify_input([0, drafts, CANDIDATES], rows, [[0] * width] * n)
 
 
 # --- keeping --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflash_trt.decoding.messages import DROPPED, FORGOTTEN, Float32, VerifyInput, moves_of
+from dflash_trt.decoding.messages import DISCARD, FREED, Float32, VerifyInput, slot_copies
 
 STEP = 16  # features are handed over in multiples of it, so that few steps are bound
 
@@ -24,23 +24,23 @@ class FeatureBuffer:
         features `[n, S, F]` of the tokens of `x`, the kept ones first. If no drafts are asked for
         they are kept after those before, or discarded with them.
         """
-        first_row, draft_tokens, _, *moves = x.batch.tolist()
+        first_slot, draft_tokens, _, *copies = x.batch.tolist()
         n, width, size = features.shape
-        for source, destination, _ in moves_of(moves):
+        for source, destination, _ in slot_copies(copies):
             parts, end = self._parts.pop(source, []), self._ends.pop(source, 0)
-            if destination != FORGOTTEN:
+            if destination != FREED:
                 self._parts[destination], self._ends[destination] = parts, end
-        if draft_tokens == DROPPED:
-            for slot in range(first_row, first_row + n):
+        if draft_tokens == DISCARD:
+            for slot in range(first_slot, first_slot + n):
                 self._parts.pop(slot, None)
             return features[:, :1], [0] * n
         kept = []
-        for slot, (_, known, place, _) in enumerate(x.rows.tolist(), first_row):
-            kept.append(known + max(accepted[slot - first_row], 0))
+        for slot, (_, known, place, _) in enumerate(x.rows.tolist(), first_slot):
+            kept.append(known + max(accepted[slot - first_slot], 0))
             if self._ends.get(slot) != place:  # of a sequence that has ended
                 self._parts[slot] = []
             self._ends[slot] = place + kept[-1]
-        older = [self._parts.setdefault(slot, []) for slot in range(first_row, first_row + n)]
+        older = [self._parts.setdefault(slot, []) for slot in range(first_slot, first_slot + n)]
         if not draft_tokens:
             ours = features[:, : max(kept)].copy()
             for i, count in enumerate(kept):

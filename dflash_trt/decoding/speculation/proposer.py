@@ -7,8 +7,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.coupling import noise
+from dflash_trt.decoding.gumbel import noise
+from dflash_trt.decoding.logits_processor import truncate
 from dflash_trt.decoding.messages import Float32, Int64
+from dflash_trt.decoding.sampling_params import SamplingParams
 from dflash_trt.decoding.speculation.cost_model import StepCosts
 from dflash_trt.decoding.speculation.ngram import NgramIndex
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
@@ -57,7 +59,7 @@ class Proposer:
                 # a broken drafter's tree is empty
                 first = [x.tokens[0] for x in proposals if x.tokens]
                 proposals += self._looked_up(sequence, count, first)
-            out_of_sync = sequence.lost and sequence.request.drafting
+            out_of_sync = sequence.out_of_sync and sequence.request.drafting
             rows.append(Row(proposals, _is_sampled(sequence), out_of_sync))
         return rows
 
@@ -65,10 +67,9 @@ class Proposer:
         assert sequence.candidates is not None
         ids, probs = (each[:count] for each in sequence.candidates)
         probs = probs.reshape(len(ids), -1, ids.shape[1])  # one line, or one by candidate before
-        sampling, sampled = sequence.request.sampling, _is_sampled(sequence)
+        sampled = _is_sampled(sequence)
         if sampled:
-            places = range(sequence.position + 1, sequence.position + 1 + len(ids))
-            probs = _with_noise(ids, probs, sampling.temperature, sampling.seed, places)
+            probs = _with_noise(ids, probs, sequence.request.sampling, sequence.position + 1)
         if self._max_depth:
             tree = best_tree(ids[: self._max_depth], probs[: self._max_depth], count)
         else:
@@ -115,12 +116,15 @@ def _is_sampled(sequence: "Sequence") -> bool:
     return bool(sequence.request.sampling.temperature)
 
 
-def _with_noise(
-    ids: Int64, probs: Float32, temperature: float, seed: int, places: Seq[int]
-) -> Float32:
-    """The drafter's probabilities `[D, 1 or k, k]`, knowing how the target will sample."""
-    scores = np.log(np.maximum(probs, 1e-9)) / temperature + noise(seed, places, ids)[:, None]
-    scores -= scores.max(-1, keepdims=True)
-    noisy: Float32 = np.exp(SHARPNESS * scores)
+def _with_noise(ids: Int64, probs: Float32, sampling: SamplingParams, place: int) -> Float32:
+    """The drafter's probabilities `[D, 1 or k, k]`, knowing how the target will sample.
+
+    place: of the first draft in the text.
+    """
+    logits = np.log(np.maximum(probs, 1e-9)) / sampling.temperature
+    weights = truncate(np.exp(logits - logits.max(-1, keepdims=True)), sampling)
+    numbers = noise(sampling.seed, range(place, place + len(ids)), ids)[:, None]
+    scores = np.log(np.maximum(weights, 1e-30)) + numbers
+    noisy: Float32 = np.exp(SHARPNESS * (scores - scores.max(-1, keepdims=True)))
     noisy /= noisy.sum(-1, keepdims=True)
     return noisy
