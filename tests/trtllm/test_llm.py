@@ -81,7 +81,7 @@ def _front(directory: Path, args: dict[str, Any]) -> Iterator[tuple[Front, Tenso
     args, triton = read_llm_args(build / "engines" / "tensorrt_llm"), Triton()
     names = {"mode": "tensorrt_llm", "tokenizer": "", "engines": "", "max_queue": "9"}
     settings = Settings.from_parameters({**names, "eos_token_ids": "0", **limits(args)})
-    metrics = Metrics(triton, settings.most_drafts, rounds=False)
+    metrics = Metrics(triton, settings.max_draft_tokens, rounds=False)
     decoder = TensorRTLLM(settings, args, metrics)
     front = Front(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)
     try:

@@ -12,6 +12,7 @@ import socket
 import sys
 import sysconfig
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,14 +31,11 @@ class Ports:
     metrics: int
 
 
-def bind(kind: str, host: str, port: int) -> socket.socket:
-    """A socket of that address; ServerError where that cannot be. kind: `http` or the like."""
-    bound = socket.socket()
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def listen(kind: str, host: str, port: int) -> socket.socket:
+    """A listening socket; ServerError where it cannot be. kind: `http` or the like."""
     try:
-        bound.bind((host, port))
+        return socket.create_server((host, port))
     except (OSError, OverflowError) as error:
-        bound.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
             raise ServerError(
                 f"this machine does not have the address {host}",
@@ -47,7 +45,24 @@ def bind(kind: str, host: str, port: int) -> socket.socket:
             f"port {port} ({kind}) is in use or may not be used",
             f"Stop what listens on it, or give another: --{kind}-port PORT",
         ) from None
-    return bound
+
+
+def free_ports() -> Ports:
+    """Three ports of 127.0.0.1 that nothing listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(listen("free", HOST, 0)) for _ in range(3)]
+        return Ports(*(each.getsockname()[1] for each in sockets))
+
+
+def check_ports(ports: Ports, host: str) -> None:
+    """ServerError unless this machine has the address and nothing listens on the ports.
+
+    host: where metrics are; HTTP and gRPC are on this machine alone.
+    """
+    with ExitStack() as stack:  # all at once, so that no two are the same
+        stack.enter_context(listen("http", LOOPBACK, ports.http))
+        stack.enter_context(listen("grpc", LOOPBACK, ports.grpc))
+        stack.enter_context(listen("metrics", host, ports.metrics))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class TritonPythonModel:
             said |= llm.limits(read_llm_args(engines / KIND))
         settings = Settings.from_parameters(said)
         tokenizer = here / settings.tokenizer
-        self.metrics = Metrics(pb, settings.most_drafts, rounds=settings.mode != KIND)
+        self.metrics = Metrics(pb, settings.max_draft_tokens, rounds=settings.mode != KIND)
         self.front = Front(
             settings,
             load_tokenizer(tokenizer),
