@@ -22,7 +22,7 @@ from dflash_trt.decoding.sequence import Request, Sequence
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.client import stream
-from dflash_trt.serving.server.server import running_server
+from dflash_trt.serving.server.run import running_server
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode"
 PROMPTS_FILE = PYCODE / "prompts.jsonl"

@@ -23,12 +23,12 @@ from tritonclient.grpc.model_config_pb2 import DataType
 from dflash_trt.build.repository import read_config, templates
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
 from dflash_trt.serving.client import AsyncClient, Client, Tls, stream
-from dflash_trt.serving.client.retry import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Attempts
 from dflash_trt.serving.client.fields import DATATYPES
+from dflash_trt.serving.client.retry import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Attempts
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import process
-from dflash_trt.serving.server.launch import Ports
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.server import free_ports, running_server
+from dflash_trt.serving.server.run import running_server
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"

@@ -27,10 +27,10 @@ from live import serve_command, serving
 from dflash_trt.config import load_config
 from dflash_trt.errors import DflashError, ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
-from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import supervisor
-from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.reaper import (
     SHARED_MEMORY,
@@ -38,7 +38,7 @@ from dflash_trt.serving.server.reaper import (
     command_line,
     processes_naming,
 )
-from dflash_trt.serving.server.server import free_ports, prepare
+from dflash_trt.serving.server.run import prepare
 
 pytestmark = pytest.mark.soak
 

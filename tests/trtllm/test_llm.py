@@ -29,7 +29,8 @@ from dflash_trt.serving.front.front import Front
 from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.parts import Part
-from dflash_trt.serving.server.server import free_ports, running_server
+from dflash_trt.serving.ports import free_ports
+from dflash_trt.serving.server.run import running_server
 from dflash_trt.serving.settings import Settings
 from dflash_trt.tensorrt_llm.info import read_llm_args
 

@@ -135,6 +135,7 @@ def _by_choice(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") ->
 
 
 def _array(output: Any, content: bytes) -> "np.ndarray[Any, Any]":
+    array: np.ndarray[Any, Any]
     if output.datatype == "BYTES":
         array = deserialize_bytes_tensor(content)
     else:

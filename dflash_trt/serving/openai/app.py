@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from dflash_trt.chat.harmony import Channels
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving.client import AnyPrompt, AsyncClient, Chunk, Options, Summary
+from dflash_trt.serving.health import Health
 from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.openai import answers, failures
 from dflash_trt.serving.openai.answers import ChoiceWriter
@@ -22,7 +23,6 @@ from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.fields import ChatFields, StreamOptions, TextFields
 from dflash_trt.serving.openai.spelling import Spell
 from dflash_trt.serving.request_id import HEADER, current
-from dflash_trt.serving.server.health import Health
 
 DONE = b"data: [DONE]\n\n"
 NOT_READY = "The server is not ready."

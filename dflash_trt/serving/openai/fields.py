@@ -5,7 +5,7 @@ refused unless its value asks for nothing; so is an unknown one.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import yaml
 from pydantic import (
@@ -124,7 +124,7 @@ class Fields(BaseModel):
 
     def options(self) -> Options:
         """The fields that mean the same to our client."""
-        options: Options = {name: getattr(self, name) for name in SAME}  # type: ignore[misc]
+        options = cast(Options, {name: getattr(self, name) for name in SAME})
         options["temperature"] = 1.0 if self.temperature is None else self.temperature
         options["top_k"] = None if self.top_k is None else max(0, self.top_k)  # vLLM: -1 is off
         options["seed"] = None if self.seed is None else self.seed % 2**63  # may be negative

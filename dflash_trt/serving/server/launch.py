@@ -4,65 +4,20 @@ The binary of the `nvidia-pytriton` wheel runs in place, but its Python backend 
 this Python beside the backend library: a runtime directory of symbolic links gives it that.
 """
 
-import errno
 import importlib.util
 import os
 import shutil
-import socket
 import sys
 import sysconfig
-from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.request_id import HEADER
-from dflash_trt.serving.security import LOOPBACK, Security
+from dflash_trt.serving.security import Security
 
-HOST = LOOPBACK  # where a server is unless it is told otherwise
 EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it is asked to stop
-
-
-@dataclass(frozen=True)
-class Ports:
-    http: int
-    grpc: int
-    metrics: int
-
-
-def listen(kind: str, host: str, port: int) -> socket.socket:
-    """A listening socket; ServerError where it cannot be. kind: `http` or the like."""
-    try:
-        return socket.create_server((host, port))
-    except (OSError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
-            raise ServerError(
-                f"this machine does not have the address {host}",
-                "Give one that it has, or 0.0.0.0 for all: --host ADDRESS",
-            ) from None
-        raise ServerError(
-            f"port {port} ({kind}) is in use or may not be used",
-            f"Stop what listens on it, or give another: --{kind}-port PORT",
-        ) from None
-
-
-def free_ports() -> Ports:
-    """Three ports of 127.0.0.1 that nothing listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(listen("free", HOST, 0)) for _ in range(3)]
-        return Ports(*(each.getsockname()[1] for each in sockets))
-
-
-def check_ports(ports: Ports, host: str) -> None:
-    """ServerError unless this machine has the address and nothing listens on the ports.
-
-    host: where metrics are; HTTP and gRPC are on this machine alone.
-    """
-    with ExitStack() as stack:  # all at once, so that no two are the same
-        stack.enter_context(listen("http", LOOPBACK, ports.http))
-        stack.enter_context(listen("grpc", LOOPBACK, ports.grpc))
-        stack.enter_context(listen("metrics", host, ports.metrics))
 
 
 @dataclass(frozen=True)
@@ -96,7 +51,7 @@ def _wheel_binary(root: Path, runtime: Path) -> Binary:
     if not stub.is_file():
         raise ServerError(
             f"the nvidia-pytriton wheel has no Triton Python backend for Python {version}",
-            "Use Python 3.10 to 3.13",
+            "Use Python 3.11 to 3.13",
         )
     backend = runtime / "backends" / "python"
     backend.mkdir(parents=True)
@@ -141,12 +96,16 @@ def command(
 
 def environment(binary: Binary) -> dict[str, str]:
     """This process's environment, such that the models run in this very Python installation."""
-    env = dict(os.environ)
-    # the embedded interpreter takes its prefix from the first `python3` on PATH
-    _prepend(env, "PATH", [Path(sys.prefix) / "bin"])
-    libdir = sysconfig.get_config_var("LIBDIR")  # where libpython3.x.so is
-    _prepend(env, "LD_LIBRARY_PATH", [*binary.libraries, *([Path(libdir)] if libdir else [])])
-    return env
+    first = {
+        # the embedded interpreter takes its prefix from the first `python3` on PATH
+        "PATH": [Path(sys.prefix) / "bin"],
+        # where libpython3.x.so is
+        "LD_LIBRARY_PATH": [*binary.libraries, sysconfig.get_config_var("LIBDIR")],
+    }
+    return os.environ | {
+        name: os.pathsep.join(str(path) for path in (*paths, os.environ.get(name)) if path)
+        for name, paths in first.items()
+    }
 
 
 def working_directory(runtime: Path) -> Path:
@@ -167,7 +126,3 @@ def working_directory(runtime: Path) -> Path:
             if not link.is_symlink():
                 link.symlink_to(each)
     return directory
-
-
-def _prepend(env: dict[str, str], name: str, paths: Sequence[Path]) -> None:
-    env[name] = os.pathsep.join([*map(str, paths), *filter(None, [env.get(name)])])

@@ -24,7 +24,7 @@ from dflash_trt.serving.front.tensors import (
     to_tensors,
 )
 from dflash_trt.serving.internal import client_of, hide_shared_memory, with_key
-from dflash_trt.serving.server.log import configure
+from dflash_trt.serving.log import configure
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
 from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
 

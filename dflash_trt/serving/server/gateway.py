@@ -11,9 +11,9 @@ from pathlib import Path
 from dflash_trt.build.manifest import read_manifest
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.gateway.settings import LISTENING, Settings, codec
+from dflash_trt.serving.log import FORM, Log, Said
+from dflash_trt.serving.ports import LOOPBACK, Ports, listen
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.launch import HOST, Ports, listen
-from dflash_trt.serving.server.log import FORM, Log, Said
 from dflash_trt.serving.server.reaper import KILL_TIMEOUT
 
 START_TIMEOUT = 60.0  # seconds
@@ -42,7 +42,7 @@ class Gateway:
         addresses = {"http": (security.http_host, ports.http), "grpc": (security.host, ports.grpc)}
         if openai_port is not None:
             _check_openai(directory, security)
-            addresses["openai"] = HOST, openai_port
+            addresses["openai"] = LOOPBACK, openai_port
         self._process: subprocess.Popen[str] | None = None
         self._state = "unready"
         with ExitStack() as stack:  # nobody else takes the ports from here on

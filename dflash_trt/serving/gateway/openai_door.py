@@ -13,11 +13,12 @@ from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
 from dflash_trt.serving.gateway.door import Door, State
 from dflash_trt.serving.gateway.settings import Settings
+from dflash_trt.serving.health import health_of
 from dflash_trt.serving.openai.app import DONE, NOT_READY, Served, create_app, to_event
 from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.spelling import speller
-from dflash_trt.serving.security import LOOPBACK, certificate_name
-from dflash_trt.serving.server.health import health_of
+from dflash_trt.serving.ports import LOOPBACK
+from dflash_trt.serving.security import certificate_name
 from dflash_trt.serving.settings import max_draft_tokens
 from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
 
