@@ -21,7 +21,7 @@ import demo_pair
 import pytest
 
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports
 from dflash_trt.serving.security import GATEWAY_KEY, Security
 from dflash_trt.serving.server.run import prepare
 
