@@ -321,7 +321,7 @@ def verify(
     from dflash_trt.build.manifest import check_build, read_manifest, speculation_of
     from dflash_trt.chat.render import load_encoding
     from dflash_trt.cli.progress import reporting
-    from dflash_trt.decoding.check import check as run
+    from dflash_trt.decoding import check_lossless as run
     from dflash_trt.prompts import read_prompts
 
     manifest = read_manifest(directory)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.decoding.messages import Int64
+from dflash_trt.decoding import Int64
 from dflash_trt.errors import ServerError
 
 KEY = "DFLASH_TRT_INTERNAL_KEY"  # the front shows it to `verify` and `draft`

@@ -11,13 +11,8 @@ from dflash_trt.build.repository import MODELS, read_config, templates, write_re
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.messages import (
-    DraftInput,
-    DraftOutput,
-    RoundOutput,
-    VerifyInput,
-    VerifyOutput,
-)
+from dflash_trt.decoding import DraftInput, RoundOutput, VerifyInput
+from dflash_trt.decoding.messages import DraftOutput, VerifyOutput
 from dflash_trt.serving.front.parts import Part
 from dflash_trt.serving.settings import Settings, max_draft_tokens
 

@@ -7,8 +7,7 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.decoding.messages import Checked, RoundOutput
-from dflash_trt.decoding.rounds import in_process, needs_drafter, no_drafts
+from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
 from dflash_trt.serving.front import llm
 from dflash_trt.serving.front.front import Front
 from dflash_trt.serving.front.groups import EngineGoneError, Groups
