@@ -63,16 +63,13 @@ class Supervised:
     told: list[str]  # to the gateway
     result: Future[None]  # of supervise()
     text: list[int]  # what the server answers while it is well
+    gateway_url: str
 
     def pid(self, model: str) -> int:
         if model == "tritonserver":
             return self.server.process.pid
         (pid,) = (pid for pid, name in self.server.stubs().items() if name == model)
         return pid
-
-    @property
-    def gateway_url(self) -> str:
-        return f"http://127.0.0.1:{self.gateway._sockets['http'].getsockname()[1]}"
 
     def regions(self) -> set[str]:
         return {path.name for path in SHARED_MEMORY.glob(f"{self.server.shm_prefix}*")}
@@ -112,7 +109,8 @@ def _infer(server: Server, max_tokens: int) -> int | None:
 def _supervised(directory: Path) -> Iterator[Supervised]:
     stop, said, told = threading.Event(), list[str](), list[str]()
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        server, gateway = prepare(stack, directory, free_ports(), Security())
+        ports = free_ports()
+        server, gateway = prepare(stack, directory, ports, Security())
         stack.enter_context(server)
         gateway.start(server.log)
         server.wait_ready()
@@ -121,7 +119,8 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         gateway.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
         result = pool.submit(supervisor.supervise, server, gateway, stop, said.append)
         try:
-            yield Supervised(server, gateway, said, told, result, _ask(server, 32))
+            url = f"http://127.0.0.1:{ports.http}"
+            yield Supervised(server, gateway, said, told, result, _ask(server, 32), url)
         finally:
             stop.set()
             result.result(WAIT)
