@@ -277,8 +277,8 @@ def serve(
     ] = "text",
 ) -> None:
     """Run Triton on a built directory until it is told to stop; restart what dies."""
-    from dflash_trt.serving.security import read_security
-    from dflash_trt.serving.server.server import serve as run
+    from dflash_trt.serving.server import read_security
+    from dflash_trt.serving.server import serve as run
 
     security = read_security(
         host,

@@ -29,8 +29,8 @@ from dflash_trt.config import Source, load_config
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.errors import BenchError, RequestError
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import free_ports, running_server
+from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.server.run import running_server
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
