@@ -7,7 +7,7 @@ from dflash_trt.bench.page import Page, Table
 from dflash_trt.bench.results import GROUP, PERCENTILES, Cell, Level, Run, ServerRun
 from dflash_trt.bench.stats import describe, phases, plain_of, rates, speedups, spread, verified
 from dflash_trt.charts import Bars, Curve, bars, curves
-from dflash_trt.roofline.published import rows as published_rows
+from dflash_trt.roofline import published_rows
 
 INTERRUPTED = "Interrupted: what was measured until then."
 

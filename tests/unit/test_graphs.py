@@ -13,9 +13,9 @@ from op_profile import assert_in_profile
 from pairs import make_pair
 from safetensors.numpy import save_file
 
+from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.build.engines import build_drafter, build_target
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
