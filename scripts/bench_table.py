@@ -39,8 +39,7 @@ from dflash_trt.bench import (
 )
 from dflash_trt.build.run import build
 from dflash_trt.cli.output import reporting
-from dflash_trt.config import BuildConfig
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import BuildConfig, Speculation
 from dflash_trt.decoding.check import check
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.machine import machine, versions

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dflash_trt.bench import load_task
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding.acceptance import parents_of
 from dflash_trt.decoding.messages import NO_DRAFT, RoundOutput, RunRound, VerifyInput, no_candidates
 from dflash_trt.decoding.rounds import in_process

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash_trt.bench.passes import Decoder, Pass, TimedEngine, run_in_turns
 from dflash_trt.bench.results import Cell
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.rounds import in_process, rounds_with
 from dflash_trt.decoding.sampling import Sampling

@@ -11,7 +11,7 @@ import demo_pair
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding.check import check
 
 NEW_TOKENS = 128

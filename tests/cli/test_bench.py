@@ -33,7 +33,7 @@ from dflash_trt.bench.engine import tokens_of
 from dflash_trt.bench.passes import Pass
 from dflash_trt.bench.stats import change
 from dflash_trt.cli.main import main
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding import rounds
 from dflash_trt.decoding.check import check
 from dflash_trt.errors import BenchError, RequestError

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.bench import Table
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding.check import check
 
 ROOT = Path(__file__).parents[2]

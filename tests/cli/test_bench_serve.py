@@ -33,8 +33,7 @@ from dflash_trt.bench.protocols import Answer, open_client
 from dflash_trt.build.run import build
 from dflash_trt.chat.render import as_chat, load_encoding
 from dflash_trt.cli.main import main
-from dflash_trt.config import Source, load_config
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Source, Speculation, load_config
 from dflash_trt.decoding.check import check
 from dflash_trt.errors import BenchError, RequestError
 from dflash_trt.serving.server.launch import Ports
