@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from dflash_trt.bench import Ask, Goal, Level, Load, Sample, load_asked, measure_server
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.serving.server.server import free_ports
 
 START, STOP = 300.0, 20.0  # seconds that a server has
