@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_trt.bench.prompts import load_task
-from dflash_trt.config.build import Speculation
+from dflash_trt.bench import load_task
+from dflash_trt.config import Speculation
 from dflash_trt.decoding import (
     Int64,
     Request,

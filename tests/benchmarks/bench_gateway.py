@@ -102,3 +102,5 @@ def show(what: str, seconds: dict[str, list[float]]) -> None:
         f"(+{through - direct:.2f} ms, {through / direct:.3f}x), medians of "
         f"{len(seconds['Triton'])}"
     )
+    added, bar = through - direct, max(3.0, 0.1 * direct)  # milliseconds
+    demo_pair.hold(f"what the gateway adds to {what}, ms", [added], least=-bar, most=bar)
