@@ -20,7 +20,7 @@ from dflash_trt.checkpoints.drafter import Drafter, load_drafter
 from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.target import Target, load_target
 from dflash_trt.config import load_config
-from dflash_trt.engines.build import build_drafter, build_target
+from dflash_trt.build.engines import build_drafter, build_target
 
 # programs that dev brings, shellcheck for one, where the environment is not activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

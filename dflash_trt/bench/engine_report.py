@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from dflash_trt.bench.charts import Bars, Curve, bars, curves
 from dflash_trt.bench.compare import describe
 from dflash_trt.bench.page import Page, Table
 from dflash_trt.bench.results import Cell, Run, in_words, measured_on
 from dflash_trt.bench.stats import phases, plain_of, rates, speedups, spread, verified
+from dflash_trt.charts import Bars, Curve, bars, curves
 from dflash_trt.decoding.speculation.offers import VERIFIED
 from dflash_trt.roofline.published import rows as published_rows
 

@@ -1,8 +1,8 @@
 """A run of `bench serve` as a page."""
 
-from dflash_trt.bench.charts import Bars, Curve, bars, curves
 from dflash_trt.bench.page import Page, Table
 from dflash_trt.bench.results import PERCENTILES, Level, ServerRun, in_words, measured_on
+from dflash_trt.charts import Bars, Curve, bars, curves
 
 
 def server_page(run: ServerRun) -> Page:

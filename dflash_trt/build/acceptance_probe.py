@@ -56,8 +56,8 @@ def measure(
     engines cannot be written.
     """
     # here, because they load the graph builder and the runtime
+    from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.decoding.check import check  # noqa: PLC0415
-    from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
 
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)

@@ -78,7 +78,7 @@ def _write(
     directory: Path, *, config: BuildConfig, target: Target, drafter: Drafter, report: Report
 ) -> Written:
     # here, because loading it takes most of the time of a build that has nothing to do
-    from dflash_trt.engines.build import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
 
     engine, max_seq_len = config.engine, config.serving.max_seq_len
@@ -128,8 +128,8 @@ def _accuracy(
 
     One that is cut for ranks has the very numbers of a whole one, which is measured in its place.
     """
+    from dflash_trt.build.engines import build_target  # noqa: PLC0415
     from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare  # noqa: PLC0415
-    from dflash_trt.engines.build import build_target  # noqa: PLC0415
     from dflash_trt.graphs.builder import COPIED  # noqa: PLC0415
 
     count = _Counter("measuring the accuracy", len(target_shapes(target.spec)), report)

@@ -1,4 +1,4 @@
-"""What quantised weights cost: a target's logits on fixed text against its unquantised engine's."""
+"""What quantized weights cost: a target's logits on fixed text against its unquantized engine's."""
 
 import json
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ class Accuracy:
     largest: float
 
 
-def compare(quantised: Path, original: Path, texts: Sequence[Sequence[int]]) -> Accuracy:
+def compare(quantized: Path, original: Path, texts: Sequence[Sequence[int]]) -> Accuracy:
     """Run two engines of a target, one after the other, over token ids.
 
     The original runs unoptimised: each weight is then unpacked when it is its turn, so that what is
     in memory is the largest of them in float32 (the head, twice), not the model.
-    Raises EngineError when ONNX Runtime would unpack quantised weights anew in each step.
+    Raises EngineError when ONNX Runtime would unpack quantized weights anew in each step.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -49,11 +49,11 @@ def compare(quantised: Path, original: Path, texts: Sequence[Sequence[int]]) -> 
     info = read_info(original, KIND)
     expected = _logits(load_session(original, info, options), info, texts)
     options = ort.SessionOptions()
-    options.enable_profiling, options.profile_file_prefix = True, str(quantised / "profile")
-    info = read_info(quantised, KIND)
-    session = load_session(quantised, info, options)
+    options.enable_profiling, options.profile_file_prefix = True, str(quantized / "profile")
+    info = read_info(quantized, KIND)
+    session = load_session(quantized, info, options)
     found = _logits(session, info, texts)
-    _check_fused(Path(session.end_profiling()), quantised)
+    _check_fused(Path(session.end_profiling()), quantized)
     error = found - expected
     return Accuracy(
         tokens=len(found),

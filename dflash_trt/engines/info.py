@@ -75,7 +75,7 @@ class EngineInfo:
         """Tokens and head rows that a step must have for logits to depend on no neighbours.
 
         ONNX Runtime multiplies one row by another kernel than two or more. They agree to 1e-5, of
-        which quantised layers make up to 0.5 where an input is rounded otherwise.
+        which quantized layers make up to 0.5 where an input is rounded otherwise.
         """
         return 2 if self.quantized else 1
 

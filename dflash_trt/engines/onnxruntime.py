@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,19 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from dflash_trt.engines.base import LoadedEngine
 from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.step import (
-    NOTHING,
-    BoundSteps,
-    Step,
-    cache_names,
-    step_tensors,
-    token_moves,
-)
+from dflash_trt.engines.step import Step, step_tensors
 from dflash_trt.errors import EngineError
 
 if TYPE_CHECKING:
-    from dflash_trt.engines.ranks import Follower, Leader
+    from dflash_trt.engines.ranks import Follower
 
 KIND = "onnxruntime"
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
@@ -32,82 +26,48 @@ BOUND_STEPS = 1024  # 16 sequences, as many tokens of each, a few lengths: 0.2 m
 Array = npt.NDArray[np.generic]
 
 
-class Engine:
-    """A loaded graph with its KV caches in float32; see `engines.step.Engine`."""
+class Engine(LoadedEngine):
+    """A loaded graph with its KV caches in float32."""
 
     visible_step = 32
 
     def __init__(self, directory: Path, follower: "Follower | None" = None) -> None:
         """follower: of a rank that is not the first; rank 0 starts the others."""
-        self.info = read_info(directory, KIND)
-        self._group: Leader | Follower | None = follower
-        self._leader: Leader | None = None
-        if self.info.ranks == 1:
-            self._session = load_session(directory, self.info, ort.SessionOptions())
-        else:
+        info = read_info(directory, KIND)
+        leader = None
+        if info.ranks > 1 and follower is None:
             # here, because one rank needs none of it, and it takes a while to load
-            from dflash_trt.engines import pieces, ranks  # noqa: PLC0415
+            from dflash_trt.engines.ranks import Leader  # noqa: PLC0415
 
-            if follower is None:
-                self._group = self._leader = ranks.Leader(directory, self.info.ranks)
-            assert self._group is not None
-            load = partial(_load_piece, directory, self.info)
+            leader = Leader(directory, info.ranks)
+        super().__init__(info, leader, follower, BOUND_STEPS)
+        if self._group is None:
+            self._session = load_session(directory, info, ort.SessionOptions())
+        else:
+            from dflash_trt.engines import pieces  # noqa: PLC0415
+
+            load = partial(_load_piece, directory, info)
             cut = pieces.cut(directory / GRAPH_FILE)
             self._pieces = pieces.Pieces(cut, load, self._group.exchange, self._group.check)
-        slots, rows = self.info.slots, self.info.cache_len
-        self._alike: list[Array] = []  # caches of one shape: [caches, slots, heads, rows, head_dim]
-        self._caches: dict[str, Array] = {}
-        for (heads, head_dim), names in cache_names(self.info).items():
-            alike = np.zeros((len(names), slots, heads, rows, head_dim), np.float32)
-            self._alike.append(alike)
-            self._caches.update(zip(names, alike, strict=True))
-        self._steps = BoundSteps(BOUND_STEPS)
-        self._buffers: dict[str, Array] = {}
-        if self._leader is not None:
-            self._leader.wait_ready()
+        self._make_caches()
+        if leader is not None:
+            leader.wait_ready()
 
-    def step(
-        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
-    ) -> "Step":
-        """See `engines.step.Engine`."""
-        return self._steps.of(self._bind, row, n, width, visible, scored, context)
+    def _zeros(self, shape: tuple[int, ...]) -> Array:
+        return np.zeros(shape, np.float32)
 
-    def move_row(self, source: int, destination: int, tokens: int) -> None:
-        """See `engines.step.Engine`."""
+    def _copy(self, source: Array, destination: Array) -> None:
+        destination[...] = source
 
-        def move() -> None:
-            for caches in self._alike:
-                moved = caches[:, :, :, :tokens]
-                moved[:, destination] = 0 if source == NOTHING else moved[:, source]
-
-        if self._leader is not None:
-            self._leader.move_row(source, destination, tokens, move)
-        else:
-            move()
-
-    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
-        """See `engines.step.Engine`."""
-        moves = token_moves(start, kept)
-
-        def move() -> None:
-            for caches in self._alike:
-                for source, destination in moves:
-                    caches[:, row, :, destination] = caches[:, row, :, source]
-
-        if self._leader is not None and moves:
-            self._leader.keep_tokens(row, start, kept, move)
-        else:
-            move()
-
-    def _bind(
-        self, row: int, n: int, width: int, visible: int, scored: int, context: int
-    ) -> "Step":
+    def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
         """Bind buffers of these shapes once: binding costs more than filling small inputs."""
-        key = (row, n, width, visible, scored, context)
         given, taken = step_tensors(self.info, n, width, visible, scored, context)
-        inputs = {name: self._shared(name, *tensor) for name, tensor in given.items()}
-        outputs = {name: self._shared(name, *tensor) for name, tensor in taken.items()}
+        inputs, outputs = (
+            {name: self._shared(name, *tensor) for name, tensor in tensors.items()}
+            for tensors in (given, taken)
+        )
         caches = {name: array[row : row + n] for name, array in self._caches.items()}
+        key = (row, n, width, visible, scored, context)
         return Step(inputs, outputs, self._run_of(key, inputs, outputs, caches))
 
     def _run_of(
@@ -118,44 +78,34 @@ class Engine:
         caches: Mapping[str, Array],
     ) -> Callable[[], object]:
         """A call of the graph over these arrays; caches in place, as input and output."""
-        of_numpy = ort.OrtValue.ortvalue_from_numpy
+        shared = inputs if self._group is None else self._group.exchange.inputs(inputs)
+        values = {
+            name: ort.OrtValue.ortvalue_from_numpy(array)
+            for name, array in {**shared, **outputs, **caches}.items()
+        }
+        values |= {f"new_{name}": values[name] for name in caches}
         if self._group is None:
             binding = self._session.io_binding()
-            for name, array in inputs.items():
-                binding.bind_ortvalue_input(name, of_numpy(array))
-            for name, array in outputs.items():
-                binding.bind_ortvalue_output(name, of_numpy(array))
-            for name, array in caches.items():
-                value = of_numpy(array)
-                binding.bind_ortvalue_input(name, value)
-                binding.bind_ortvalue_output(f"new_{name}", value)
+            for name in (*inputs, *caches):
+                binding.bind_ortvalue_input(name, values[name])
+            for name in (*outputs, *(f"new_{cache}" for cache in caches)):
+                binding.bind_ortvalue_output(name, values[name])
             return partial(self._session.run_with_iobinding, binding)
-        shared = self._group.exchange.inputs(inputs)
-        values = {name: of_numpy(array) for name, array in {**shared, **outputs, **caches}.items()}
-        values |= {f"new_{name}": values[name] for name in caches}
         run = self._pieces.bind(values)
-        if self._leader is None:
+        leader = self._leader  # not self: an engine ends with its last user, and its ranks with it
+        if leader is None:
             return run
-        leader, copies = self._leader, [(shared[name], array) for name, array in inputs.items()]
 
         def lead() -> None:
-            for destination, array in copies:
-                destination[...] = array
-            leader.step(key, run)
+            for name, array in inputs.items():
+                shared[name][...] = array
+            leader.run("step", key, run)
 
         return lead
 
     def _shared(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Array:
-        """A view of the one buffer that all steps share: a real vocabulary's logits are large, and
-        so are a prompt's features, of which there may be a step for each length.
-        """
-        size = math.prod(shape)
-        smaller = self._buffers.get(name)
-        if smaller is None or smaller.size < size:
-            # twice as much, so that it seldom grows: what is not used takes addresses alone
-            self._buffers[name] = np.empty(size if smaller is None else 2 * size, dtype)
-            self._steps.clear()  # they hold on to the smaller one
-        return self._buffers[name][:size].reshape(shape)
+        whole: Array = self._buffer(name, shape, lambda size: np.empty(size, dtype))
+        return whole[: math.prod(shape)].reshape(shape)
 
 
 _pool_is_set = False

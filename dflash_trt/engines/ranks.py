@@ -18,23 +18,25 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, get_args
 
 from dflash_trt.child import start_module
 from dflash_trt.engines.exchange import Exchange, create
 from dflash_trt.engines.info import rank_directory
 from dflash_trt.engines.load import MODULES, engine_kind
+from dflash_trt.engines.step import Engine
 from dflash_trt.errors import DflashError, RankError
 
 START_TIMEOUT = 600.0  # seconds: a large model may take minutes to load
 SILENCE = 60.0  # seconds that a rank may take from one collective to the next
 END_TIMEOUT = 5.0  # seconds: killing a process takes the system a moment
 MESSAGE = 4096  # bytes of one, at most
-STEP, MOVE, KEEP = 0, 1, 2
 READY = b"ready"
+Command = Literal["step", "move_row", "keep_tokens"]
+COMMANDS: tuple[Command, ...] = get_args(Command)
 AGAIN = "What is wrong with that rank has to be mended first; then start all of them again"
 
 
@@ -80,26 +82,11 @@ class Leader:
             if said != READY:
                 raise self._fail(rank, said)
 
-    def step(self, key: tuple[int, ...], run: Callable[[], object]) -> None:
-        """Have all ranks run the step that `Engine.step` gives for a key; `run`: this one's."""
-        self._together(STEP, key, run)
-
-    def move_row(
-        self, source: int, destination: int, tokens: int, run: Callable[[], object]
-    ) -> None:
-        """Have all ranks move what a cache row holds; `run`: this one's."""
-        self._together(MOVE, (source, destination, tokens), run)
-
-    def keep_tokens(
-        self, row: int, start: int, kept: Sequence[int], run: Callable[[], object]
-    ) -> None:
-        """Have all ranks move entries of a cache row; `run`: this one's."""
-        self._together(KEEP, (row, start, *kept), run)
-
-    def _together(self, what: int, numbers: tuple[int, ...], run: Callable[[], object]) -> None:
+    def run(self, command: Command, numbers: tuple[int, ...], run: Callable[[], object]) -> None:
+        """Have all ranks call this method of their engine (and run the step); `run`: this one's."""
         if self._failure is not None:
             raise self._failure
-        message = struct.pack(f"{1 + len(numbers)}q", what, *numbers)
+        message = struct.pack(f"{1 + len(numbers)}q", COMMANDS.index(command), *numbers)
         try:
             for link in self._links:
                 link.send(message, socket.MSG_NOSIGNAL)
@@ -146,14 +133,15 @@ class Follower:
         self._link = link
         self.hello = link.recv(MESSAGE)
 
-    def serve(self, engine: "Steps") -> None:
+    def serve(self, engine: Engine) -> None:
         """Do as rank 0 says, until it is gone."""
         self._link.send(READY)
         while message := self._link.recv(MESSAGE):
             what, *numbers = struct.unpack(f"{len(message) // 8}q", message)
-            if what == STEP:
+            command = COMMANDS[what]
+            if command == "step":
                 engine.step(*numbers).run()
-            elif what == MOVE:
+            elif command == "move_row":
                 engine.move_row(*numbers)
             else:
                 row, start, *kept = numbers
@@ -163,19 +151,6 @@ class Follower:
         """ConnectionResetError if rank 0 is gone."""
         if _heard(self._link, socket.MSG_PEEK) == b"":
             raise ConnectionResetError
-
-
-class Runs(Protocol):
-    @property
-    def run(self) -> Callable[[], object]: ...
-
-
-class Steps(Protocol):
-    """What a follower asks of an engine."""
-
-    def step(self, *key: int) -> Runs: ...
-    def move_row(self, source: int, destination: int, tokens: int) -> None: ...
-    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None: ...
 
 
 def _end(links: "list[socket.socket]", processes: "list[subprocess.Popen[bytes]]") -> None:

@@ -3,8 +3,6 @@
 import numpy as np
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.spec import DecoderSpec
-from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.convolution import convolve_after, convolve_before
 from dflash_trt.graphs.layers import Layer, linear, rms_norm, softcap
@@ -15,8 +13,6 @@ HIDDEN = -6e4  # a score that no query follows, and that float16 can hold
 
 def attention_block(
     g: GraphBuilder,
-    spec: DecoderSpec,
-    weights: Weights,
     layer: Layer,
     hidden: ir.Value,
     context: ir.Value | None,
@@ -30,49 +26,49 @@ def attention_block(
     """
     attn = f"{layer.prefix}self_attn"
     stored = ("k",) if layer.spec.value_is_key else ("k", "v")
-    heads, kv_heads = spec.num_attention_heads, layer.spec.num_key_value_heads
-    x = rms_norm(g, hidden, weights, f"{layer.prefix}input_layernorm", spec)
-    x, kernel = convolve_before(g, weights, layer, "attention_conv", x, at)
+    heads, kv_heads = g.spec.num_attention_heads, layer.spec.num_key_value_heads
+    x = rms_norm(g, hidden, f"{layer.prefix}input_layernorm")
+    x, kernel = convolve_before(g, layer, "attention_conv", x, at)
     if context is None:
-        qkv = _heads(g, spec, weights, layer, x, at.queries, at, "q", *stored)
+        qkv = _heads(g, layer, x, at.queries, at, "q", *stored)
         q, *kv = g.split(qkv, (heads, *(kv_heads for _ in stored)), axis=1)
     else:
-        q = _heads(g, spec, weights, layer, x, at.queries, at, "q")
-        block = at.by_sequence(g, x, at.queries, spec.hidden_size)
+        q = _heads(g, layer, x, at.queries, at, "q")
+        block = at.by_sequence(g, x, at.queries, g.spec.hidden_size)
         both = g.op("Concat", context, block, axis=1)
-        both = g.op("Reshape", both, g.ints(-1, spec.hidden_size))
-        both = _heads(g, spec, weights, layer, both, at.keys, at, "k", "v")
+        both = g.op("Reshape", both, g.ints(-1, g.spec.hidden_size))
+        both = _heads(g, layer, both, at.keys, at, "k", "v")
         kv = [*g.split(both, (kv_heads, kv_heads), axis=1)]
     k, v = kv[0], kv[-1]
-    if spec.qk_norm:
-        q = rms_norm(g, q, weights, f"{attn}.q_norm", spec)
-        k = rms_norm(g, k, weights, f"{attn}.k_norm", spec)
-    if spec.value_norm:
+    if g.spec.qk_norm:
+        q = rms_norm(g, q, f"{attn}.q_norm")
+        k = rms_norm(g, k, f"{attn}.k_norm")
+    if g.spec.value_norm:
         ones = g.constant(f"{attn}.v_norm", np.ones(layer.spec.head_dim, np.float32))
-        v = g.op("RMSNormalization", v, ones, axis=-1, epsilon=spec.rms_norm_eps)
+        v = g.op("RMSNormalization", v, ones, axis=-1, epsilon=g.spec.rms_norm_eps)
     q, k = at.rotate(g, layer.spec, q, at.queries), at.rotate(g, layer.spec, k, at.keys)
     keys = _scatter(g, layer.key_cache, k, f"new_key_{layer.index}", at, layer.cache_shape)
     values = _scatter(g, layer.value_cache, v, f"new_value_{layer.index}", at, layer.cache_shape)
-    scale = spec.attention_scale or layer.spec.head_dim**-0.5
-    mask, cap = at.seen(g, layer.spec), spec.attn_logit_softcapping
-    # of a quantised target, whose logits must not show how many queries a step has: ONNX Runtime
+    scale = g.spec.attention_scale or layer.spec.head_dim**-0.5
+    mask, cap = at.seen(g, layer.spec), g.spec.attn_logit_softcapping
+    # of a quantized target, whose logits must not show how many queries a step has: ONNX Runtime
     # attends to one by another kernel than to more, see `EngineInfo.least_rows`
     more = context is None and bool(g.storage.bits)
     if more:
         q, mask = (at.with_last_twice(g, x) for x in (q, mask))
-    if cap is None and spec.sinks is None:
+    if cap is None and g.spec.sinks is None:
         mixed = g.op("Attention", q, keys, values, mask, scale=scale)
     else:
-        sinks = g.vector(weights, f"{attn}.{spec.sinks}") if spec.sinks else None
+        sinks = g.vector(f"{attn}.{g.spec.sinks}") if g.spec.sinks else None
         q = g.op("Mul", q, g.number(scale))
         mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, cap, sinks)
     if more:
         mixed = g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
-    out = linear(g, weights, mixed, f"{attn}.o_proj", bias="o" in spec.biases, summed=True)
-    if spec.sandwich_norms:
-        out = rms_norm(g, out, weights, f"{layer.prefix}post_attention_layernorm", spec)
+    out = linear(g, mixed, f"{attn}.o_proj", bias="o" in g.spec.biases, summed=True)
+    if g.spec.sandwich_norms:
+        out = rms_norm(g, out, f"{layer.prefix}post_attention_layernorm")
     return g.op("Add", hidden, convolve_after(g, layer, out, kernel, at))
 
 
@@ -114,8 +110,6 @@ def _attention_in_steps(
 
 def _heads(
     g: GraphBuilder,
-    spec: DecoderSpec,
-    weights: Weights,
     layer: Layer,
     x: ir.Value,
     where: ir.Value,
@@ -127,9 +121,9 @@ def _heads(
     where: the positions `[n, S]` of the tokens.
     """
     names = (f"{layer.prefix}self_attn.{projection}_proj" for projection in which)
-    out = linear(g, weights, x, *names, bias=which[0] in spec.biases)
+    out = linear(g, x, *names, bias=which[0] in g.spec.biases)
     # their number is written out: the parser of TensorRT does not work it out
-    each = {"q": spec.num_attention_heads}
+    each = {"q": g.spec.num_attention_heads}
     heads = sum(each.get(projection, layer.spec.num_key_value_heads) for projection in which)
     out = at.by_sequence(g, out, where, heads, layer.spec.head_dim)
     return g.op("Transpose", out, perm=(0, 2, 1, 3))

@@ -12,18 +12,19 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from dflash_trt.checkpoints.gguf.blocks import BITS, Blocks
+from dflash_trt.checkpoints.spec import DecoderSpec
 from dflash_trt.checkpoints.stored import Span
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.digests import Entry
 from dflash_trt.graphs.data_file import Compute, DataFile
-from dflash_trt.graphs.quantised import BLOCK, codes, offsets, packed, rounded, scales
-from dflash_trt.graphs.sharding import ALONE, Rank
+from dflash_trt.graphs.quantized import BLOCK, codes, offsets, packed, rounded, scales
+from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
 IR_VERSION = 11  # ONNX Runtime 1.31 reads IR versions up to 13
 WEIGHTS_FILE = "model.onnx.data"
 DTYPES = {"BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16, "F32": ir.DataType.FLOAT}
-ROWS = 512  # quantised at a time: what stays in a core's cache
+ROWS = 512  # quantized at a time: what stays in a core's cache
 INSIDE = 256  # bytes of a tensor that stays in model.onnx
 COLLECTIVES = "ai.onnx.contrib"  # TensorRT takes DistCollective in any domain
 Kind = Literal["onnxruntime", "tensorrt"]
@@ -35,7 +36,7 @@ class Storage:
     """How weights lie on disk.
 
     link: what the graph can take from the checkpoint as it lies there is not copied. bits: of
-    linear layers, in blocks of 32 (`quantised.py`); None: the checkpoint's own dtype.
+    linear layers, in blocks of 32 (`quantized.py`); None: the checkpoint's own dtype.
     """
 
     link: bool = False
@@ -48,6 +49,7 @@ COPIED = Storage()
 class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
+    spec, weights: of the model; a rank keeps its share of them (`sharding.share`).
     kind: of the engine it is for, where one form does not serve both well (see `moe.py`); rank:
     whose graph it is, where several compute the model together (see `sharding.py`).
     `links` are the original files that a graph with links needs, and their names beside it.
@@ -56,10 +58,13 @@ class GraphBuilder:
     def __init__(
         self,
         name: str,
+        spec: DecoderSpec,
+        weights: Weights,
         kind: Kind = "onnxruntime",
         storage: Storage = COPIED,
         rank: Rank = ALONE,
     ) -> None:
+        self.spec, self.weights = share(spec, weights, rank)
         self.kind = kind
         self.rank = rank
         self.links: dict[Path, str] = {}
@@ -130,12 +135,16 @@ class GraphBuilder:
         """An initializer that is held in memory: for tables and shapes."""
         return self._tape.initializer(ir.tensor(array, name=name))
 
-    def vector(self, weights: Weights, name: str, plus: float = 0.0) -> ir.Value:
+    def vector(self, name: str, plus: float = 0.0) -> ir.Value:
         """A checkpoint tensor in float32 (norm weights), or with a number added."""
-        return self.lazy(name, weights.shape(name), lambda: _float32(weights, name) + plus)
+        return self.lazy(name, self.weights.shape(name), lambda: self._float32(name) + plus)
 
-    def matrix(self, weights: Weights, name: str) -> ir.Value:
-        """A checkpoint tensor in its own dtype: rows are gathered from it, or see `float32`."""
+    def matrix(self, name: str, weights: Weights | None = None) -> ir.Value:
+        """A checkpoint tensor in its own dtype: rows are gathered from it, or see `float32`.
+
+        weights: those of another model, whose tensor this one uses.
+        """
+        weights = weights or self.weights
         key = (weights.directory, name)
         if key not in self._matrices:  # one table may be embedding and head
             self._matrices[key] = self._matrix(weights, name)
@@ -162,18 +171,18 @@ class GraphBuilder:
         They lie as in the checkpoint, in its dtype; linked ones are put together by the session.
         """
         if len(names) == 1:
-            only = self.matrix(weights, names[0])
+            only = self.matrix(names[0], weights)
             return self.float32(only, only.dtype)
         dtypes = {weights.dtype(name) for name in names}
         dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else ir.DataType.FLOAT
         if self.storage.link and not dtypes and all(weights.place(name) for name in names):
-            parts = [self.matrix(weights, name) for name in names]
+            parts = [self.matrix(name, weights) for name in names]
             return self.float32(self.op("Concat", *parts, axis=0), dtype)
 
         inputs, outputs = _side_by_side(weights, names)
         return self.float32(self._copied(weights, names, (outputs, inputs), dtype), dtype)
 
-    def quantised(
+    def quantized(
         self, weights: Weights, x: ir.Value, names: Sequence[str], bits: Bits
     ) -> ir.Value:
         """`x` `[T, in]` times matrices `[out, in]`: `[T, sum of outs]`; in is in whole blocks.
@@ -211,14 +220,11 @@ class GraphBuilder:
         sums = self.op("ReduceSum", sums, self.ints(-1), keepdims=0)
         return self.op("Gemm", sums, offset, out)
 
-    def bias(self, weights: Weights, *names: str) -> ir.Value:
+    def bias(self, *names: str) -> ir.Value:
         """Biases side by side."""
-        shape = (sum(weights.shape(name)[0] for name in names),)
-        return self.lazy(
-            "|".join(names),
-            shape,
-            lambda: np.concatenate([_float32(weights, name) for name in names]),
-        )
+        shape = (sum(self.weights.shape(name)[0] for name in names),)
+        read = self._float32
+        return self.lazy("|".join(names), shape, lambda: np.concatenate([*map(read, names)]))
 
     def save(self, directory: Path, progress: Callable[[str], None]) -> dict[Path, Entry]:
         """Write `model.onnx`, its external data and links to the originals it points into.
@@ -269,6 +275,9 @@ class GraphBuilder:
         source = spans if len(spans) == len(names) else read
         return self._tape.initializer(self._placed("|".join(names), shape, dtype, source))
 
+    def _float32(self, name: str) -> npt.NDArray[np.float32]:
+        return self.weights.read(name).astype(np.float32)
+
     def _placed(
         self,
         name: str,
@@ -294,7 +303,3 @@ def _external(
 def _side_by_side(weights: Weights, names: Sequence[str]) -> tuple[int, int]:
     """The shape `[in, sum of outs]` of linear layers `[out, in]` as one matrix."""
     return weights.shape(names[0])[1], sum(weights.shape(name)[0] for name in names)
-
-
-def _float32(weights: Weights, name: str) -> npt.NDArray[np.float32]:
-    return weights.read(name).astype(np.float32)

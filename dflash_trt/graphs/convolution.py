@@ -3,14 +3,13 @@
 import onnx_ir as ir
 
 from dflash_trt.checkpoints.spec import Convolution
-from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import Layer, linear
 from dflash_trt.graphs.positions import Positions
 
 
 def convolve_before(
-    g: GraphBuilder, weights: Weights, layer: Layer, name: str, x: ir.Value, at: Positions
+    g: GraphBuilder, layer: Layer, name: str, x: ir.Value, at: Positions
 ) -> tuple[ir.Value, ir.Value | None]:
     """Convolve what enters a half of a layer, `[n * W, hidden_size]`, the normed block.
 
@@ -23,9 +22,9 @@ def convolve_before(
     size, group = convolution.kernel_size, convolution.group_size
     name = f"{layer.prefix}{name}"
     # a kernel of each channel, and one that depends on the token, of each group of channels
-    dynamic = linear(g, weights, x, f"{name}.kernel_projection", bias=False)
+    dynamic = linear(g, x, f"{name}.kernel_projection", bias=False)
     dynamic = at.by_sequence(g, dynamic, at.queries, 2 * size, -1, 1)
-    base = g.op("Reshape", g.vector(weights, f"{name}.base_kernel"), g.ints(2 * size, -1, group))
+    base = g.op("Reshape", g.vector(f"{name}.base_kernel"), g.ints(2 * size, -1, group))
     before, after = g.split(g.op("Add", base, dynamic), (size, size), axis=2)
     return _convolve(g, convolution, x, before, at), after
 

@@ -9,11 +9,12 @@ from dflash_trt.checkpoints.target import Target
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
+from dflash_trt.graphs.collectives import own_columns
 from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
 from dflash_trt.graphs.selector import pair_scores
-from dflash_trt.graphs.sharding import ALONE, Rank, own_columns, share
+from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`
 
@@ -44,8 +45,8 @@ def drafter_graph(
     The keys and values of the context features and of the block are written to the cache together.
     The block's are garbage after the call: the next one writes its features over them.
     """
-    spec, weights = share(drafter.spec, drafter.weights, rank)
-    g = GraphBuilder("drafter", storage=storage, rank=rank)
+    spec = drafter.spec
+    g = GraphBuilder("drafter", spec, drafter.weights, storage=storage, rank=rank)
     width = len(spec.target_layer_ids) * spec.hidden_size
     features = g.input("features", ir.DataType.FLOAT, ("n", "C", width))
     block = g.input("block", ir.DataType.INT64, ("n", "W"))
@@ -62,37 +63,34 @@ def drafter_graph(
     # exact: how many features there are must not show in them, see `Engine._bind`
     own = own_columns(g, features, width)
     context = g.op("Reshape", own, g.ints(-1, width // rank.of))
-    context = linear(g, weights, context, "fc", bias=False, exact=True, summed=True)
-    context = rms_norm(g, context, weights, "hidden_norm", spec)
+    context = linear(g, context, "fc", bias=False, exact=True, summed=True)
+    context = rms_norm(g, context, "hidden_norm")
     each = g.op("Concat", g.op("Shape", features, end=2), g.ints(spec.hidden_size), axis=0)
     context = g.op("Reshape", context, each)
-    embedding, table = _tables(g, drafter, weights, target)
-    hidden = embed(g, spec, embedding, block)  # with the drafter's own scale (z-lab)
+    embedding, table = _tables(g, spec, target)
+    hidden = embed(g, embedding, block)  # with the drafter's own scale (z-lab)
     for index in range(spec.num_hidden_layers):
-        layer = open_layer(g, spec, index, cache_len)
-        hidden = attention_block(g, spec, weights, layer, hidden, context, at)
-        hidden = mlp_block(g, spec, weights, layer, hidden, at)
+        layer = open_layer(g, index, cache_len)
+        hidden = attention_block(g, layer, hidden, context, at)
+        hidden = mlp_block(g, layer, hidden, at)
     token_ids = None
     if spec.draft_vocab_size is not None:
-        token_ids = g.constant("token_ids", draft_token_ids(weights, spec))
-    best = head(g, spec, weights, hidden, table, head_rows, candidates(spec), token_ids)
+        token_ids = g.constant("token_ids", draft_token_ids(g.weights, spec))
+    best = head(g, hidden, table, head_rows, candidates(spec), token_ids)
     if spec.selector is not None:
-        pair_scores(g, spec.selector, weights, block, *best)
+        pair_scores(g, spec.selector, block, *best)
     return g
 
 
 def _tables(
-    g: GraphBuilder, drafter: Drafter, weights: Weights, target: Target
+    g: GraphBuilder, spec: DrafterSpec, target: Target
 ) -> tuple[ir.Value, tuple[Weights, str]]:
-    """Embedding `[vocab, hidden_size]` and the head's tensor: the drafter's own or the target's.
-
-    weights: what this rank has of the drafter's.
-    """
+    """Embedding `[vocab, hidden_size]` and the head's tensor: the drafter's own or the target's."""
     _, shared = share(target.spec, target.weights, g.rank)
     embedding = (shared, f"{target.spec.prefix}embed_tokens.weight")
     table = embedding if target.spec.tie_word_embeddings else (shared, "lm_head.weight")
-    if "embed_tokens" in drafter.spec.own_tables:
-        embedding = (weights, "embed_tokens.weight")
-    if "lm_head" in drafter.spec.own_tables:
-        table = (weights, "lm_head.weight")
-    return g.matrix(*embedding), table
+    if "embed_tokens" in spec.own_tables:
+        embedding = (g.weights, "embed_tokens.weight")
+    if "lm_head" in spec.own_tables:
+        table = (g.weights, "lm_head.weight")
+    return g.matrix(embedding[1], embedding[0]), table

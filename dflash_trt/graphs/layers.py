@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.spec import DecoderSpec, LayerSpec
+from dflash_trt.checkpoints.spec import LayerSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import Bits, GraphBuilder
-from dflash_trt.graphs.quantised import BLOCK
-from dflash_trt.graphs.sharding import add_up, look_up, side_by_side
+from dflash_trt.graphs.collectives import add_up, look_up, side_by_side
+from dflash_trt.graphs.quantized import BLOCK
 
 
 @dataclass(frozen=True)
@@ -24,43 +24,39 @@ class Layer:
     cache_shape: tuple[str | int, ...]
 
 
-def open_layer(g: GraphBuilder, spec: DecoderSpec, index: int, cache_len: int) -> Layer:
+def open_layer(g: GraphBuilder, index: int, cache_len: int) -> Layer:
     """Declare the KV cache inputs `[n, kv_heads, cache_len, head_dim]` of one layer."""
-    layer = spec.layers[index]
+    layer = g.spec.layers[index]
     shape = ("n", layer.num_key_value_heads, cache_len, layer.head_dim)
     return Layer(
         index,
         layer,
-        f"{spec.prefix}layers.{index}.",
+        f"{g.spec.prefix}layers.{index}.",
         g.input(f"key_{index}", ir.DataType.FLOAT, shape),
         g.input(f"value_{index}", ir.DataType.FLOAT, shape),
         shape,
     )
 
 
-def embed(g: GraphBuilder, spec: DecoderSpec, table: ir.Value, tokens: ir.Value) -> ir.Value:
+def embed(g: GraphBuilder, table: ir.Value, tokens: ir.Value) -> ir.Value:
     """Rows of the table `[vocab, hidden_size]` for tokens int64 `[n, S]`, scaled.
 
     From here on the tokens of all sequences are rows of one matrix, `[T, hidden_size]`.
     """
-    hidden = look_up(g, table, g.op("Reshape", tokens, g.ints(-1)), spec.vocab_size)
-    if spec.embedding_scale == 1:
+    hidden = look_up(g, table, g.op("Reshape", tokens, g.ints(-1)), g.spec.vocab_size)
+    if g.spec.embedding_scale == 1:
         return hidden
-    return g.op("Mul", hidden, g.number(spec.embedding_scale))
+    return g.op("Mul", hidden, g.number(g.spec.embedding_scale))
 
 
-def rms_norm(
-    g: GraphBuilder, x: ir.Value, weights: Weights, name: str, spec: DecoderSpec
-) -> ir.Value:
+def rms_norm(g: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
     """RMSNorm over the last axis with the checkpoint's weight."""
-    scale = g.vector(weights, f"{name}.weight", spec.norm_offset)
-    return g.op("RMSNormalization", x, scale, axis=-1, epsilon=spec.rms_norm_eps)
+    scale = g.vector(f"{name}.weight", g.spec.norm_offset)
+    return g.op("RMSNormalization", x, scale, axis=-1, epsilon=g.spec.rms_norm_eps)
 
 
 def head(
     g: GraphBuilder,
-    spec: DecoderSpec,
-    weights: Weights,
     hidden: ir.Value,
     table: tuple[Weights, str],
     rows: ir.Value,
@@ -75,20 +71,20 @@ def head(
     each row in descending order as top_ids int64 (tokens) and top_logits float32 `[r, best]`.
     Returns the normed hidden states of the rows `[r, hidden_size]`, top_ids and top_logits.
     """
-    x = rms_norm(g, g.op("Gather", hidden, rows, axis=0), weights, f"{spec.prefix}norm", spec)
+    x = rms_norm(g, g.op("Gather", hidden, rows, axis=0), f"{g.spec.prefix}norm")
     # int8 even where other layers are int4: on the demo pair int8 here adds nothing to their
     # error (5.3 % rms), and int4 a seventh of it
     logits = _product(g, table[0], x, table[1:], 8 if g.storage.bits else None)
-    if spec.output_multiplier != 1:
-        logits = g.op("Mul", logits, g.number(spec.output_multiplier))
-    if spec.final_logit_softcapping is not None:
-        logits = softcap(g, logits, spec.final_logit_softcapping)
-    logits = side_by_side(g, logits, spec.head_size)
+    if g.spec.output_multiplier != 1:
+        logits = g.op("Mul", logits, g.number(g.spec.output_multiplier))
+    if g.spec.final_logit_softcapping is not None:
+        logits = softcap(g, logits, g.spec.final_logit_softcapping)
+    logits = side_by_side(g, logits, g.spec.head_size)
     # not ArgMax for the one best either: ONNX Runtime's is slower than its TopK
     values, ids = g.ops("TopK", logits, g.ints(best), outputs=2, axis=-1)
     if token_ids is not None:
         ids = g.op("Gather", token_ids, ids, axis=0)
-    g.output(logits, "logits", ir.DataType.FLOAT, ("r", spec.head_size))
+    g.output(logits, "logits", ir.DataType.FLOAT, ("r", g.spec.head_size))
     g.output(ids, "top_ids", ir.DataType.INT64, ("r", best))
     g.output(values, "top_logits", ir.DataType.FLOAT, ("r", best))
     return x, ids, values
@@ -102,23 +98,22 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
 
 def linear(
     g: GraphBuilder,
-    weights: Weights,
     x: ir.Value,
     *names: str,
     bias: bool,
     exact: bool = False,
     summed: bool = False,
 ) -> ir.Value:
-    """Linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantised.
+    """Linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantized.
 
     summed: a rank has some of the inputs, and what the ranks find is added up.
     """
-    biases = [g.bias(weights, *(f"{name}.bias" for name in names))] if bias else []
+    biases = [g.bias(*(f"{name}.bias" for name in names))] if bias else []
     matrices = [f"{name}.weight" for name in names]
     bits = None if exact else g.storage.bits
     if not summed or g.rank.of == 1:
-        return _product(g, weights, x, matrices, bits, biases)
-    out = add_up(g, _product(g, weights, x, matrices, bits))
+        return _product(g, g.weights, x, matrices, bits, biases)
+    out = add_up(g, _product(g, g.weights, x, matrices, bits))
     return g.op("Add", out, *biases) if biases else out
 
 
@@ -132,13 +127,13 @@ def _product(
 ) -> ir.Value:
     """`[T, in]` times matrices `[out, in]`: `[T, sum of outs]`."""
     if bits and weights.shape(names[0])[1] % BLOCK == 0:
-        out = g.quantised(weights, x, names, bits)
+        out = g.quantized(weights, x, names, bits)
         return g.op("Add", out, *biases) if biases else out
     return g.op("Gemm", x, g.rows(weights, names), *biases, transB=1)
 
 
-def activation(g: GraphBuilder, spec: DecoderSpec, x: ir.Value) -> ir.Value:
+def activation(g: GraphBuilder, x: ir.Value) -> ir.Value:
     """`hidden_act` of config.json."""
-    if spec.hidden_act == "silu":
+    if g.spec.hidden_act == "silu":
         return g.op("Mul", x, g.op("Sigmoid", x))
     return g.op("Gelu", x, approximate="tanh")

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.spec import DecoderSpec, Experts
+from dflash_trt.checkpoints.spec import Experts
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import DTYPES, GraphBuilder
+from dflash_trt.graphs.collectives import add_up
 from dflash_trt.graphs.layers import Layer, activation, linear
-from dflash_trt.graphs.sharding import add_up
 
 Array = npt.NDArray[Any]
 Half = Literal["gate_up", "down"]  # of an expert
@@ -28,8 +28,6 @@ class Routed(NamedTuple):
 
 def mixture(
     g: GraphBuilder,
-    spec: DecoderSpec,
-    weights: Weights,
     layer: Layer,
     experts: Experts,
     x: ir.Value,
@@ -39,22 +37,20 @@ def mixture(
     For ONNX Runtime an expert computes the tokens that chose it, and nothing if none did. In
     TensorRT no shape may depend on what is computed: there all experts compute all tokens.
     """
-    routed = _route(g, spec, weights, layer, experts, x)
+    routed = _route(g, layer, experts, x)
     body = _all_experts if g.kind == "tensorrt" else _chosen_experts
-    return add_up(g, body(g, spec, weights, layer, experts, routed))
+    return add_up(g, body(g, layer, experts, routed))
 
 
 def _route(
     g: GraphBuilder,
-    spec: DecoderSpec,
-    weights: Weights,
     layer: Layer,
     experts: Experts,
     x: ir.Value,
 ) -> Routed:
     biased = experts.clamped is not None
     router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
-    scores = linear(g, weights, x, router, bias=biased, exact=True)
+    scores = linear(g, x, router, bias=biased, exact=True)
     if not experts.normalised:
         scores = g.op("Softmax", scores, axis=-1)
     share, chosen = g.ops("TopK", scores, g.ints(experts.per_token), outputs=2, axis=-1)
@@ -65,8 +61,6 @@ def _route(
 
 def _chosen_experts(
     g: GraphBuilder,
-    spec: DecoderSpec,
-    weights: Weights,
     layer: Layer,
     experts: Experts,
     routed: Routed,
@@ -84,25 +78,23 @@ def _chosen_experts(
 
     def multiply(x: ir.Value, half: Half) -> ir.Value:
         pieces = g.ops("Split", x, sizes, outputs=experts.count, axis=0)
-        out = g.op("Concat", *_answers(g, weights, layer, experts, half, pieces), axis=0)
+        out = g.op("Concat", *_answers(g, layer, experts, half, pieces), axis=0)
         if experts.clamped is None:
             return out
-        return g.op("Add", out, g.op("Gather", _biases(g, weights, layer, half), expert, axis=0))
+        return g.op("Add", out, g.op("Gather", _biases(g, layer, half), expert, axis=0))
 
     token = g.op("Div", order, g.ints(experts.per_token))
     wide = multiply(g.op("Gather", routed.tokens, token, axis=0), "gate_up")
-    out = multiply(_gated(g, spec, layer, experts, wide), "down")
+    out = multiply(_gated(g, layer, experts, wide), "down")
     _, place = g.ops("TopK", order, count, outputs=2, axis=0, largest=0)
     out = g.op("Gather", out, place, axis=0)
-    out = g.op("Reshape", out, g.ints(-1, experts.per_token, spec.hidden_size))
+    out = g.op("Reshape", out, g.ints(-1, experts.per_token, g.spec.hidden_size))
     out = g.op("Mul", out, g.op("Unsqueeze", routed.share, g.ints(2)))
     return g.op("ReduceSum", out, g.ints(1), keepdims=0)
 
 
 def _all_experts(
     g: GraphBuilder,
-    spec: DecoderSpec,
-    weights: Weights,
     layer: Layer,
     experts: Experts,
     routed: Routed,
@@ -110,13 +102,13 @@ def _all_experts(
     """One batched product for all experts; those that a token did not choose count nothing."""
 
     def multiply(x: ir.Value, half: Half) -> ir.Value:
-        out = g.op("MatMul", x, _stack(g, spec, weights, layer, experts, half))
+        out = g.op("MatMul", x, _stack(g, layer, experts, half))
         if experts.clamped is None:
             return out
-        return g.op("Add", out, g.op("Unsqueeze", _biases(g, weights, layer, half), g.ints(1)))
+        return g.op("Add", out, g.op("Unsqueeze", _biases(g, layer, half), g.ints(1)))
 
     wide = multiply(g.op("Unsqueeze", routed.tokens, g.ints(0)), "gate_up")  # [E, T, 2 wide]
-    out = multiply(_gated(g, spec, layer, experts, wide), "down")
+    out = multiply(_gated(g, layer, experts, wide), "down")
     chosen = g.op("Unsqueeze", routed.chosen, g.ints(2))
     chosen = g.op("Equal", chosen, g.ints(*range(experts.count)))  # [T, per_token, E]
     share = g.op("Unsqueeze", routed.share, g.ints(2))
@@ -125,14 +117,12 @@ def _all_experts(
     return g.op("ReduceSum", g.op("Mul", out, share), g.ints(0), keepdims=0)
 
 
-def _gated(
-    g: GraphBuilder, spec: DecoderSpec, layer: Layer, experts: Experts, x: ir.Value
-) -> ir.Value:
+def _gated(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.Value:
     """Gate and up side by side to what the down projection takes."""
     wide = layer.spec.intermediate_size
     gate, up = g.split(x, (wide, wide), axis=-1)
     if experts.clamped is None:
-        return g.op("Mul", activation(g, spec, gate), up)
+        return g.op("Mul", activation(g, gate), up)
     alpha, limit = experts.clamped
     gate = g.op("Min", gate, g.number(limit))
     up = g.op("Max", g.op("Min", up, g.number(limit)), g.number(-limit))
@@ -142,7 +132,6 @@ def _gated(
 
 def _answers(
     g: GraphBuilder,
-    weights: Weights,
     layer: Layer,
     experts: Experts,
     half: Half,
@@ -152,8 +141,8 @@ def _answers(
     names = [_names(layer, experts, half, index) for index in range(experts.count)]
     if experts.clamped is not None:
         ((name,), *_) = names
-        shape, dtype = weights.shape(name)[1:], DTYPES[weights.dtype(name)]
-        read = partial(_turns_apart, weights, name)
+        shape, dtype = g.weights.shape(name)[1:], DTYPES[g.weights.dtype(name)]
+        read = partial(_turns_apart, g.weights, name)
         matrices = (
             g.lazy(f"{name}.{i}", shape, partial(read, i), dtype) for i in range(experts.count)
         )
@@ -161,28 +150,25 @@ def _answers(
             g.op("MatMul", x, g.float32(matrix, dtype))
             for x, matrix in zip(pieces, matrices, strict=True)
         ]
-    if weights.dtype(f"{names[0][0]}.weight") == "F32":
+    if g.weights.dtype(f"{names[0][0]}.weight") == "F32":
         # exact: how many tokens share an expert must not show, see `Engine._bind`
         return [
-            linear(g, weights, x, *of, bias=False, exact=True)
-            for x, of in zip(pieces, names, strict=True)
+            linear(g, x, *of, bias=False, exact=True) for x, of in zip(pieces, names, strict=True)
         ]
     # one Cast for all: of thousands, each takes the session the longer the more there are
-    stack = g.rows(weights, [f"{name}.weight" for of in names for name in of])
+    stack = g.rows(g.weights, [f"{name}.weight" for of in names for name in of])
     split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
     return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
 
 
 def _stack(
     g: GraphBuilder,
-    spec: DecoderSpec,
-    weights: Weights,
     layer: Layer,
     experts: Experts,
     half: Half,
 ) -> ir.Value:
     """All experts' matrices, float32 `[E, in, out]`."""
-    hidden, wide = spec.hidden_size, layer.spec.intermediate_size
+    hidden, wide = g.spec.hidden_size, layer.spec.intermediate_size
     shape = (experts.count, *((hidden, 2 * wide) if half == "gate_up" else (wide, hidden)))
 
     def read() -> Array:
@@ -190,9 +176,9 @@ def _stack(
         for index, matrix in enumerate(stack):
             names = _names(layer, experts, half, index)
             if experts.clamped is None:
-                matrix[:] = np.concatenate([weights.read(f"{name}.weight") for name in names]).T
+                matrix[:] = np.concatenate([g.weights.read(f"{name}.weight") for name in names]).T
             else:
-                matrix[:] = _turns_apart(weights, names[0], index)
+                matrix[:] = _turns_apart(g.weights, names[0], index)
         return stack
 
     return g.lazy(f"{layer.prefix}mlp.experts.{half}", shape, read)
@@ -206,15 +192,15 @@ def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
     return [f"{prefix}.{index}.{part}_proj" for part in half.split("_")]
 
 
-def _biases(g: GraphBuilder, weights: Weights, layer: Layer, half: Half) -> ir.Value:
+def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
     """gpt-oss' biases of all experts, `[E, out]`; those behind a sum over ranks are rank 0's."""
     name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
 
     def read() -> Array:
-        found = _turns_apart(weights, name, None).astype(np.float32)
+        found = _turns_apart(g.weights, name, None).astype(np.float32)
         return found if half == "gate_up" or g.rank.index == 0 else np.zeros_like(found)
 
-    return g.lazy(name, weights.shape(name), read)
+    return g.lazy(name, g.weights.shape(name), read)
 
 
 def _turns_apart(weights: Weights, name: str, index: int | None) -> Array:

@@ -3,7 +3,6 @@
 import onnx_ir as ir
 
 from dflash_trt.checkpoints.spec import Selector
-from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import linear
 
@@ -13,7 +12,6 @@ PREFIX = "candidate_selector."
 def pair_scores(
     g: GraphBuilder,
     selector: Selector,
-    weights: Weights,
     block: ir.Value,
     hidden: ir.Value,
     ids: ir.Value,
@@ -34,16 +32,16 @@ def pair_scores(
     taken = g.op("Concat", anchor, taken, axis=1)
     taken = g.op("Slice", taken, g.ints(0), g.ints(-1), g.ints(1))
     taken = g.op("Reshape", taken, g.ints(-1, k))
-    before = _codes(g, weights, "predecessor", taken)
-    after = _codes(g, weights, "successor", ids)
-    state = linear(g, weights, hidden, f"{PREFIX}hidden_projection", bias=False, exact=True)
+    before = _codes(g, "predecessor", taken)
+    after = _codes(g, "successor", ids)
+    state = linear(g, hidden, f"{PREFIX}hidden_projection", bias=False, exact=True)
     before = g.op("Mul", before, g.op("Unsqueeze", state, g.ints(1)))
     scores = g.op("MatMul", before, g.op("Transpose", after, perm=(0, 2, 1)))
     scores = g.op("Add", scores, g.op("Unsqueeze", logits, g.ints(1)))
     g.output(scores, "pair_scores", ir.DataType.FLOAT, ("r", k, k))
 
 
-def _codes(g: GraphBuilder, weights: Weights, which: str, ids: ir.Value) -> ir.Value:
+def _codes(g: GraphBuilder, which: str, ids: ir.Value) -> ir.Value:
     """Rows of a codebook: `[r, k]` to `[r, k, rank]`."""
-    book = g.matrix(weights, f"{PREFIX}{which}_codebook")
+    book = g.matrix(f"{PREFIX}{which}_codebook")
     return g.float32(g.op("Gather", book, ids, axis=0), book.dtype)

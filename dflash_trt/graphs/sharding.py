@@ -1,4 +1,4 @@
-"""Tensor parallelism: what each rank holds of a model, and where ranks put their shares together.
+"""Tensor parallelism: what each rank holds of a model (`collectives.py`: where they meet).
 
 As in Megatron-LM: q, k, v, gate and up projections are cut by outputs (whole heads), o and down
 projections by inputs, and what those give is added up over the ranks. Embedding and head are cut by
@@ -10,18 +10,13 @@ The graphs of all ranks have the same nodes; they differ in weights and a few co
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from dflash_trt.checkpoints.cut import Cut
 from dflash_trt.checkpoints.spec import DecoderSpec, DrafterSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import ConfigError
-from dflash_trt.graphs.quantised import BLOCK
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from dflash_trt.graphs.builder import GraphBuilder
+from dflash_trt.graphs.quantized import BLOCK
 
 Spec = TypeVar("Spec", bound=DecoderSpec)
 
@@ -86,9 +81,9 @@ def share(spec: Spec, weights: Weights, rank: Rank) -> tuple[Spec, Weights]:
     return replace(spec, num_attention_heads=heads, layers=layers), weights.cut(where)
 
 
-def check_even(spec: DecoderSpec, role: str, ranks: int, quantised: bool) -> None:
+def check_even(spec: DecoderSpec, role: str, ranks: int, quantized: bool) -> None:
     """Raises ConfigError with the numbers of a target or drafter that do not divide by ranks."""
-    uneven = list(dict.fromkeys(_uneven(spec, ranks, quantised)))
+    uneven = list(dict.fromkeys(_uneven(spec, ranks, quantized)))
     if not uneven:
         return
     fix = "Choose another tensor_parallel_size: 1, 2, 4 or 8"
@@ -97,7 +92,7 @@ def check_even(spec: DecoderSpec, role: str, ranks: int, quantised: bool) -> Non
     raise ConfigError(f"the {role} cannot be cut for {ranks} ranks: {', '.join(uneven)}", fix)
 
 
-def _uneven(spec: DecoderSpec, ranks: int, quantised: bool) -> Iterator[str]:
+def _uneven(spec: DecoderSpec, ranks: int, quantized: bool) -> Iterator[str]:
     numbers = [("num_attention_heads", spec.num_attention_heads), ("vocab_size", spec.vocab_size)]
     if isinstance(spec, DrafterSpec):
         numbers.append(("taps x hidden_size", len(spec.target_layer_ids) * spec.hidden_size))
@@ -110,7 +105,7 @@ def _uneven(spec: DecoderSpec, ranks: int, quantised: bool) -> Iterator[str]:
     for name, number in numbers:
         if number % ranks:
             yield f"{name} {number} / {ranks}"
-    if not quantised:
+    if not quantized:
         return
     for layer in spec.layers:
         inputs = {"num_attention_heads x head_dim": spec.num_attention_heads * layer.head_dim}
@@ -119,39 +114,3 @@ def _uneven(spec: DecoderSpec, ranks: int, quantised: bool) -> Iterator[str]:
         for name, number in inputs.items():
             if number % BLOCK == 0 and number % (ranks * BLOCK):
                 yield f"{name} {number} / {ranks} into blocks of {BLOCK} with one scale (quantize)"
-
-
-def add_up(g: "GraphBuilder", x: "ir.Value") -> "ir.Value":
-    """The sum of `x` over all ranks."""
-    return x if g.rank.of == 1 else g.collective(x, "all_reduce", "sum")
-
-
-def side_by_side(g: "GraphBuilder", x: "ir.Value", size: int) -> "ir.Value":
-    """The columns of all ranks: `[r, size / ranks]` to `[r, size]`."""
-    if g.rank.of == 1:
-        return x
-    # ranks come one behind the other along the first axis
-    x = g.collective(x, "all_gather", "none")
-    x = g.op("Reshape", x, g.ints(g.rank.of, -1, size // g.rank.of))
-    return g.op("Reshape", g.op("Transpose", x, perm=(1, 0, 2)), g.ints(-1, size))
-
-
-def own_columns(g: "GraphBuilder", x: "ir.Value", size: int) -> "ir.Value":
-    """This rank's part of the last axis of `x` `[n, S, size]`."""
-    if g.rank.of == 1:
-        return x
-    width = size // g.rank.of
-    start = g.rank.index * width
-    return g.op("Slice", x, g.ints(start), g.ints(start + width), g.ints(-1))
-
-
-def look_up(g: "GraphBuilder", table: "ir.Value", tokens: "ir.Value", vocab: int) -> "ir.Value":
-    """Float32 rows of a table `[vocab / ranks, hidden_size]` for tokens int64 `[T]`."""
-    if g.rank.of == 1:
-        return g.float32(g.op("Gather", table, tokens, axis=0), table.dtype)
-    size = vocab // g.rank.of
-    row = g.op("Sub", tokens, g.ints(g.rank.index * size))
-    ours = g.op("And", g.op("Less", g.ints(-1), row), g.op("Less", row, g.ints(size)))
-    found = g.op("Gather", table, g.op("Where", ours, row, g.ints(0)), axis=0)
-    found = g.float32(found, table.dtype)
-    return add_up(g, g.op("Where", g.op("Unsqueeze", ours, g.ints(-1)), found, g.number(0.0)))

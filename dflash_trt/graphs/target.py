@@ -10,7 +10,7 @@ from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.layers import embed, head, open_layer
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
-from dflash_trt.graphs.sharding import ALONE, Rank, share
+from dflash_trt.graphs.sharding import ALONE, Rank
 
 
 def target_graph(
@@ -30,8 +30,8 @@ def target_graph(
     be bound to the input caches. `taps` are `dflash_config.target_layer_ids`: feature l is the
     residual stream after decoder block l (z-lab `extract_context_feature`).
     """
-    spec, weights = share(target.spec, target.weights, rank)
-    g = GraphBuilder("target", kind, storage, rank)
+    g = GraphBuilder("target", target.spec, target.weights, kind, storage, rank)
+    spec = target.spec
     tokens = g.input("tokens", ir.DataType.INT64, ("n", "S"))
     positions = g.input("positions", ir.DataType.INT64, ("n", "S"))
     write_index = g.input("write_index", ir.DataType.INT64, ("n",))
@@ -39,19 +39,18 @@ def target_graph(
     head_rows = g.input("head_rows", ir.DataType.INT64, ("r",))
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(positions, positions, write_index, mask, visible, cache_len)
-    embedding = g.matrix(weights, f"{spec.prefix}embed_tokens.weight")
-    hidden = embed(g, spec, embedding, tokens)
+    embedding = f"{spec.prefix}embed_tokens.weight"
+    hidden = embed(g, g.matrix(embedding), tokens)
     after: dict[int, ir.Value] = {}
     for index in range(spec.num_hidden_layers):
-        layer = open_layer(g, spec, index, cache_len)
-        hidden = attention_block(g, spec, weights, layer, hidden, None, at)
-        hidden = mlp_block(g, spec, weights, layer, hidden, at)
+        layer = open_layer(g, index, cache_len)
+        hidden = attention_block(g, layer, hidden, None, at)
+        hidden = mlp_block(g, layer, hidden, at)
         if spec.layer_scalar:
-            hidden = g.op("Mul", hidden, g.vector(weights, f"{layer.prefix}layer_scalar"))
+            hidden = g.op("Mul", hidden, g.vector(f"{layer.prefix}layer_scalar"))
         after[index] = hidden
-    tied = spec.tie_word_embeddings
-    table = f"{spec.prefix}embed_tokens.weight" if tied else "lm_head.weight"
-    head(g, spec, weights, hidden, (weights, table), head_rows, best=1)
+    table = embedding if spec.tie_word_embeddings else "lm_head.weight"
+    head(g, hidden, (g.weights, table), head_rows, best=1)
     width = len(taps) * spec.hidden_size
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
     features = at.by_sequence(g, features, positions, width)

@@ -47,16 +47,14 @@ def optimizers(drafter: nn.Module) -> list[torch.optim.Optimizer]:
     ]
 
 
-def begin(shards: Shards, drafter: DFlashDraftModel, target: LlamaForCausalLM) -> dict[str, Any]:
-    """The state of a run at step 0: the published drafter, else one made of the target."""
+def begin(shards: Shards, drafter: DFlashDraftModel, target: LlamaForCausalLM) -> None:
+    """The drafter at step 0: the published one, otherwise one made of the target."""
     if PUBLISHED.exists():
-        return {"ids": load_weights(drafter, PUBLISHED)[0], "step": 0, "seconds": 0.0}
-    counts = torch.bincount(shards.answers(), minlength=target.config.vocab_size)
+        load_weights(drafter, PUBLISHED)
+        return
     sample = shards.batch(list(range(0, len(shards.rows), 40)), 1, torch.Generator())
     features = sample.features[:, 1:].flatten(0, 1)  # the first token's are like no others
     start_from_target(drafter, target, features[features.abs().sum(-1) > 0])
-    ids = counts.argsort(descending=True)[:DRAFT_VOCABULARY].sort().values
-    return {"ids": ids, "step": 0, "seconds": 0.0}
 
 
 def save(state: dict[str, Any], file: Path) -> None:
@@ -100,14 +98,18 @@ def train(options: argparse.Namespace) -> None:
     used = optimizers(drafter)
     file = options.work / "training.pt"
     if file.exists():
-        state = torch.load(file, weights_only=True)
+        state: dict[str, Any] = torch.load(file, weights_only=True)
         drafter.load_state_dict(state["drafter"])
         for optimizer, kept in zip(used, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
     else:
-        state = begin(shards, drafter, target)
-    vocabulary = Vocabulary(state["ids"], target)
+        state = {"step": 0, "seconds": 0.0}
+        begin(shards, drafter, target)
     answers = shards.answers()
+    # the commonest tokens of all shards there are: the head is the target's, so it may change
+    counts = torch.bincount(answers, minlength=target.config.vocab_size)
+    ids = counts.argsort(descending=True, stable=True)[:DRAFT_VOCABULARY].sort().values
+    vocabulary = Vocabulary(ids, target)
     print(
         f"step {state['step']}: {len(shards.rows)} rows, {len(answers)} tokens of answers, "
         f"{(vocabulary.row[answers] >= 0).float().mean():.4f} of them in the draft vocabulary; "
@@ -137,7 +139,7 @@ def train(options: argparse.Namespace) -> None:
                 "drafter": drafter.state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in used],
             }
-            save(state | learned | {"step": step, "seconds": seconds}, file)
+            save(learned | {"step": step, "seconds": seconds}, file)
     if options.cool:
         save_drafter(drafter, vocabulary, options.output)
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.engines.build import build_drafter, build_target
+from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.machine import machine as this_machine
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode"

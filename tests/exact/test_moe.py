@@ -31,7 +31,7 @@ from dflash_trt.checkpoints.pair import check_pair
 from dflash_trt.checkpoints.spec import TargetSpec
 from dflash_trt.checkpoints.target import load_target
 from dflash_trt.checkpoints.weights import Weights
-from dflash_trt.engines.build import build_target
+from dflash_trt.build.engines import build_target
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.target import target_graph

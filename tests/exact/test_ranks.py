@@ -184,9 +184,9 @@ def test_uneven_shapes_are_refused(
 def test_an_uneven_drafter_can_stay_whole(tmp_path: Path) -> None:
     make_pair(tmp_path, intermediate=98)  # the drafter's is 130
     spec = load_drafter(tmp_path / "drafter").spec
-    check_even(spec, "drafter", 2, quantised=False)
+    check_even(spec, "drafter", 2, quantized=False)
     with pytest.raises(ConfigError, match=r"130 / 4.* shard_drafter: false"):
-        check_even(spec, "drafter", 4, quantised=False)
+        check_even(spec, "drafter", 4, quantized=False)
 
 
 @pytest.mark.models

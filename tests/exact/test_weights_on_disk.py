@@ -35,7 +35,7 @@ from dflash_trt.engines.accuracy import _check_fused
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.errors import EngineError, ServerError
-from dflash_trt.graphs.quantised import codes, rounded, scales
+from dflash_trt.graphs.quantized import codes, rounded, scales
 from dflash_trt.serving.server.process import find_repository
 
 TEXT = list(range(40, 100))

@@ -25,7 +25,7 @@ from dflash_trt.build.run import build
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.target import load_target
 from dflash_trt.config import BuildConfig, TensorRT
-from dflash_trt.engines.build import build_drafter, build_target
+from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.step import step_tensors
 from dflash_trt.engines.tensorrt.library import make_log, trt, use

@@ -146,7 +146,7 @@ def test_a_failed_build_keeps_the_old_one(
         raise OSError(28, "No space left on device", "model.onnx.data")
 
     name = {
-        "engine": "dflash_trt.engines.build.build_drafter",
+        "engine": "dflash_trt.build.engines.build_drafter",
         "repository": "dflash_trt.build.onnxruntime.write_repository",
         "disk": "os.fsync",
     }[stage]

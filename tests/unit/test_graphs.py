@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from dflash_trt.checkpoints.drafter import load_drafter
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.engines.build import build_drafter, build_target
+from dflash_trt.build.engines import build_drafter, build_target
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
@@ -69,7 +69,7 @@ import resource, sys
 from pathlib import Path
 from dflash_trt.checkpoints.spec import DrafterSpec
 from dflash_trt.checkpoints.target import load_target
-from dflash_trt.engines.build import build_target
+from dflash_trt.build.engines import build_target
 target = load_target(Path(sys.argv[1]))
 shared = vars(target.spec).copy()
 for name in ("model_type", "tie_word_embeddings", "eos_token_ids"):

@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflash_trt.engines.info import read_info
-from dflash_trt.engines.step import (
-    NOTHING,
-    BoundSteps,
-    Step,
-    cache_names,
-    step_tensors,
-    token_moves,
-)
+from dflash_trt.engines.base import LoadedEngine
+from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.engines.step import Step, step_tensors
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.gpu import Gpu
 from dflash_trt.engines.tensorrt.library import make_log, sizes, trt
@@ -37,8 +31,8 @@ LARGE = ("features", "logits")  # tensors of which all steps share one, unlike t
 BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 
 
-class Engine:
-    """A loaded plan with its KV caches; see `engines.step.Engine`.
+class Engine(LoadedEngine):
+    """A loaded plan with its KV caches.
 
     A step of a round is recorded as a CUDA graph when it comes for the second time.
     """
@@ -47,14 +41,12 @@ class Engine:
 
     def __init__(self, directory: Path, follower: Follower | None = None) -> None:
         """follower: of a rank that is not the first; rank 0 starts the others."""
-        self.info = read_info(directory, KIND)
-        self._plan = check_machine(self.info)
-        self._gpu = Gpu(self.info.rank)
-        self._group: Leader | Follower | None = follower
-        self._leader: Leader | None = None
+        info = read_info(directory, KIND)
+        self._plan = check_machine(info)
+        self._gpu = Gpu(info.rank)
         self._communicator: object | None = None
-        if self.info.ranks > 1:
-            self._join(directory, follower)
+        leader = self._join(directory, info, follower) if info.ranks > 1 else None
+        super().__init__(info, leader, follower, BOUND_STEPS)
         self._log, self._messages = make_log()
         self._runtime = trt.Runtime(self._log)
         self._engine = self._load(directory / PLAN_FILE)
@@ -67,53 +59,16 @@ class Engine:
         if self._plan.library == "tensorrt_rtx":  # which compiles kernels as it meets new shapes
             self._config.set_runtime_cache(self._config.create_runtime_cache())
         self._scratch = self._gpu.memory((max(self._engine.device_memory_size_v2, 1),), "uint8")
-        slots, rows = self.info.slots, self.info.cache_len
-        self._alike: list[torch.Tensor] = []  # caches of one shape: [caches, slots, ...]
-        self._caches: dict[str, torch.Tensor] = {}
-        for (heads, head_dim), names in cache_names(self.info).items():
-            shape = (len(names), slots, heads, rows, head_dim)
-            self._alike.append(self._gpu.memory(shape, self._plan.dtype))
-            self._caches.update(zip(names, self._alike[-1], strict=True))
-        self._zero = self._gpu.memory((1,), self._plan.dtype)
-        self._large: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._steps = BoundSteps(BOUND_STEPS)
+        self._make_caches()
         self._gpu.wait()
-        if self._leader is not None:
-            self._leader.wait_ready()
+        if leader is not None:
+            leader.wait_ready()
 
-    def step(
-        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
-    ) -> Step:
-        """See `engines.step.Engine`."""
-        return self._steps.of(self._bind, row, n, width, visible, scored, context)
+    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._gpu.memory(shape, self._plan.dtype)
 
-    def move_row(self, source: int, destination: int, tokens: int) -> None:
-        """See `engines.step.Engine`."""
-
-        def move() -> None:
-            for caches in self._alike:
-                moved = caches[:, :, :, :tokens]
-                what = self._zero if source == NOTHING else moved[:, source]
-                self._gpu.copy(what, moved[:, destination])
-
-        if self._leader is not None:
-            self._leader.move_row(source, destination, tokens, move)
-        else:
-            move()
-
-    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
-        """See `engines.step.Engine`."""
-        moves = token_moves(start, kept)
-
-        def move() -> None:
-            for caches in self._alike:
-                for source, destination in moves:
-                    self._gpu.copy(caches[:, row, :, source], caches[:, row, :, destination])
-
-        if self._leader is not None and moves:
-            self._leader.keep_tokens(row, start, kept, move)
-        else:
-            move()
+    def _copy(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        self._gpu.copy(source, destination)
 
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
         """An execution context of its own for these shapes: a CUDA graph belongs to one."""
@@ -156,13 +111,14 @@ class Engine:
         self, inputs: dict[str, Any], key: tuple[int, ...], run: Callable[[], object]
     ) -> Callable[[], object]:
         assert self._group is not None
+        # not self: an engine ends with its last user, and its ranks with it
         shared, leader = self._group.exchange.inputs(inputs), self._leader
 
         def lead() -> None:
+            assert leader is not None
             for name, array in inputs.items():
                 shared[name][...] = array
-            assert leader is not None
-            leader.step(key, run)
+            leader.run("step", key, run)
 
         def follow() -> None:
             for name, array in inputs.items():
@@ -175,15 +131,14 @@ class Engine:
         self, name: str, dtype: str, shape: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory of a tensor on the host and on the GPU."""
-        dtype = dtype.rstrip("_")  # numpy's bool_
+        dtype, gpu = dtype.rstrip("_"), self._gpu  # numpy's bool_
         if name not in LARGE:
-            return self._gpu.host(shape, dtype), self._gpu.memory(shape, dtype)
-        size = math.prod(shape)
-        if name not in self._large or self._large[name][0].numel() < size:
-            self._large[name] = self._gpu.host((size,), dtype), self._gpu.memory((size,), dtype)
-            self._steps.clear()  # they hold on to the smaller one
-        host, memory = self._large[name]
-        return host[:size].view(shape), memory[:size].view(shape)
+            return gpu.host(shape, dtype), gpu.memory(shape, dtype)
+        both = self._buffer(
+            name, shape, lambda size: (gpu.host((size,), dtype), gpu.memory((size,), dtype))
+        )
+        host, memory = (whole[: math.prod(shape)].view(shape) for whole in both)
+        return host, memory
 
     def _context(
         self, profile: int, bound: dict[str, torch.Tensor], shapes: dict[str, tuple[int, ...]]
@@ -225,17 +180,18 @@ class Engine:
         if found != {*plan.inputs, *plan.outputs} or aliases != plan.aliases:
             raise self._error("the plan's tensors are not those of its engine.json")
 
-    def _join(self, directory: Path, follower: Follower | None) -> None:
-        """Meet the other ranks, here and by NCCL."""
+    def _join(self, directory: Path, info: EngineInfo, follower: Follower | None) -> Leader | None:
+        """Meet the other ranks, here and by NCCL; returns rank 0's side of them."""
         # here, because one GPU needs none of it
         from dflash_trt.engines import nccl, ranks  # noqa: PLC0415
 
         hello = nccl.new_id() if follower is None else follower.hello
-        if follower is None:
-            self._group = self._leader = ranks.Leader(directory, self.info.ranks, hello)
-        assert self._group is not None
-        self._gpu.check = self._group.check
-        self._communicator = nccl.join(self.info.rank, self.info.ranks, hello)
+        leader = ranks.Leader(directory, info.ranks, hello) if follower is None else None
+        group = leader or follower
+        assert group is not None
+        self._gpu.check = group.check
+        self._communicator = nccl.join(info.rank, info.ranks, hello)
+        return leader
 
     def _error(self, what: str) -> EngineError:
         said = f" ({' '.join(self._messages[-2:])})" if self._messages else ""

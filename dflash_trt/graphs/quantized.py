@@ -1,4 +1,4 @@
-"""Weight-only quantisation: blocks of 32 inputs share a scale (ONNX Runtime runs them packed)."""
+"""Weight-only quantization: blocks of 32 inputs share a scale (ONNX Runtime runs them packed)."""
 
 from collections.abc import Callable, Iterator
 
