@@ -13,30 +13,38 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from statistics import quantiles
+from statistics import geometric_mean, quantiles
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import yaml
 
 from dflash_trt.config import BuildConfig
-from dflash_trt.planning.picture import draw
-from dflash_trt.planning.plan import Deployment, curve, per_gpu_at
-from dflash_trt.planning.published import (
-    Figure,
-    drafting,
-    errors,
-    figures,
-    predict,
-    target,
+from dflash_trt.planning import draw, plan
+from dflash_trt.planning.curves import Deployment, Point, curve, front
+from dflash_trt.roofline import (
+    EAGLE_ACCEPTANCE,
+    PLAIN,
+    Constants,
+    Layout,
+    Method,
+    ModelSize,
+    Runtime,
+    dflash,
+    drafter_size,
+    eagle,
+    machine,
+    published_data,
+    round_time,
+    target_size,
+    tau_of,
 )
-from dflash_trt.planning.report import plan
-from dflash_trt.roofline.hardware import machine
-from dflash_trt.roofline.methods import EAGLE_ACCEPTANCE, PLAIN, eagle
-from dflash_trt.roofline.passes import Constants
-from dflash_trt.roofline.published import data, tau_of
 
 ROOT = Path(__file__).parents[1]
 CONSTANTS = ROOT / "dflash_trt" / "roofline" / "constants.yaml"
@@ -53,6 +61,99 @@ START = Constants(
     all_reduce=ALL_REDUCE,
 )
 FITTED = 7
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number; group: its entry in published.yaml."""
+
+    group: Mapping[str, Any]
+    method: Method
+    concurrency: tuple[int, ...]  # of more than one, a mean
+    unit: str  # tokens: tokens/s in all; times: times as fast as plain
+    value: float
+
+    @property
+    def use(self) -> str:
+        """calibrate or check."""
+        return str(self.group["use"])
+
+    @property
+    def at_least(self) -> bool:
+        """ "More than" was published."""
+        return bool(self.group.get("at_least"))
+
+    @property
+    def layout(self) -> Layout:
+        spread = bool(self.group.get("attention_dp"))
+        return Layout(self.group["gpus"], attention_dp=spread, experts_parallel=spread)
+
+
+@cache
+def target(name: str) -> ModelSize:
+    return target_size(published_data()["models"][name])
+
+
+def drafting(name: str, of: str, acceptance: float, draft_tokens: int | None = None) -> Method:
+    """DFlash by a published drafter; draft_tokens: its whole block unless given."""
+    config = published_data()["drafters"][name]["config"]
+    drafts = draft_tokens or config["block_size"] - 1
+    return dflash(drafter_size(config, target(of)), acceptance, drafts)
+
+
+def figures() -> Iterator[Figure]:
+    for group in published_data()["figures"]:
+        levels = [(n,) for n in group["concurrency"]]
+        if group.get("mean"):
+            levels = [tuple(group["concurrency"])]
+        for name in ("plain", "EAGLE-3", "DFlash"):
+            measured = group.get(name) or {}
+            for unit in ("tokens", "times"):
+                for level, value in zip(levels, measured.get(unit, ()), strict=unit in measured):
+                    yield Figure(group, _method(group, name, measured), level, unit, value)
+
+
+def _method(group: Mapping[str, Any], name: str, measured: Mapping[str, Any]) -> Method:
+    if name == "plain":
+        return PLAIN
+    if name == "EAGLE-3":
+        return eagle(target(group["target"]), measured["tau"], measured["drafts"])
+    return drafting(group["drafter"], group["target"], tau_of(group), measured.get("drafts"))
+
+
+def predict(figure: Figure, constants: Constants) -> float:
+    """The same number by the plan."""
+    group, size = figure.group, target(figure.group["target"])
+    gpu = machine(group["machine"]).gpu
+    runtime = Runtime(gpu, figure.layout, constants, group["software"])
+    context = group.get("context", published_data()["context"])
+
+    def rate(method: Method, rows: int) -> float:
+        return rows * method.acceptance / round_time(size, method, runtime, rows, context).seconds
+
+    found = [rate(figure.method, rows) for rows in figure.concurrency]
+    if figure.unit == "times":
+        plain = [rate(PLAIN, rows) for rows in figure.concurrency]
+        found = [a / b for a, b in zip(found, plain, strict=True)]
+    return geometric_mean(found)
+
+
+def errors(constants: Constants, use: str) -> list[float]:
+    """predicted / measured - 1 of each figure that is not merely a bound."""
+    return [
+        predict(figure, constants) / figure.value - 1
+        for figure in figures()
+        if figure.use == use and not figure.at_least
+    ]
+
+
+def per_gpu_at(points: Sequence[Point], per_user: float) -> float | None:
+    """tokens/s of a GPU where each user gets `per_user`, along the front; None where it ends."""
+    for slow, fast in pairwise(front(points)):
+        if slow.per_user <= per_user <= fast.per_user:
+            share = (per_user - slow.per_user) / (fast.per_user - slow.per_user)
+            return math.exp((1 - share) * math.log(slow.per_gpu) + share * math.log(fast.per_gpu))
+    return None
 
 
 def numbers(constants: Constants) -> np.ndarray:
@@ -122,7 +223,7 @@ def document(text: str) -> str:
 
 def picture() -> str:
     """The plan of gpt-oss-120b on a DGX B300."""
-    pair = data()["pareto"]
+    pair = published_data()["pareto"]
     drafter = pair["drafter"]
     config = BuildConfig(
         name="picture",
@@ -130,8 +231,8 @@ def picture() -> str:
         drafter={"hub": drafter, "revision": "main"},
         engine={"kind": "tensorrt_llm", "hardware": pair["machine"]},
     )
-    values = {"target": data()["models"][pair["target"]]}
-    values["drafter"] = data()["drafters"][drafter]["config"]
+    values = {"target": published_data()["models"][pair["target"]]}
+    values["drafter"] = published_data()["drafters"][drafter]["config"]
     with TemporaryDirectory() as directory:
         places = {role: Path(directory, role) for role in values}
         for role, place in places.items():
@@ -156,9 +257,9 @@ def tables() -> str:
     lines += ["", *_summary(rows), ""]
     source = None
     for figure, predicted in rows:
-        if figure.source != source:
-            source = figure.source
-            lines += ["", f"**{source}**, {figure.machine}", ""]
+        if figure.group["source"] != source:
+            source = figure.group["source"]
+            lines += ["", f"**{source}**, {figure.group['machine']}", ""]
             lines += [
                 "| target | task | method | tau | sequences | measured | predicted | error | |"
             ]
@@ -198,8 +299,8 @@ def _row(figure: Figure, predicted: float) -> str:
     tau = f"{figure.method.acceptance:.2f}" if figure.method.drafter else ""
     fitted = "fitted" if figure.use == "calibrate" else ""
     cells = (
-        figure.target,
-        figure.task,
+        figure.group["target"],
+        figure.group["task"],
         method,
         tau,
         level,
@@ -212,8 +313,8 @@ def _row(figure: Figure, predicted: float) -> str:
 
 
 def _pareto(known: Constants) -> list[str]:
-    found = data()["pareto"]
-    shape, context = target(found["target"]), data()["context"]
+    found = published_data()["pareto"]
+    shape, context = target(found["target"]), published_data()["context"]
     ours = drafting(found["drafter"], found["target"], tau_of(found))
     assert ours.drafter is not None
     deployment = Deployment(

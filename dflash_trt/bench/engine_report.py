@@ -8,7 +8,7 @@ from dflash_trt.bench.results import Cell, Run, in_words, measured_on
 from dflash_trt.bench.stats import phases, plain_of, rates, speedups, spread, verified
 from dflash_trt.charts import Bars, Curve, bars, curves
 from dflash_trt.decoding.speculation.offers import VERIFIED
-from dflash_trt.roofline.published import rows as published_rows
+from dflash_trt.roofline import published_rows
 
 
 def engine_page(run: Run) -> Page:

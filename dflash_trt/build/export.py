@@ -19,7 +19,7 @@ from dflash_trt.checkpoints.pair import findings
 from dflash_trt.checkpoints.source import Report, locate
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
-from dflash_trt.roofline.hardware import Machine, machine
+from dflash_trt.roofline import Machine, machine
 from dflash_trt.tensorrt_llm.args import check_args, choose_args, env_vars
 from dflash_trt.tensorrt_llm.chosen import LlmArgs
 

@@ -18,7 +18,7 @@ from dflash_trt.checkpoints.source import Located, Report
 from dflash_trt.checkpoints.tokenizer import copy_tokenizer, tokenizer_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
-from dflash_trt.roofline.hardware import machine
+from dflash_trt.roofline import machine
 from dflash_trt.tensorrt_llm.args import check_args, choose_args
 from dflash_trt.tensorrt_llm.bundle import checkpoint_files, drafter_name, write_bundle
 from dflash_trt.tensorrt_llm.chosen import LlmArgs

@@ -203,11 +203,12 @@ def published(
     """What others measured, by pair, with the source and hardware of each figure."""
     from dflash_trt.bench.engine_report import published_tables
     from dflash_trt.bench.page import Page, to_markdown
-    from dflash_trt.roofline.published import data
+    from dflash_trt.roofline import published_data
 
-    drafters = {each: of for each, of in data()["drafters"].items() if name.lower() in each.lower()}
+    known_drafters = published_data()["drafters"]
+    drafters = {each: of for each, of in known_drafters.items() if name.lower() in each.lower()}
     if not drafters:
-        known = ", ".join(data()["drafters"])
+        known = ", ".join(known_drafters)
         raise RequestError(f"nothing is published of a drafter {name}", f"Known: {known}")
     for drafter, of in drafters.items():
         print(to_markdown(Page(drafter, [], [], published_tables(of["target"], drafter))))

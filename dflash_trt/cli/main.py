@@ -148,10 +148,9 @@ def plan(
     from dflash_trt.checkpoints.source import locate
     from dflash_trt.cli.progress import reporting
     from dflash_trt.config import load_config
-    from dflash_trt.planning.picture import draw
-    from dflash_trt.planning.report import plan as run
-    from dflash_trt.planning.show import show
-    from dflash_trt.roofline.hardware import machine as named
+    from dflash_trt.planning import draw, show
+    from dflash_trt.planning import plan as run
+    from dflash_trt.roofline import machine as named
 
     settings = load_config(config)
     hardware = None if machine is None else named(machine)

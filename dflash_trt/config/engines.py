@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.section import Count, Section
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline.hardware import Machine, machine
+from dflash_trt.roofline import Machine, machine
 
 # TensorRT-LLM's releases with DFlash and without the TensorRT backend (PyPI), oldest first
 Version = Literal[

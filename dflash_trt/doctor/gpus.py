@@ -1,7 +1,7 @@
 """The GPUs, as `nvidia-smi` describes them."""
 
 from dflash_trt.doctor.patient import GIB, Patient, Seen, more
-from dflash_trt.roofline.hardware import PRESETS
+from dflash_trt.roofline import PRESETS
 from dflash_trt.tensorrt_llm.host import not_on_nvlink
 
 LEAST_DRIVER = 580  # of CUDA 13 (its release notes), which TensorRT-LLM 1.3 and 1.4 are built with

@@ -10,10 +10,16 @@ from rich.table import Table
 METHODS = ("plain", "EAGLE-3", "DFlash")
 GIB = 1 << 30
 WIDTH = 140
+STYLE: dict[str, Any] = {
+    "title_justify": "left",
+    "box": None,
+    "pad_edge": False,
+    "padding": (0, 2, 0, 0),
+}
 
 
 def show(plan: Mapping[str, Any]) -> None:
-    """Print what `planning.report.plan` gave."""
+    """Print what `plan` gave."""
     console = Console(soft_wrap=True, highlight=False)
     console.width = max(console.width, WIDTH)  # a narrow terminal wraps, rather than hide numbers
     for line in _heading(plan):
@@ -45,28 +51,25 @@ def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
         f"acceptance length {assumed['acceptance']:.2f} of {assumed['block']} "
         f"({assumed['acceptance_from']}), EAGLE-3 {assumed['eagle_acceptance']:.2f}"
     )
-
     if built := plan["built"]:
+        schedule = built["draft_len_schedule"]
         yield (
             f"  {'build':<8} {built['layout']}, {built['max_batch_size']} sequences of "
             f"{built['max_seq_len']} tokens"
-            + (
-                f", drafts by sequences {built['draft_len_schedule']}"
-                * bool(built["draft_len_schedule"])
-            )
+            + (f", drafts by sequences {schedule}" if schedule else "")
         )
 
 
 def _memory(plan: Mapping[str, Any]) -> Table:
     table = Table(title="Memory of a GPU, and sequences on all of them by length", **STYLE)
-    for name in ("layout", "target\nGiB", "drafter\nGiB", "left\nGiB", "KV of a\ntoken, KiB"):
-        table.add_column(name, justify="left" if name == "layout" else "right", no_wrap=True)
-    for context in plan["memory"][0]["by_context"]:
-        table.add_column(f"\n{int(context) // 1024}k", justify="right", no_wrap=True)
+    table.add_column("layout", no_wrap=True)
+    contexts = [f"\n{int(context) // 1024}k" for context in plan["memory"][0]["by_context"]]
+    for name in ("target\nGiB", "drafter\nGiB", "left\nGiB", "KV of a\ntoken, KiB", *contexts):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in plan["memory"]:
         name = row["layout"] if row["gpus"] == 1 else f"{row['instances']} x {row['layout']}"
-        bytes_ = (row["target_bytes"], row["drafter_bytes"], row["free_bytes"])
-        cells = [f"{count / GIB:.1f}" for count in bytes_]
+        sizes = (row["target_bytes"], row["drafter_bytes"], row["free_bytes"])
+        cells = [f"{size / GIB:.1f}" for size in sizes]
         counts = [entry["sequences"] for entry in row["by_context"].values()]
         fits = [f"{count:,}" if count else "-" for count in counts]
         table.add_row(name, *cells, f"{row['kv_bytes_per_token'] / 1024:.1f}", *fits)
@@ -77,14 +80,10 @@ def _speed(plan: Mapping[str, Any]) -> Table:
     context = plan["assumed"]["context"]
     table = Table(title=f"tokens/s, sequences of {context} tokens, best layout of each", **STYLE)
     table.add_column("sequences", justify="right", no_wrap=True)
+    more = {"DFlash": ("\nover plain", "\ndrafts", "\nround, ms")}
     for method in METHODS:
-        for name in ("user", "GPU"):
-            header = f"{method if name == 'user' else ''}\n{name}"
-            table.add_column(header, justify="right", no_wrap=True)
-        if method == "DFlash":
-            table.add_column("\nover plain", justify="right", no_wrap=True)
-            table.add_column("\ndrafts", justify="right", no_wrap=True)
-            table.add_column("\nround, ms", justify="right", no_wrap=True)
+        for name in (f"{method}\nuser", "\nGPU", *more.get(method, ())):
+            table.add_column(name, justify="right", no_wrap=True)
         table.add_column("\nlayout", no_wrap=True)
     by_level: dict[int, dict[str, Any]] = {}
     for point in plan["speed"]:
@@ -92,9 +91,8 @@ def _speed(plan: Mapping[str, Any]) -> Table:
     for level, points in sorted(by_level.items()):
         cells = [f"{level:,}"]
         for method in METHODS:
-            point = points.get(method)
-            if point is None:
-                cells += [""] * (6 if method == "DFlash" else 3)
+            if (point := points.get(method)) is None:
+                cells += [""] * (3 + len(more.get(method, ())))
                 continue
             cells += [f"{point['tokens_per_user']:,.0f}", f"{point['tokens_per_gpu']:,.0f}"]
             if method == "DFlash":
@@ -109,11 +107,11 @@ def _speed(plan: Mapping[str, Any]) -> Table:
 
 def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
     errors = plan["errors"]
-    median, most = (math.expm1(errors[name]) for name in ("median", "nine_of_ten"))
+    median, nine_of_ten = (math.expm1(errors[name]) for name in ("median", "nine_of_ten"))
     yield (
         f"These are estimates. Of {errors['checked']} published figures that the model was not "
         f"fitted to, half are off by less than {median:.0%} and nine of ten by less than "
-        f"{most:.0%} (docs/planning.md). Prefill is not in them."
+        f"{nine_of_ten:.0%} (docs/planning.md). Prefill is not in them."
     )
     if plan["assumed"]["attention_backend"] != "TRTLLM":
         entries = plan["memory"][-1]["by_context"].values()
@@ -124,12 +122,4 @@ def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
                 f"free_gpu_memory_fraction of {min(fractions):.2f} to {max(fractions):.2f}."
             )
     if not plan["speed"]:
-        yield "The weights do not fit: take more GPUs, larger ones, or a quantised checkpoint."
-
-
-STYLE: dict[str, Any] = {
-    "title_justify": "left",
-    "box": None,
-    "pad_edge": False,
-    "padding": (0, 2, 0, 0),
-}
+        yield "The weights do not fit: take more GPUs, larger ones, or a quantized checkpoint."

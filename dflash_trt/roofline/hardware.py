@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
-from typing_extensions import TypedDict
 
 from dflash_trt.errors import ConfigError
 
@@ -18,16 +17,17 @@ from dflash_trt.errors import ConfigError
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class Flops(TypedDict, total=False):
-    """Dense FLOP/s by the type that is multiplied; a type that the GPU cannot is left out."""
+@dataclass(frozen=True)
+class Flops:
+    """Dense FLOP/s by the type that is multiplied; None: the GPU does not have it."""
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT
 
     bf16: PositiveFloat
     """dense FLOP/s in bf16"""
-    fp8: PositiveFloat
+    fp8: PositiveFloat | None = None
     """dense FLOP/s in FP8"""
-    fp4: PositiveFloat
+    fp4: PositiveFloat | None = None
     """dense FLOP/s in FP4"""
 
 
@@ -79,12 +79,12 @@ class Machine:
 
 
 MIB = 1 << 20
-H100 = Gpu("H100 SXM", 90, 81559 * MIB, 3.35e12, {"bf16": 0.989e15, "fp8": 1.979e15}, 450e9)
-H200 = Gpu("H200 SXM", 90, 143771 * MIB, 4.8e12, {"bf16": 0.989e15, "fp8": 1.979e15}, 450e9)
-B200 = Gpu("B200", 100, 183359 * MIB, 8e12, {"bf16": 2.25e15, "fp8": 4.5e15, "fp4": 9e15}, 900e9)
-B300 = Gpu("B300", 103, 275040 * MIB, 8e12, {"bf16": 2.25e15, "fp8": 4.5e15, "fp4": 13.1e15}, 900e9)
-GB200 = Gpu("GB200", 100, 189471 * MIB, 8e12, {"bf16": 2.5e15, "fp8": 5e15, "fp4": 10e15}, 900e9)
-GB300 = Gpu("GB300", 103, 284208 * MIB, 8e12, {"bf16": 2.5e15, "fp8": 5e15, "fp4": 15e15}, 900e9)
+H100 = Gpu("H100 SXM", 90, 81559 * MIB, 3.35e12, Flops(0.989e15, 1.979e15), 450e9)
+H200 = Gpu("H200 SXM", 90, 143771 * MIB, 4.8e12, Flops(0.989e15, 1.979e15), 450e9)
+B200 = Gpu("B200", 100, 183359 * MIB, 8e12, Flops(2.25e15, 4.5e15, 9e15), 900e9)
+B300 = Gpu("B300", 103, 275040 * MIB, 8e12, Flops(2.25e15, 4.5e15, 13.1e15), 900e9)
+GB200 = Gpu("GB200", 100, 189471 * MIB, 8e12, Flops(2.5e15, 5e15, 10e15), 900e9)
+GB300 = Gpu("GB300", 103, 284208 * MIB, 8e12, Flops(2.5e15, 5e15, 15e15), 900e9)
 
 PRESETS: Mapping[str, Machine] = {
     machine.name: machine

@@ -10,7 +10,7 @@ from dflash_trt.checkpoints.outline import NotKnown, Pair
 from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline.hardware import Machine
+from dflash_trt.roofline import Machine
 from dflash_trt.tensorrt_llm.case import Case
 from dflash_trt.tensorrt_llm.checks.arguments import ARGUMENT_CHECKS
 from dflash_trt.tensorrt_llm.checks.table import findings

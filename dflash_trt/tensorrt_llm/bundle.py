@@ -18,8 +18,7 @@ from dflash_trt.checkpoints.source import Report, small_files
 from dflash_trt.checkpoints.weights import open_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.files import copy_file
-from dflash_trt.roofline.hardware import machine
-from dflash_trt.roofline.published import acceptance
+from dflash_trt.roofline import machine, published_acceptance
 from dflash_trt.tensorrt_llm.args import env_vars
 from dflash_trt.tensorrt_llm.chosen import LlmArgs
 from dflash_trt.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
@@ -63,7 +62,7 @@ def write_bundle(
 
     ranks = args.tensor_parallel_size
     gpus = min(ranks, made_for.gpus)
-    known = acceptance(drafter_name(config), args.speculative_config.max_draft_len)
+    known = published_acceptance(drafter_name(config), args.speculative_config.max_draft_len)
     info = BundleInfo(
         kind=KIND,
         version=section.version,

@@ -12,7 +12,7 @@ from dflash_trt.checkpoints.target import Target
 from dflash_trt.checkpoints.weights import INDEX
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline.hardware import Gpu, Machine
+from dflash_trt.roofline import Gpu, Machine
 
 Model = Outline[Target] | Outline[Drafter]
 

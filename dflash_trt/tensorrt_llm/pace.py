@@ -9,9 +9,22 @@ from dflash_trt.checkpoints.files import read_json
 from dflash_trt.checkpoints.outline import NotKnown
 from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
 from dflash_trt.errors import CheckpointError
-from dflash_trt.roofline.methods import PLAIN, Method, dflash, expected, round_time
-from dflash_trt.roofline.passes import Constants, Layout, Runtime
-from dflash_trt.roofline.shape import Shape, Values, drafter_shape, section, target_shape
+from dflash_trt.roofline import (
+    PLAIN,
+    Constants,
+    Layout,
+    Method,
+    ModelSize,
+    Runtime,
+    Values,
+    dflash,
+    drafter_size,
+    expected_acceptance,
+    fastest,
+    round_time,
+    section,
+    target_size,
+)
 from dflash_trt.tensorrt_llm.case import Case
 
 CONTEXT = 4096  # tokens of a sequence, its prompt included
@@ -22,7 +35,7 @@ GAIN = 1.05  # that fewer drafts must bring: the model is no better than that
 class Pace:
     """Rounds of one instance; `method` with all of its drafts."""
 
-    target: Shape
+    target: ModelSize
     method: Method
     runtime: Runtime
     context: int
@@ -38,7 +51,7 @@ class Pace:
 
     def best(self, rows: int) -> int:
         """Drafts of the fastest rounds."""
-        return max(range(1, self.method.draft_tokens + 1), key=lambda n: self.rate(rows, n))
+        return fastest(self.target, self.method, self.runtime, rows, self.context)[0].draft_tokens
 
 
 def pace(case: Case, chosen: Mapping[str, Any]) -> Pace:
@@ -46,11 +59,11 @@ def pace(case: Case, chosen: Mapping[str, Any]) -> Pace:
     drafts = chosen["speculative_config.max_draft_len"]
     values = target_values(case.target.directory, case.target.values)
     try:
-        target = target_shape(values)
-        drafter = drafter_shape(case.drafter.values, target)
+        target = target_size(values)
+        drafter = drafter_size(case.drafter.values, target)
     except CheckpointError as error:
         raise NotKnown(str(error)) from None
-    tau, _ = expected(case.config.drafter.hub or "", drafts)
+    tau, _ = expected_acceptance(case.config.drafter.hub or "", drafts)
     return Pace(
         target,
         dflash(drafter, tau, drafts),

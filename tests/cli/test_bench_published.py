@@ -8,17 +8,18 @@ from published import PAIRS
 from dflash_trt.bench.engine_report import engine_page
 from dflash_trt.bench.results import Run
 from dflash_trt.cli.main import main
-from dflash_trt.roofline import published
+from dflash_trt.roofline import published_acceptance, published_data, published_rows
+from dflash_trt.roofline.published import acceptance_tables
 
 QWEN = ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16")
 
 
 def test_pairs_are_those_that_were_published() -> None:
     pairs = {pair.drafter_hub: pair.target.hub for pair in PAIRS.values()}
-    for drafter, values in published.data()["drafters"].items():
+    for drafter, values in published_data()["drafters"].items():
         assert pairs[drafter] == values["target"]
-    for table in published.tables():
-        most = published.data()["drafters"][table.drafter]["config"]["block_size"]
+    for table in acceptance_tables():
+        most = published_data()["drafters"][table.drafter]["config"]["block_size"]
         assert table.draft_tokens < most
         assert all(1 < tau <= table.draft_tokens + 1 for tau in table.tau.values())
         assert set(table.times) <= set(table.tau)
@@ -26,7 +27,7 @@ def test_pairs_are_those_that_were_published() -> None:
 
 def test_two_settings_of_one_task_are_told_apart() -> None:
     """Table 1 is Transformers on an H200, Table 3 SGLang on a B200: both are right."""
-    found = [row for row in published.rows(*QWEN) if row.task == "MATH-500"]
+    found = [row for row in published_rows(*QWEN) if row.task == "MATH-500"]
     greedy = [row for row in found if "temperature 1" not in row.source]
     assert {(row.tau, row.hardware) for row in greedy} == {
         (8.01, "1 x B200, SGLang"),
@@ -39,16 +40,16 @@ def test_two_settings_of_one_task_are_told_apart() -> None:
 
 
 def test_one_table_for_plan_and_doctor() -> None:
-    by_id, by_name = (published.acceptance(name) for name in (QWEN[1], "Qwen3-8B-DFlash-b16"))
+    by_id, by_name = (published_acceptance(name) for name in (QWEN[1], "Qwen3-8B-DFlash-b16"))
     assert by_id is not None
-    assert by_id == by_name == published.acceptance(QWEN[1], 15)
+    assert by_id == by_name == published_acceptance(QWEN[1], 15)
     assert by_id.source.endswith("Table 1")
     assert (by_id.tau["MATH-500"], by_id.temperature, len(by_id.tau)) == (7.87, 0, 7)
-    short = published.acceptance("z-lab/gpt-oss-120b-DFlash", 3)
+    short = published_acceptance("z-lab/gpt-oss-120b-DFlash", 3)
     assert short is not None
     assert short.tau["GSM8K"] == 3.3
-    assert published.acceptance(QWEN[1], 4) is None
-    assert published.acceptance("somebody/Qwen3-8B-DFlash-b16") is None
+    assert published_acceptance(QWEN[1], 4) is None
+    assert published_acceptance("somebody/Qwen3-8B-DFlash-b16") is None
 
 
 def test_a_report_shows_them_beside_its_own() -> None:

@@ -26,7 +26,7 @@ from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
 from dflash_trt.checkpoints.pair import Finding
 from dflash_trt.config import BuildConfig, Version
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline.hardware import PRESETS, machine
+from dflash_trt.roofline import PRESETS, machine
 from dflash_trt.tensorrt_llm.args import (
     LlmArgs,
     Values,

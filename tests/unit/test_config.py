@@ -7,7 +7,7 @@ import pytest
 
 from dflash_trt.config import BuildConfig, TensorRT, TensorRTLLM, json_schema, load_config
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline.hardware import Machine
+from dflash_trt.roofline import Machine
 
 HUB = "name: x\ntarget: {hub: org/a, revision: main}\ndrafter: {path: b}\n"
 RTX = "engine:\n  kind: tensorrt\n  library: tensorrt_rtx\n"

@@ -5,7 +5,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline.hardware import PRESETS, Machine, machine
+from dflash_trt.roofline import PRESETS, Machine, machine
 
 OWN = """
 name: lab
@@ -30,7 +30,7 @@ def test_presets_are_known_by_name() -> None:
 def test_an_own_machine_is_a_mapping() -> None:
     own = TypeAdapter(str | Machine).validate_python(yaml.safe_load(OWN))
     assert machine(own) is own
-    assert (own.domain, own.gpu.sm, own.gpu.flops["fp8"]) == (4, 90, 1.6e15)
+    assert (own.domain, own.gpu.sm, own.gpu.flops.fp8) == (4, 90, 1.6e15)
 
 
 def test_an_own_machine_has_no_other_fields() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import random
@@ -10,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -23,17 +21,32 @@ from huggingface_hub import constants
 
 from dflash_trt.cli.main import main
 from dflash_trt.errors import CheckpointError
-from dflash_trt.planning import published
-from dflash_trt.planning.memory import arena_slot, cache, fit, weights
-from dflash_trt.planning.picture import draw
-from dflash_trt.planning.plan import Deployment, curve, front, per_gpu_at
-from dflash_trt.roofline.hardware import PRESETS
-from dflash_trt.roofline.methods import PLAIN, Method, accepted, eagle, round_time
-from dflash_trt.roofline.passes import Constants, Layout, Runtime, experts_read
-from dflash_trt.roofline.published import data
-from dflash_trt.roofline.shape import FP8, MXFP4, NVFP4, Layer, drafter_shape, target_shape
+from dflash_trt.planning import draw
+from dflash_trt.planning.curves import Deployment, curve, front
+from dflash_trt.roofline import (
+    PLAIN,
+    PRESETS,
+    Constants,
+    Layer,
+    Layout,
+    Method,
+    Runtime,
+    arena_slot,
+    drafter_size,
+    eagle,
+    fit_memory,
+    round_time,
+    target_size,
+)
+from dflash_trt.roofline import published_data as data
+from dflash_trt.roofline.memory import cache, weights
+from dflash_trt.roofline.model_size import FP8, MXFP4, NVFP4
+from dflash_trt.roofline.rounds import draft_rate, experts_read
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts"))
+import calibrate_plan as calibrate  # noqa: E402
+
 EIGHT = Layout(8)
 ONE = Layout()
 SPREAD = Layout(8, attention_dp=True, experts_parallel=True)
@@ -70,7 +83,7 @@ def test_parameters_are_those_of_transformers(name: str) -> None:
     with torch.device("meta"):
         model = getattr(transformers, f"{cls}ForCausalLM")(config)
     count = sum(p.numel() for n, p in model.named_parameters() if not n.endswith("bias"))
-    assert target_shape(flat(config)).parameters == pytest.approx(count, rel=1e-3)
+    assert target_size(flat(config)).parameters == pytest.approx(count, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +94,17 @@ def test_parameters_are_those_of_transformers(name: str) -> None:
      ("Qwen3.5-35B-A3B", 34.7)],
 )  # fmt: skip
 def test_published_models_have_their_published_sizes(name: str, billions: float) -> None:
-    assert published.target(name).parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert calibrate.target(name).parameters / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
 @pytest.fixture(scope="module")
 def oss() -> Any:
-    return published.target("gpt-oss-120b")
+    return calibrate.target("gpt-oss-120b")
 
 
 @pytest.fixture(scope="module")
 def oss_drafter(oss: Any) -> Any:
-    return drafter_shape(data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"], oss)
+    return drafter_size(data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"], oss)
 
 
 def test_weights_of_gpt_oss_by_hand(oss: Any) -> None:
@@ -112,16 +125,16 @@ def test_caches_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
     assert cache(oss, EIGHT, 8192, 1) == 18 * 2 * 1 * 64 * 1 * (8192 + 128)
     assert cache(oss, SPREAD, 8192, 2) == cache(oss, ONE, 8192, 2)
     # 16,384 bytes for each token of a slot; 64 of them and one of padding at 131,072 tokens
-    slot = arena_slot(oss_drafter, ONE, 131072, 10)
+    slot = arena_slot(oss_drafter, 1, 131072 + 10)
     assert slot == 16384 * (131072 + 10)
     assert 65 * slot / (1 << 30) == pytest.approx(130, abs=0.1)
-    assert arena_slot(oss_drafter, EIGHT, 131072, 10) == slot / 8
+    assert arena_slot(oss_drafter, 8, 131072 + 10) == slot / 8
 
 
 def test_sequences_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
     gpu, context, block = PRESETS["dgx-b300"].gpu, 32768, 10
     fits = {
-        paged: fit(
+        paged: fit_memory(
             gpu, EIGHT, oss, oss_drafter, context=context, block=block, kv_bytes=2, paged=paged
         )
         for paged in (True, False)
@@ -141,17 +154,17 @@ def test_sequences_of_gpt_oss_by_hand(oss: Any, oss_drafter: Any) -> None:
 def test_sequences_of_dense_models_by_hand() -> None:
     gpu = PRESETS["hgx-h100"].gpu
     for name, layers in (("Qwen3-8B", 36), ("Llama-3.1-8B-Instruct", 32)):
-        shape = published.target(name)
+        shape = calibrate.target(name)
         assert cache(shape, ONE, 1000, 2) == layers * 2 * 8 * 128 * 2 * 1000
         assert cache(shape, Layout(16), 1000, 2) == layers * 2 * 128 * 2 * 1000  # 8 KV heads
-    method = published.drafting("z-lab/Qwen3-8B-DFlash-b16", "Qwen3-8B", 6.0)
-    shape, drafter = published.target("Qwen3-8B"), method.drafter
+    method = calibrate.drafting("z-lab/Qwen3-8B-DFlash-b16", "Qwen3-8B", 6.0)
+    shape, drafter = calibrate.target("Qwen3-8B"), method.drafter
     assert drafter is not None
-    held = fit(gpu, ONE, shape, drafter, context=4096, block=16, kv_bytes=2, paged=False)
+    held = fit_memory(gpu, ONE, shape, drafter, context=4096, block=16, kv_bytes=2, paged=False)
     kv, slot = 36 * 4096 * (4096 + 16), 5 * 4096 * (4096 + 16)
     assert held.free == gpu.memory_bytes - 2 * (shape.parameters + drafter.parameters) - (4 << 30)
     assert held.sequences == int((0.7 * held.free - slot) / (slot + 0.7 * kv))
-    none = fit(gpu, ONE, published.target("gpt-oss-120b"), drafter,
+    none = fit_memory(gpu, ONE, calibrate.target("gpt-oss-120b"), drafter,
                context=1 << 20, block=16, kv_bytes=2, paged=False)  # fmt: skip
     assert none.sequences == 0
 
@@ -161,14 +174,14 @@ def test_drafters_have_their_published_sizes() -> None:
              "z-lab/Qwen3.5-9B-DFlash": 1.29, "z-lab/Qwen3.5-27B-DFlash": 2.13}  # fmt: skip
     for name, billions in sizes.items():
         of = name.removeprefix("z-lab/").partition("-DFlash")[0]
-        drafter = published.drafting(name, of, 4.0).drafter
+        drafter = calibrate.drafting(name, of, 4.0).drafter
         assert drafter is not None
         assert drafter.parameters / 1e9 == pytest.approx(billions, abs=0.006)
 
 
 def quantised(**quantization: Any) -> Layer:
     values = {**data()["models"]["Qwen3-Coder-30B-A3B"]}
-    return target_shape({**values, "quantization_config": quantization}).layers[5]
+    return target_size({**values, "quantization_config": quantization}).layers[5]
 
 
 def test_formats_of_published_checkpoints() -> None:
@@ -186,7 +199,7 @@ def test_formats_of_published_checkpoints() -> None:
                       config_groups={"group_0": {"weights": weights4}},
                       ignore=["re:.*self_attn.*", "lm_head"])  # fmt: skip
     assert (layer.attention_format.name, layer.expert_format.bytes) == ("bf16", 0.5625)
-    unknown = target_shape(
+    unknown = target_size(
         {**data()["models"]["Qwen3-8B"], "quantization_config": {"quant_method": "awq"}}
     )
     assert any("awq" in remark for remark in unknown.estimated)
@@ -212,7 +225,7 @@ def test_fields_of_any_kind_are_read_or_refused() -> None:
         "quantization_config": {"config_groups": {"g": {"weights": {"num_bits": 4}}}},
     }
     models, refused = data()["models"], 0
-    sound = target_shape(models["Qwen3.5-9B"])
+    sound = target_size(models["Qwen3.5-9B"])
     drafter = data()["drafters"]["z-lab/Qwen3.8-27B-DFlash2"]["config"]
     for values in (models["gpt-oss-120b"], models["Qwen3-Coder-Next"], kimi, drafter):
         for place in places(values):
@@ -224,9 +237,7 @@ def test_fields_of_any_kind_are_read_or_refused() -> None:
                 inner[place[-1]] = wrong
                 try:
                     shape = (
-                        drafter_shape(spoiled, sound)
-                        if values is drafter
-                        else target_shape(spoiled)
+                        drafter_size(spoiled, sound) if values is drafter else target_size(spoiled)
                     )
                 except CheckpointError:
                     refused += 1
@@ -251,9 +262,9 @@ def test_fewer_drafts_are_accepted_as_the_model_card_says() -> None:
     assert whole.shortened(5).acceptance == pytest.approx(4.3, rel=0.06)
     assert whole.shortened(3).acceptance == pytest.approx(3.3, rel=0.06)
     # the drafter fills its whole block all the same
-    drafter = published.drafting("z-lab/gpt-oss-120b-DFlash", "gpt-oss-120b", 5.3)
+    drafter = calibrate.drafting("z-lab/gpt-oss-120b-DFlash", "gpt-oss-120b", 5.3)
     assert drafter.shortened(3).block == drafter.block == 10
-    assert accepted(1.0, 5) == pytest.approx(0, abs=1e-6)
+    assert draft_rate(1.0, 5) == pytest.approx(0, abs=1e-6)
 
 
 def test_rounds_follow_what_limits_them(oss: Any) -> None:
@@ -296,43 +307,31 @@ def test_the_front_has_what_nothing_beats(deployment: Deployment) -> None:
         assert slow.per_user < fast.per_user
         assert slow.per_gpu > fast.per_gpu
     middle = (kept[0].per_user + kept[1].per_user) / 2
-    between = per_gpu_at(points, middle)
+    between = calibrate.per_gpu_at(points, middle)
     assert between is not None
     assert kept[1].per_gpu < between < kept[0].per_gpu
-    assert per_gpu_at(points, 2 * kept[-1].per_user) is None
+    assert calibrate.per_gpu_at(points, 2 * kept[-1].per_user) is None
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    place = ROOT / "scripts" / "calibrate_plan.py"
-    spec = importlib.util.spec_from_file_location("calibrate_plan", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def test_the_docs_show_what_the_plan_says() -> None:
+    written = calibrate.DOCS.read_text("utf-8")
+    assert calibrate.document(written) == written, "run scripts/calibrate.py --docs"
+    assert calibrate.picture() == calibrate.PICTURE.read_text("utf-8")
 
 
-def test_the_docs_show_what_the_plan_says(script: ModuleType) -> None:
-    written = script.DOCS.read_text("utf-8")
-    assert script.document(written) == written, "run scripts/calibrate_plan.py --docs"
-    assert script.picture() == script.PICTURE.read_text("utf-8")
-
-
-def test_the_constants_are_the_fitted_ones(script: ModuleType) -> None:
+def test_the_constants_are_the_fitted_ones() -> None:
     known = Constants.fitted()
-    again = script.fit(known, steps=3)
-    moved = script.numbers(again) - script.numbers(known)
+    again = calibrate.fit(known, steps=3)
+    moved = calibrate.numbers(again) - calibrate.numbers(known)
     assert abs(moved).max() < 0.02
-    assert len(moved) == script.FITTED
+    assert len(moved) == calibrate.FITTED
 
 
 def test_figures_that_were_not_fitted_are_met_as_said() -> None:
     written = yaml.safe_load((ROOT / "dflash_trt/roofline/constants.yaml").read_text())["errors"]
-    off = sorted(abs(math.log1p(error)) for error in published.errors(Constants.fitted(), "check"))
+    off = sorted(abs(math.log1p(error)) for error in calibrate.errors(Constants.fitted(), "check"))
     assert (
-        written["checked"] == len(off) > 4 * len(published.errors(Constants.fitted(), "calibrate"))
+        written["checked"] == len(off) > 4 * len(calibrate.errors(Constants.fitted(), "calibrate"))
     )
     within = sum(each <= written["nine_of_ten"] * 1.01 for each in off)
     assert within / len(off) == pytest.approx(0.9, abs=0.02)

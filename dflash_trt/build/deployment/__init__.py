@@ -14,7 +14,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dflash_trt.config import BuildConfig, TensorRTLLM
-from dflash_trt.roofline.hardware import Machine
+from dflash_trt.roofline import Machine
 from dflash_trt.serving.security import CHANGES
 
 TEMPLATES = Path(__file__).with_name("templates")

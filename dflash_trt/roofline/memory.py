@@ -9,10 +9,12 @@ take 0.7 of the rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pul
 from dataclasses import dataclass
 
 from dflash_trt.roofline.hardware import Gpu
-from dflash_trt.roofline.passes import Layout
-from dflash_trt.roofline.shape import Shape
-from dflash_trt.tensorrt_llm.memory import CACHE_BYTES, OVERHEAD, SHARE
+from dflash_trt.roofline.model_size import ModelSize
+from dflash_trt.roofline.rounds import Layout
 
+OVERHEAD = 4 << 30  # bytes of CUDA, graphs and activations
+ARENA_SHARE = 0.7  # of what the KV cache leaves
+CONTEXT_BYTES = 2  # per number of the drafter's context, bf16
 POOL_FRACTION = 0.85  # free_gpu_memory_fraction where the pool has everything
 STATE_BYTES = 2
 
@@ -21,51 +23,50 @@ STATE_BYTES = 2
 class Memory:
     """One GPU of a layout; bytes."""
 
-    layout: Layout
     target: float
     drafter: float
     free: float  # for caches
     per_token: float  # of one sequence's target cache, where no window ends it
-    sequence: float  # of one sequence's target cache and state at this context
-    drafting: float  # of its drafter's context
+    sequence: float  # one sequence's target cache and state at this context
+    drafting: float  # its drafter's context
     sequences: int  # of the whole instance
     fraction: float  # free_gpu_memory_fraction to set
 
 
-def weights(shape: Shape, layout: Layout) -> float:
+def weights(model: ModelSize, layout: Layout) -> float:
     """Bytes on each GPU; with attention-DP all but experts is on every one."""
-    split = 1 if layout.attention_dp else layout.gpus
     experts = sum(
-        layer.experts * layer.expert * layer.expert_format.bytes for layer in shape.layers
+        layer.experts * layer.expert * layer.expert_format.bytes for layer in model.layers
     )
-    return (shape.weight_bytes - experts) / split + experts / layout.gpus
+    return (model.weight_bytes - experts) / layout.split + experts / layout.gpus
 
 
-def cache(shape: Shape, layout: Layout, tokens: int, size: float) -> float:
+def cache(model: ModelSize, layout: Layout, tokens: int, size: float) -> float:
     """Bytes on each GPU that holds a sequence of `tokens` tokens, `size` bytes a number."""
-    split = 1 if layout.attention_dp else layout.gpus
     return sum(
         count
         * (layer.cached * min(tokens, layer.window or tokens) * size + layer.state * STATE_BYTES)
-        / min(split, layer.kv_heads)
-        for layer, count in shape.kinds.items()
+        / min(layout.split, layer.kv_heads)
+        for layer, count in model.kinds.items()
     )
 
 
-def arena_slot(drafter: Shape, layout: Layout, max_seq_len: int, block: int) -> float:
-    """Bytes on each GPU of one sequence in the dense arena; windows do not make it smaller."""
-    split = 1 if layout.attention_dp else layout.gpus
+def arena_slot(drafter: ModelSize, ranks: int, tokens: int) -> int:
+    """Bytes on each GPU of one sequence in the dense arena; windows do not make it smaller.
+
+    ranks: over which the KV heads are divided; tokens: max_seq_len and a round's.
+    """
     return sum(
-        count * layer.cached * (max_seq_len + block) * CACHE_BYTES / min(split, layer.kv_heads)
+        count * layer.cached // layer.kv_heads * max(1, layer.kv_heads // ranks)
         for layer, count in drafter.kinds.items()
-    )
+    ) * (tokens * CONTEXT_BYTES)
 
 
-def fit(
+def fit_memory(
     gpu: Gpu,
     layout: Layout,
-    target: Shape,
-    drafter: Shape,
+    target: ModelSize,
+    drafter: ModelSize,
     *,
     context: int,
     block: int,
@@ -80,22 +81,20 @@ def fit(
     free = gpu.memory_bytes - own - drafting - OVERHEAD
     sequence = cache(target, layout, context + block, kv_bytes)
     if paged:
-        slot = cache(drafter, layout, context, CACHE_BYTES)
+        slot = cache(drafter, layout, context, CONTEXT_BYTES)
         fraction = POOL_FRACTION
         count = int(free * fraction / (sequence + slot))
     else:  # the fraction with which pool and arena hold equally many, one slot being for padding
-        slot = arena_slot(drafter, layout, context, block)
-        count = int((SHARE * free - slot) / (slot + SHARE * sequence))
+        slot = arena_slot(drafter, layout.split, context + block)
+        count = int((ARENA_SHARE * free - slot) / (slot + ARENA_SHARE * sequence))
         fraction = count * sequence / free if count > 0 else 0.0
-    windowless = sum(n * x.cached for x, n in target.kinds.items() if not x.window)
-    heads = min((x.kv_heads for x in target.kinds if x.cached), default=1)
-    split = 1 if layout.attention_dp else min(layout.gpus, heads)
+    windowless = sum(n * layer.cached for layer, n in target.kinds.items() if not layer.window)
+    heads = min((layer.kv_heads for layer in target.kinds if layer.cached), default=1)
     return Memory(
-        layout=layout,
         target=own,
         drafter=drafting,
         free=free,
-        per_token=windowless * kv_bytes / split,
+        per_token=windowless * kv_bytes / min(layout.split, heads),
         sequence=sequence,
         drafting=slot,
         sequences=max(count, 0) * (layout.gpus if layout.attention_dp else 1),

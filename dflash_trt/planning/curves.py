@@ -1,0 +1,103 @@
+"""Every layout that a machine allows, what fits into it, and how fast each method is."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dflash_trt.roofline import (
+    Constants,
+    Layout,
+    Machine,
+    Memory,
+    Method,
+    ModelSize,
+    Runtime,
+    Step,
+    fastest,
+    fit_memory,
+)
+
+MAX_CONCURRENCY = 16384  # sequences that are looked at
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is planned for."""
+
+    machine: Machine
+    gpus: int
+    target: ModelSize
+    drafter: ModelSize
+    block: int  # tokens of a round at most
+    kv_bytes: float = 2
+    paged: bool = True  # the drafter's context is in the KV cache's pool
+
+    def fit(self, layout: Layout, context: int) -> Memory:
+        return fit_memory(
+            self.machine.gpu,
+            layout,
+            self.target,
+            self.drafter,
+            context=context,
+            block=self.block,
+            kv_bytes=self.kv_bytes,
+            paged=self.paged,
+        )
+
+    def layouts(self) -> Iterator[Layout]:
+        """Those of one instance; the machine has as many as it has GPUs for."""
+        experts = any(layer.experts for layer in self.target.layers)
+        gpus = 1
+        while gpus <= min(self.gpus, self.machine.domain):
+            if self.gpus % gpus == 0:
+                yield Layout(gpus)
+                if experts and gpus > 1:
+                    yield Layout(gpus, experts_parallel=True)
+                    yield Layout(gpus, attention_dp=True, experts_parallel=True)
+            gpus *= 2
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method at its best for so many sequences on the whole machine."""
+
+    method: Method
+    concurrency: int
+    layout: Layout
+    per_user: float  # tokens/s of each sequence
+    per_gpu: float  # tokens/s of each GPU
+    step: Step
+
+
+def curve(
+    deployment: Deployment, method: Method, context: int, constants: Constants
+) -> list[Point]:
+    """The best layout and draft length for 1, 2, 4, .. sequences, as long as they fit."""
+    gpus, gpu = deployment.gpus, deployment.machine.gpu
+    room = {layout: deployment.fit(layout, context).sequences for layout in deployment.layouts()}
+    points: list[Point] = []
+    concurrency = 1
+    while concurrency <= MAX_CONCURRENCY:
+        found = []
+        for layout, sequences in room.items():
+            rows = -(-concurrency * layout.gpus // gpus)  # of the fullest instance
+            if rows <= sequences:
+                runtime = Runtime(gpu, layout, constants, kv_bytes=deployment.kv_bytes)
+                choice, step = fastest(deployment.target, method, runtime, rows, context)
+                rate = choice.acceptance / step.seconds
+                found.append(
+                    Point(choice, concurrency, layout, rate, rate * concurrency / gpus, step)
+                )
+        if not found:
+            break
+        points.append(max(found, key=lambda point: point.per_user))
+        concurrency *= 2
+    return points
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Those that no other beats both for the user and for the GPU, slowest user first."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.per_user, -p.per_gpu)):
+        if not kept or point.per_gpu > kept[-1].per_gpu:
+            kept.append(point)
+    return kept[::-1]

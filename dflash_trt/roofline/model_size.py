@@ -1,0 +1,351 @@
+"""How large a model is, layer by layer, from its config.json alone.
+
+It needs no weights, and takes models that the graphs refuse too: mixtures of experts, hybrids with
+linear attention (Qwen3-Next, Qwen3.5), latent attention (DeepSeek, Kimi). Norms and biases are left
+out: under one part in a thousand.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import cached_property
+from typing import Any
+
+from dflash_trt.errors import CheckpointError
+
+MAX_LAYERS = 1024  # ten times those of any published model
+Values = Mapping[str, Any]  # config.json, flat (checkpoints.config_values)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a matrix is stored."""
+
+    name: str
+    bytes: float  # per parameter, its share of a scale included
+    multiplied: str  # the type of Flops
+
+
+BF16 = Format("bf16", 2, "bf16")  # float16 and, as TensorRT-LLM loads it, float32 too
+FP8 = Format("fp8", 1, "fp8")
+MXFP4 = Format("mxfp4", 0.5 + 1 / 32, "fp8")  # activations are MXFP8
+NVFP4 = Format("nvfp4", 0.5 + 1 / 16, "fp4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One decoder layer. Counts are parameters, or numbers in a cache."""
+
+    attention: int  # its matrices, of linear attention too
+    attention_format: Format = BF16
+    query: int  # heads * head_dim: what each position of the context is multiplied with
+    kv_heads: int  # how many GPUs can share the cache
+    cached: int  # for each token, all heads together
+    state: int = 0  # for each sequence, however long (linear attention)
+    window: int | None = None
+    mlp: int = 0  # what every token passes: the MLP, shared experts, the router
+    mlp_format: Format = BF16
+    experts: int = 0
+    chosen: int = 0  # by each token
+    expert: int = 0  # one of them
+    expert_format: Format = BF16
+
+    def parts(self) -> list[tuple[int, Format]]:
+        """All of its parameters."""
+        return [
+            (self.attention, self.attention_format),
+            (self.mlp, self.mlp_format),
+            (self.experts * self.expert, self.expert_format),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """A target or a drafter."""
+
+    layers: tuple[Layer, ...]
+    hidden: int
+    vocab: int
+    tables: int  # vocab x hidden matrices: 1 where head and embedding are tied, 0 for a drafter
+    other: int = 0  # parameters outside layers and tables: a drafter's fc
+    estimated: tuple[str, ...] = ()  # what the config does not say, and what was taken
+
+    @cached_property
+    def kinds(self) -> Mapping[Layer, int]:
+        """Layers that are alike, and how many there are."""
+        return Counter(self.layers)
+
+    @property
+    def parameters(self) -> int:
+        layers = sum(count for layer in self.layers for count, _ in layer.parts())
+        return layers + self.tables * self.head + self.other
+
+    @property
+    def weight_bytes(self) -> float:
+        """On all GPUs together; tables and fc are never quantized."""
+        layers = sum(n * kind.bytes for layer in self.layers for n, kind in layer.parts())
+        return layers + 2 * (self.tables * self.head + self.other)
+
+    @property
+    def head(self) -> int:
+        """Parameters of the output head."""
+        return self.vocab * self.hidden
+
+
+def target_size(values: Values) -> ModelSize:
+    """Raises CheckpointError when the config does not even state the basic sizes."""
+    return _Reader(values, "target").size(tables=1 if values.get("tie_word_embeddings") else 2)
+
+
+def drafter_size(values: Values, target: ModelSize) -> ModelSize:
+    """`fc` takes the tap features; embedding and head are the target's."""
+    config = _Reader({"vocab_size": target.vocab, **values}, "drafter")
+    taps = config.entries("target_layer_ids") or config.entries("aux_hidden_state_layer_ids")
+    hidden = config.required("hidden_size")
+    other = hidden * (len(taps) or 5) * target.hidden
+    if group := config.number("conv_group_size"):  # DFlash 2: two convolutions a layer, pair scores
+        kernel = config.number("conv_kernel_size") or 2
+        layers = config.required("num_hidden_layers")
+        other += layers * 2 * 2 * kernel * (hidden // group) * hidden
+        other += config.number("selector_rank") * (hidden + 2 * target.vocab)
+    return config.size(tables=0, other=other)
+
+
+def eagle_size(target: ModelSize) -> ModelSize:
+    """The usual EAGLE-3 drafter of a target: one dense Llama layer whose input is twice as wide.
+
+    Its MLP is four times as wide as the model, its head has 32,000 tokens.
+    """
+    hidden = target.hidden
+    layer = Layer(
+        attention=2 * hidden * (hidden + hidden // 2) + hidden * hidden,
+        query=hidden,
+        kv_heads=8,
+        cached=hidden // 2,
+        mlp=3 * hidden * 4 * hidden,
+    )
+    return ModelSize(
+        layers=(layer,), hidden=hidden, vocab=32000, tables=1, other=3 * hidden * hidden
+    )
+
+
+def section(values: Values, name: str) -> dict[str, Any]:
+    """An object in a config; {} for anything else."""
+    value = values.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+class _Reader:
+    """Reads a config.json, whatever it holds; remarks on what had to be estimated."""
+
+    def __init__(self, values: Values, role: str) -> None:
+        self.values, self.role = values, role
+        self.estimated: dict[str, None] = {}
+
+    def number(self, name: str) -> int:
+        """0 where it is missing or no size."""
+        value = self.values.get(name)
+        return value if type(value) is int and 0 < value < 1 << 40 else 0
+
+    def required(self, name: str) -> int:
+        if found := self.number(name):
+            return found
+        raise CheckpointError(
+            f"the config.json of the {self.role} states no {name}",
+            "Take the one that came with it",
+        )
+
+    def entries(self, name: str) -> list[Any]:
+        value = self.values.get(name)
+        return value if isinstance(value, list) else []
+
+    def within(self, name: str) -> "_Reader":
+        """A reader of an object inside."""
+        return _Reader(section(self.values, name), self.role)
+
+    def size(self, *, tables: int, other: int = 0) -> ModelSize:
+        count = min(self.required("num_hidden_layers"), MAX_LAYERS)
+        layers = tuple(self._layer(index) for index in range(count))
+        return ModelSize(
+            layers=layers,
+            hidden=self.required("hidden_size"),
+            vocab=self.required("vocab_size"),
+            tables=tables,
+            other=other,
+            estimated=tuple(self.estimated),
+        )
+
+    def _layer(self, index: int) -> Layer:
+        kind = self._kind(index)
+        config = self
+        # where a layer is not as the rest; transformers 5 pads the numbers: "05"
+        if own := section(self.values, "per_layer_config"):
+            padded = str(index).zfill(max(map(len, own)))
+            more = {**section(own, str(index)), **section(own, padded)}
+            config = _Reader({**self.values, **more}, self.role)
+            config.estimated = self.estimated
+        if kind in ("linear_attention", "conv", "mamba"):
+            layer = config._linear()
+        elif self.values.get("kv_lora_rank"):
+            layer = config._latent()
+        else:
+            layer = config._grouped(kind)
+        if kind not in ("full_attention", "sliding_attention", "linear_attention"):
+            self._estimate(
+                f"layers of type {kind} are counted as linear attention or full attention"
+            )
+        window = config.number("sliding_window") if kind == "sliding_attention" else None
+        module = "linear_attn.in_proj_qkv" if kind == "linear_attention" else "self_attn.q_proj"
+        return replace(
+            layer,
+            attention_format=config._format(f"model.layers.{index}.{module}"),
+            window=window or None,
+            **config._mlp(index),
+        )
+
+    def _estimate(self, remark: str) -> None:
+        self.estimated[remark] = None
+
+    def _kind(self, index: int) -> str:
+        kinds = self.entries("layer_types")
+        if index < len(kinds):
+            return str(kinds[index])
+        if every := self.number("full_attention_interval"):
+            return "full_attention" if (index + 1) % every == 0 else "linear_attention"
+        if self.values.get("model_type") == "gpt_oss":
+            return "full_attention" if index % 2 else "sliding_attention"
+        if pattern := self.number("sliding_window_pattern"):
+            return "full_attention" if (index + 1) % pattern == 0 else "sliding_attention"
+        if (linear := self.within("linear_attn_config")).values:  # Kimi-Linear counts from 1
+            full = linear.entries("full_attn_layers")
+            return "full_attention" if index + 1 in full else "linear_attention"
+        if self.number("sliding_window") and self.values.get("use_sliding_window", True):
+            self._estimate("layer_types are not stated: every layer is counted as full attention")
+        return "full_attention"
+
+    def _grouped(self, kind: str) -> Layer:
+        """Attention whose heads share keys and values in groups."""
+        hidden, heads = self.required("hidden_size"), self.required("num_attention_heads")
+        kv_heads = self.number("num_key_value_heads") or heads
+        head_dim = self.number("head_dim") or hidden // heads
+        both = 2  # keys and values
+        if kind == "full_attention":
+            if self.values.get("attention_k_eq_v"):  # Gemma 4
+                kv_heads, both = self.number("num_global_key_value_heads") or kv_heads, 1
+            head_dim = self.number("global_head_dim") or head_dim
+        query = heads * head_dim
+        # Qwen3-Next and Qwen3.5 gate the output of attention and do not say so
+        is_qwen = "linear_num_value_heads" in self.values and "attn_output_gate" not in self.values
+        gate = query if is_qwen or self.values.get("attn_output_gate") else 0
+        return Layer(
+            attention=hidden * (query + gate + both * kv_heads * head_dim + query),
+            query=query,
+            kv_heads=kv_heads,
+            cached=2 * kv_heads * head_dim,
+        )
+
+    def _latent(self) -> Layer:
+        """DeepSeek's MLA: one compressed row a token, which every GPU holds."""
+        hidden, heads = self.required("hidden_size"), self.required("num_attention_heads")
+        rank, rope = self.required("kv_lora_rank"), self.required("qk_rope_head_dim")
+        plain, value = self.required("qk_nope_head_dim"), self.required("v_head_dim")
+        query, low = heads * (plain + rope), self.number("q_lora_rank")
+        through = hidden * low + low * query if low else hidden * query
+        compressed = hidden * (rank + rope) + rank * heads * (plain + value)
+        return Layer(
+            attention=through + compressed + heads * value * hidden,
+            query=heads * (rank + rope),  # decoding multiplies in the compressed space
+            kv_heads=1,
+            cached=rank + rope,
+        )
+
+    def _linear(self) -> Layer:
+        """Gated delta rule (Qwen3-Next); its state is float32, counted as two numbers each."""
+        hidden, config = self.required("hidden_size"), self.within("linear_attn_config")
+        heads = self.number("linear_num_value_heads") or config.number("num_heads")
+        key_heads = self.number("linear_num_key_heads") or heads
+        head_dim = config.number("head_dim") or 128
+        key = self.number("linear_key_head_dim") or head_dim
+        value = self.number("linear_value_head_dim") or head_dim
+        keys, both = key_heads * key, heads * value
+        conv_width = 2 * keys + both
+        conv = self.number("linear_conv_kernel_dim") or config.number("short_conv_kernel_size") or 4
+        return Layer(
+            # q, k, v, the output's gate, two gates of the state, the convolution, the projection
+            attention=hidden * (2 * keys + 3 * both + 2 * heads) + conv * conv_width,
+            query=0,
+            kv_heads=max(heads, 1),
+            cached=0,
+            state=2 * heads * key * value + (conv - 1) * conv_width,
+        )
+
+    def _mlp(self, index: int) -> dict[str, Any]:
+        """Fields of Layer."""
+        hidden, place = self.required("hidden_size"), f"model.layers.{index}.mlp"
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        count = next(filter(None, map(self.number, names)), 0)
+        mlp_format = self._format(f"{place}.gate_proj")
+        is_dense = (
+            index < self.number("first_k_dense_replace")
+            or index in self.entries("mlp_only_layers")
+            or (index + 1) % (self.number("decoder_sparse_step") or 1)
+            or self.values.get("enable_moe_block") is False
+        )
+        if not count or is_dense:
+            return {"mlp": 3 * hidden * self.number("intermediate_size"), "mlp_format": mlp_format}
+        width = self.number("moe_intermediate_size") or self.required("intermediate_size")
+        shared = self.number("shared_expert_intermediate_size")
+        shared = shared or width * self.number("n_shared_experts")
+        if self.values.get("enable_moe_block"):  # Gemma 4: the MLP beside the experts
+            shared = self.required("intermediate_size")
+        chosen = self.number("num_experts_per_tok") or self.number("top_k_experts") or 1
+        name = f"{place}.shared_expert{'s' if self.values.get('n_shared_experts') else ''}"
+        return {
+            "mlp": 3 * hidden * shared + hidden * count,
+            "mlp_format": self._format(f"{name}.gate_proj"),
+            "experts": count,
+            "chosen": min(chosen, count),
+            "expert": 3 * hidden * width,
+            "expert_format": self._format(f"{place}.experts.0.gate_proj", expert=True),
+        }
+
+    def _format(self, module: str, *, expert: bool = False) -> Format:
+        """How a module's matrices are stored; `quantization_config` as published models have it."""
+        quant = self.within("quantization_config")
+        if not quant.values:
+            return BF16
+        lists = ("modules_to_not_convert", "ignore", "exclude_modules")
+        skipped = (str(pattern) for name in lists for pattern in quant.entries(name))
+        if any(_names(pattern, module) for pattern in skipped):
+            return BF16
+        method, algorithm = quant.values.get("quant_method"), quant.values.get("quant_algo")
+        if listed := section(quant.values, "quantized_layers"):
+            found = [name for name in listed if _names(name, module)]
+            if not found:
+                return BF16
+            algorithm = section(listed, found[0]).get("quant_algo")
+        if method == "mxfp4":
+            return MXFP4 if expert else BF16
+        if method == "fp8" or algorithm == "FP8":
+            return FP8
+        groups = quant.within("config_groups")
+        weights = groups.within(next(iter(groups.values), "")).within("weights")
+        stored = weights.values.get("num_bits"), weights.values.get("type")
+        if algorithm == "NVFP4" or stored == (4, "float"):
+            return NVFP4
+        if stored == (8, "float"):
+            return FP8
+        if stored == (4, "int"):  # Kimi-K2 Thinking and K2.5: multiplied in bf16
+            return Format("int4", 0.5 + 2 / (weights.number("group_size") or 128), "bf16")
+        self._estimate(f"weights quantized by {method} {algorithm or ''} are counted as bf16")
+        return BF16
+
+
+def _names(pattern: str, module: str) -> bool:
+    """Whether an entry of a list of modules means this one; prefixes before `layers` may differ."""
+    if pattern.startswith("re:"):
+        return re.search(pattern[3:], module) is not None
+    pattern, module = (re.sub(r"^.*?layers\.", "layers.", text) for text in (pattern, module))
+    return fnmatch(module, pattern) or fnmatch(module, f"{pattern}.*")

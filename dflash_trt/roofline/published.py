@@ -1,0 +1,136 @@
+"""What others measured of DFlash pairs: `published.yaml`, with a source for every number.
+
+The figures are theirs, by their hardware and software. They are shown beside our own measurements
+and never mixed with them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from dflash_trt.roofline.hardware import machine
+
+SOFTWARE = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """One published table of one drafter; by task."""
+
+    name: str
+    source: str
+    hardware: str  # and software
+    drafter: str  # its id on the Hub
+    draft_tokens: int  # of a round
+    tau: Mapping[str, float]  # tokens that a round commits, the target's own included
+    times: Mapping[str, float] = field(default_factory=dict)  # plain decoding, one sequence
+    setting: str = ""
+    temperature: float | None = None  # None: not said
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One published measurement of DFlash, as a table shows it."""
+
+    source: str
+    hardware: str
+    task: str
+    draft_tokens: int | None  # of a round; None: not said
+    sequences: str  # at a time, with commas, as `speedup` has them
+    speedup: str
+    tau: float | None  # None: not said
+
+
+@cache
+def published_data() -> Mapping[str, Any]:
+    found = files(__package__).joinpath("published.yaml").read_text("utf-8")
+    return yaml.safe_load(found)  # type: ignore[no-any-return]
+
+
+@cache
+def acceptance_tables() -> tuple[Acceptance, ...]:
+    return tuple(Acceptance(**entry) for entry in published_data()["acceptance"])
+
+
+def published_acceptance(drafter: str, draft_tokens: int | None = None) -> Acceptance | None:
+    """The table to hold a drafter against: with so many draft tokens, or with its most.
+
+    drafter: its id on the Hub, or its name alone, which a directory may have.
+    """
+    names = [(each, (each.drafter, each.drafter.split("/")[1])) for each in acceptance_tables()]
+    found = [each for each, known_as in names if drafter in known_as]
+    length = draft_tokens or max((each.draft_tokens for each in found), default=0)
+    return next((each for each in found if each.draft_tokens == length), None)
+
+
+def tau_of(entry: Mapping[str, Any]) -> float:
+    """Tau of an entry of `figures` or `pareto`, by the table that it names."""
+    found = next(each for each in acceptance_tables() if _key(each) == _key_of(entry))
+    return found.tau[entry.get("tau_of", entry["task"])]
+
+
+def published_rows(target: str, drafter: str) -> list[Row]:
+    """All that is published of a pair, by the ids on the Hub; none of one that is not there."""
+    if published_data()["drafters"].get(drafter, {}).get("target") != target:
+        return []
+    figures = [
+        entry
+        for entry in published_data()["figures"]
+        if entry.get("drafter") == drafter and entry.get("DFlash")
+    ]
+    shown = {(*_key_of(entry), entry["task"]) for entry in figures}
+    return [*map(_figure, figures), *_without_speeds(drafter, shown)]
+
+
+def _figure(entry: Mapping[str, Any]) -> Row:
+    measured = entry["DFlash"]
+    speedups = measured.get("times") or [
+        round(ours / plain, 1)
+        for ours, plain in zip(measured["tokens"], entry["plain"]["tokens"], strict=True)
+    ]
+    gpus = f"{entry['gpus']} x {machine(entry['machine']).gpu.name}"
+    levels = ["not said"] if entry.get("mean") else map(str, entry["concurrency"])
+    more = "more than " if entry.get("at_least") else ""
+    return Row(
+        source=entry["source"],
+        hardware=entry.get("hardware", f"{gpus}, {SOFTWARE[entry['software']]}"),
+        task=entry["task"],
+        draft_tokens=None if "tau_of" in entry else _key_of(entry)[2],
+        sequences=", ".join(levels),
+        speedup=", ".join(f"{more}{value}" for value in speedups),
+        tau=None if "tau_of" in entry else tau_of(entry),
+    )
+
+
+def _without_speeds(drafter: str, shown: set[tuple[Any, ...]]) -> Iterator[Row]:
+    """Tasks of the acceptance tables that are not among the figures."""
+    for table in acceptance_tables():
+        temperature = "" if table.temperature is None else f"temperature {table.temperature:g}"
+        source = ", ".join(filter(None, (table.source, temperature, table.setting)))
+        for task, tau in table.tau.items():
+            if table.drafter == drafter and (*_key(table), task) not in shown:
+                times = table.times.get(task)
+                yield Row(
+                    source=source,
+                    hardware=table.hardware,
+                    task=task,
+                    draft_tokens=table.draft_tokens,
+                    sequences="1" if times else "",
+                    speedup=f"{times:.2f}" if times else "",
+                    tau=tau,
+                )
+
+
+def _key(table: Acceptance) -> tuple[str, str, int]:
+    return (table.name, table.drafter, table.draft_tokens)
+
+
+def _key_of(entry: Mapping[str, Any]) -> tuple[str, str, int]:
+    """The table that an entry names; its drafts are the whole block unless said."""
+    block = published_data()["drafters"][entry["drafter"]]["config"]["block_size"]
+    drafts = int(entry.get("DFlash", {}).get("drafts", block - 1))
+    return (entry.get("acceptance", ""), entry["drafter"], drafts)
