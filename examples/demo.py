@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.prompts import Prompt
 from dflash_trt.serving.client import Client, Summary
 from dflash_trt.serving.front.detokenize import Detokenizer

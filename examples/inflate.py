@@ -30,10 +30,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoints.drafter import Drafter, drafter_shapes, load_drafter
-from dflash_trt.checkpoints.spec import DecoderSpec, Shapes
-from dflash_trt.checkpoints.target import Target, load_target, target_shapes
-from dflash_trt.checkpoints.tokenizer import tokenizer_files
+from dflash_trt.checkpoints import (
+    DecoderSpec,
+    Drafter,
+    Shapes,
+    Target,
+    drafter_shapes,
+    load_drafter,
+    load_target,
+    target_shapes,
+    tokenizer_files,
+)
 
 Float32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

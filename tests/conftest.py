@@ -16,9 +16,7 @@ import transformers
 from pairs import Pair, make_pair, teach
 
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints.drafter import Drafter, load_drafter
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import Target, load_target
+from dflash_trt.checkpoints import Drafter, Target, check_pair, load_drafter, load_target
 from dflash_trt.config import load_config
 from dflash_trt.build.engines import build_drafter, build_target
 

@@ -8,7 +8,7 @@ from dflash_trt.bench.child import measure_with_threads
 from dflash_trt.bench.engine import Plan
 from dflash_trt.bench.results import Cell, Run
 from dflash_trt.build.manifest import read_manifest
-from dflash_trt.checkpoints.source import Report
+from dflash_trt.checkpoints import Report
 
 
 def run_engine(

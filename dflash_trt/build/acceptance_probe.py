@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.chat.render import as_chat, load_encoding
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.pair import Finding
-from dflash_trt.checkpoints.source import Report
-from dflash_trt.checkpoints.target import Target, load_target
+from dflash_trt.checkpoints import Report, Target, load_drafter, load_target
+from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.config.build import Speculation
 from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts

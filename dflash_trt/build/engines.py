@@ -6,9 +6,7 @@ Apart from what runs them: a process that steps an engine never loads the graph 
 from collections.abc import Callable
 from pathlib import Path
 
-from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.spec import DrafterSpec
-from dflash_trt.checkpoints.target import Target
+from dflash_trt.checkpoints import Drafter, DrafterSpec, Target
 from dflash_trt.digests import Entry
 from dflash_trt.engines.info import (
     HELD,

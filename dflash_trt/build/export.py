@@ -12,11 +12,16 @@ from collections.abc import Callable, Sequence
 
 import yaml
 
-from dflash_trt.checkpoints.checks.tensorrt_llm import architecture, drafter_layout
-from dflash_trt.checkpoints.kinds import engine_kinds
-from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
-from dflash_trt.checkpoints.pair import findings
-from dflash_trt.checkpoints.source import Report, locate
+from dflash_trt.checkpoints import (
+    Pair,
+    Report,
+    engine_kinds,
+    locate,
+    pair_findings,
+    summarize_drafter,
+    summarize_target,
+)
+from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.roofline import Machine, machine
@@ -41,8 +46,8 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
         }
     )
     pair = Pair(
-        outline_target(target.directory),
-        outline_drafter(drafter.directory),
+        summarize_target(target.directory),
+        summarize_drafter(drafter.directory),
         config.speculation.draft_tokens,
         config.serving.max_seq_len,
     )
@@ -53,7 +58,7 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
             f"{made_for.gpus}; scripts for other engines are for one node",
             f"Set engine.gpus to at most {made_for.gpus}",
         )
-    if engine != "vllm" and not (layout := drafter_layout(pair)).ok:
+    if engine != "vllm" and (layout := drafter_layout(pair)).fix:
         raise PairError(f"{engine} does not read drafters in the speculators format", layout.fix)
     lines = ENGINES[engine](config, pair, args)
     head = [
@@ -94,7 +99,7 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     if config.drafter.revision:
         drafter["revision"] = config.drafter.revision
     # Gemma 4 needs a backend that cannot do without the causal mask, which drafts need
-    gemma = architecture(pair.target).startswith("Gemma4")
+    gemma = pair.target.architecture.startswith("Gemma4")
     if gemma:
         drafter["attention_backend"] = "flash_attn"
     options: Options = [
@@ -137,7 +142,7 @@ def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
 
 
 def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    checks = list(findings(pair))
+    checks = list(pair_findings(pair))
     for kind in engine_kinds(pair, checks):
         if kind["kind"] == "tensorrt_llm" and kind["reasons"]:
             raise PairError(kind["reasons"][0], "Export it for vllm or sglang")

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.checkpoints.pair import Finding
-from dflash_trt.checkpoints.source import Located
+from dflash_trt.checkpoints import Located
+from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.config import BuildConfig
 from dflash_trt.digests import Entry
 

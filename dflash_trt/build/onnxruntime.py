@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from dflash_trt.build.job import Input, Job, Written
 from dflash_trt.build.repository import write_repository
 from dflash_trt.chat.render import try_chat_template
-from dflash_trt.checkpoints.drafter import Drafter, drafter_shapes, load_drafter
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.source import Located, Report
-from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
-from dflash_trt.checkpoints.target import Target, load_target, target_shapes
-from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_files
+from dflash_trt.checkpoints import (
+    Drafter,
+    DrafterSpec,
+    Located,
+    Report,
+    Target,
+    TargetSpec,
+    check_pair,
+    copy_tokenizer,
+    drafter_shapes,
+    load_drafter,
+    load_target,
+    load_tokenizer,
+    target_shapes,
+    tokenizer_files,
+)
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
 from dflash_trt.engines.info import read_info
 from dflash_trt.errors import ConfigError

@@ -16,7 +16,7 @@ from dflash_trt.build.manifest import (
     read_manifest,
 )
 from dflash_trt.build.repository import templates
-from dflash_trt.checkpoints.source import Report
+from dflash_trt.checkpoints import Report
 from dflash_trt.digests import Entry, entry, sha256
 
 

@@ -9,9 +9,7 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from dflash_trt.checkpoints.outline import Pair
-from dflash_trt.checkpoints.spec import DrafterSpec, TargetSpec
-from dflash_trt.checkpoints.target import eos_token_ids
+from dflash_trt.checkpoints import DrafterSpec, Pair, TargetSpec, eos_token_ids
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
 from dflash_trt.serving.front.llmapi import model_yaml

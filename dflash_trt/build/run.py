@@ -17,8 +17,8 @@ from dflash_trt.build import onnxruntime, tensorrt_llm
 from dflash_trt.build.job import Job
 from dflash_trt.build.manifest import MANIFEST, Manifest, read_manifest
 from dflash_trt.build.provenance import inputs_manifest, matching_manifest, write_manifest
-from dflash_trt.checkpoints.pair import Finding
-from dflash_trt.checkpoints.source import Report, locate
+from dflash_trt.checkpoints import Report, locate
+from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import BuildError
 

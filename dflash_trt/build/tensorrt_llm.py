@@ -10,12 +10,20 @@ from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.job import Input, Job, Written
 from dflash_trt.build.repository import write_llm_repository
 from dflash_trt.chat.render import try_chat_template
-from dflash_trt.checkpoints.drafter import is_drafter
-from dflash_trt.checkpoints.kinds import OURS
-from dflash_trt.checkpoints.outline import Outline, Pair, outline_drafter, outline_target
-from dflash_trt.checkpoints.pair import Finding, findings
-from dflash_trt.checkpoints.source import Located, Report
-from dflash_trt.checkpoints.tokenizer import copy_tokenizer, tokenizer_files
+from dflash_trt.checkpoints import (
+    READER_CHECKS,
+    Located,
+    ModelSummary,
+    Pair,
+    Report,
+    copy_tokenizer,
+    is_drafter,
+    pair_findings,
+    summarize_drafter,
+    summarize_target,
+    tokenizer_files,
+)
+from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.roofline import machine
@@ -36,8 +44,8 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
         pinned = config.target.model_copy(update={"revision": target_at.commit})
         config = config.model_copy(update={"target": pinned})
     pair = Pair(
-        outline_target(target_at.directory),
-        outline_drafter(drafter_at.directory),
+        summarize_target(target_at.directory),
+        summarize_drafter(drafter_at.directory),
         config.speculation.draft_tokens,
         config.serving.max_seq_len,
     )
@@ -47,7 +55,7 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     tokenizer_files(pair.target.directory)  # raises where there is none
     drafter_files = checkpoint_files(pair.drafter)
     hardware = machine(section.hardware)
-    checks = [check for check in findings(pair) if check.name not in OURS]
+    checks = [check for check in pair_findings(pair) if check.name not in READER_CHECKS]
     warnings = _judged(checks, PairError)
     if by_id and pair.target.weights is None:
         warnings += _unchecked(checks)
@@ -84,7 +92,7 @@ def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
     return [Finding("weights-not-read", "warning", found, fix)] if names else []
 
 
-def _known(model: Outline[Any]) -> dict[str, Any]:
+def _known(model: ModelSummary[Any]) -> dict[str, Any]:
     """What the graphs would take; of a model that they refuse its config.json."""
     return asdict(model.model.spec) if model.model else dict(model.values)
 

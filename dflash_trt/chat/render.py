@@ -7,9 +7,8 @@ from typing import Any
 
 from dflash_trt import files
 from dflash_trt.chat.templates import LimitError, Template
-from dflash_trt.checkpoints.files import read_bytes, read_json
-from dflash_trt.checkpoints.pair import Finding
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.checkpoints import load_tokenizer, read_bytes, read_json
+from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.prompts import Prompt
 

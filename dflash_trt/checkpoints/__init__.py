@@ -1,1 +1,95 @@
 """The front door: read a target or drafter directory and check that the pair belongs together."""
+
+from dflash_trt.checkpoints.drafter import (
+    Drafter,
+    drafter_shapes,
+    is_drafter,
+    load_drafter,
+)
+from dflash_trt.checkpoints.fields import SLIDING
+from dflash_trt.checkpoints.files import read_bytes, read_json
+from dflash_trt.checkpoints.inspection import inspect
+from dflash_trt.checkpoints.pair import (
+    READER_CHECKS,
+    TENSORRT_LLM_CHECKS,
+    check_pair,
+    engine_kinds,
+    pair_findings,
+)
+from dflash_trt.checkpoints.quantized import MODELOPT_FILE
+from dflash_trt.checkpoints.shard import Shard
+from dflash_trt.checkpoints.source import Located, Report, locate, locate_argument, small_files
+from dflash_trt.checkpoints.spec import (
+    Convolution,
+    DecoderSpec,
+    DrafterSpec,
+    Experts,
+    LayerSpec,
+    Rope,
+    Selector,
+    Shapes,
+    TargetSpec,
+)
+from dflash_trt.checkpoints.speculators import draft_token_ids
+from dflash_trt.checkpoints.stored import Span
+from dflash_trt.checkpoints.summary import (
+    ModelSummary,
+    Pair,
+    config_values,
+    summarize_drafter,
+    summarize_target,
+)
+from dflash_trt.checkpoints.target import Target, eos_token_ids, load_target, target_shapes
+from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_files
+from dflash_trt.checkpoints.weights import INDEX, SINGLE, Weights, open_files, read_index
+
+__all__ = [
+    "INDEX",
+    "MODELOPT_FILE",
+    "READER_CHECKS",
+    "SINGLE",
+    "SLIDING",
+    "TENSORRT_LLM_CHECKS",
+    "Convolution",
+    "DecoderSpec",
+    "Drafter",
+    "DrafterSpec",
+    "Experts",
+    "LayerSpec",
+    "Located",
+    "ModelSummary",
+    "Pair",
+    "Report",
+    "Rope",
+    "Selector",
+    "Shapes",
+    "Shard",
+    "Span",
+    "Target",
+    "TargetSpec",
+    "Weights",
+    "check_pair",
+    "config_values",
+    "copy_tokenizer",
+    "draft_token_ids",
+    "drafter_shapes",
+    "engine_kinds",
+    "eos_token_ids",
+    "inspect",
+    "is_drafter",
+    "load_drafter",
+    "load_target",
+    "load_tokenizer",
+    "locate",
+    "locate_argument",
+    "open_files",
+    "pair_findings",
+    "read_bytes",
+    "read_index",
+    "read_json",
+    "small_files",
+    "summarize_drafter",
+    "summarize_target",
+    "target_shapes",
+    "tokenizer_files",
+]

@@ -1,69 +1,33 @@
-"""Does this drafter belong to this target? Whatever would make acceptance collapse has a name."""
+"""Does this drafter belong to this target, and which engine kinds take the two?"""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from dflash_trt.checkpoints.checks import Found, numerics, sizes, taps, tensors, tokens
+from dflash_trt.checkpoints.checks import (
+    Check,
+    Finding,
+    checks_of,
+    numerics,
+    run,
+    sizes,
+    taps,
+    target,
+    tensorrt_llm,
+    tensors,
+    tokens,
+)
 from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.outline import NotKnown, Outline, Pair, config_values
+from dflash_trt.checkpoints.summary import ModelSummary, Pair, config_values
 from dflash_trt.checkpoints.target import Target
-from dflash_trt.errors import CheckpointError, PairError
+from dflash_trt.errors import PairError
 
-Look = Callable[[Pair], Found]
-Severity = Literal["error", "warning", "note"]
-# error: cannot run, or never drafts well; warning: suspicious, or worse than it could be; note: of
-# an engine kind only (engines/tensorrt_llm/checks)
-OF_TARGET: tuple[tuple[Look, Severity], ...] = (
-    (tensors.target_head, "error"),
-    (tensors.target_tensors, "error"),
-    (tokens.tokenizer_fits, "error"),
-)
-CHECKS: tuple[tuple[Look, Severity], ...] = (
-    *OF_TARGET,
-    (sizes.hidden_size, "error"),
-    (sizes.vocabulary, "error"),
-    (sizes.target_layers, "error"),
-    (taps.taps_in_range, "error"),
-    (taps.last_layer_not_tapped, "error"),
-    (taps.fc_width, "error"),
-    (taps.taps_stated, "warning"),
-    (taps.taps_off_by_one, "warning"),
-    (taps.taps_in_order, "warning"),
-    (tokens.mask_in_vocabulary, "error"),
-    (tokens.mask_as_published, "warning"),
-    (tokens.mask_in_tokenizer, "warning"),
-    (tokens.mask_is_special, "warning"),
-    (tokens.mask_is_no_end, "warning"),
-    (tokens.same_tokenizer, "error"),
-    (sizes.block_size, "error"),
-    (sizes.block_size_stated, "warning"),
-    (sizes.draft_tokens, "error"),
-    (sizes.context_length, "warning"),
-    (sizes.sliding_window, "warning"),
-    (tensors.no_own_vocabulary, "error"),
-    (tensors.drafter_tensors, "error"),
-    (tensors.vocabulary_map, "error"),
-    (tensors.dtype, "warning"),
-    (numerics.rope_theta, "warning"),
-    (numerics.rope_scaling, "warning"),
-    (numerics.embedding_scale, "warning"),
-    (numerics.logit_softcap, "warning"),
-    (numerics.verifier, "warning"),
-)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check says of a pair; `fix` is empty where it passed."""
-
-    name: str
-    result: Literal["passed", "note", "warning", "error", "not checked"]
-    found: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.found}. {self.fix}."
+TARGET_CHECKS: list[Check[[Pair]]] = checks_of(target)
+PAIR_CHECKS: list[Check[[Pair]]] = checks_of(target, sizes, taps, tokens, tensors, numerics)
+# what TensorRT-LLM's DFlash worker takes: an error stands against the pair, a note does not
+TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = checks_of(tensorrt_llm)
+# checks of what only our own reader refuses
+READER_CHECKS = ("target-tensors", "drafter-tensors")
+MIN_HEAD_DIM = 16  # TensorRT has no kernel for 8
 
 
 def check_pair(
@@ -74,19 +38,16 @@ def check_pair(
     draft_tokens, max_seq_len: what the build config fixes, or None.
     Raises PairError for a wrong pair, CheckpointError for a missing tensor or a broken tokenizer.
     """
+    at, drafter_at = target.directory, drafter.directory
     pair = Pair(
-        Outline(
-            "target", target.directory, config_values(target.directory, "target"), model=target
-        ),
-        Outline(
-            "drafter", drafter.directory, config_values(drafter.directory, "drafter"), model=drafter
-        ),
+        ModelSummary("target", at, config_values(at, "target"), model=target),
+        ModelSummary("drafter", drafter_at, config_values(drafter_at, "drafter"), model=drafter),
         draft_tokens,
         max_seq_len,
     )
     warnings = []
-    for check in CHECKS:
-        finding = _look(pair, *check)
+    for check in PAIR_CHECKS:
+        finding = check(pair)
         if finding.result == "error":
             raise PairError(finding.found, finding.fix)
         if finding.result == "warning":
@@ -94,24 +55,37 @@ def check_pair(
     return warnings
 
 
-def findings(pair: Pair) -> Iterator[Finding]:
+def pair_findings(pair: Pair) -> Iterator[Finding]:
     """Every check's, in order; without a drafter those of the target."""
-    for look, severity in OF_TARGET if pair.drafter.absent else CHECKS:
-        try:
-            yield _look(pair, look, severity)
-        except CheckpointError as error:
-            yield Finding(_name(look), "error", error.problem, error.fix)
+    return run(TARGET_CHECKS if pair.drafter.absent else PAIR_CHECKS, pair)
 
 
-def _look(pair: Pair, look: Look, severity: Severity) -> Finding:
-    try:
-        found = look(pair)
-    except NotKnown as missing:
-        return Finding(_name(look), "not checked", str(missing))
-    if found.ok:
-        return Finding(_name(look), "passed", found.what)
-    return Finding(_name(look), severity, found.what, found.fix)
+def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Of each kind: `kind`, `state` ("built"), `fits`, `reasons` against it, and `notes`.
+
+    findings: of the pair's own checks.
+    """
+    models = (pair.target, pair.drafter)
+    refused = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
+    wrong = [each for each in findings if each.result == "error"]
+    graphs = refused + [f"{each.name}: {each.found}" for each in wrong]
+    heads = [(m.role, m.model.spec.layers[0].head_dim) for m in models if m.model]
+    small = [
+        f"{role}: head_dim {size} is below {MIN_HEAD_DIM}"
+        for role, size in heads
+        if size < MIN_HEAD_DIM
+    ]
+    # it reads tensors itself
+    upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
+    found = list(run(TENSORRT_LLM_CHECKS, pair))
+    upstream += [each.found for each in found if each.result == "error"]
+    notes = [each.found for each in found if each.result == "note"]
+    return [
+        _kind("onnxruntime", graphs, []),
+        _kind("tensorrt", graphs + small, ["its plans were built and checked, never run"]),
+        _kind("tensorrt_llm", upstream, notes),
+    ]
 
 
-def _name(look: Look) -> str:
-    return look.__name__.replace("_", "-")
+def _kind(kind: str, reasons: list[str], notes: list[str]) -> dict[str, Any]:
+    return {"kind": kind, "state": "built", "fits": not reasons, "reasons": reasons, "notes": notes}

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.checkpoints.cut import Cut, Part, cut_out
 from dflash_trt.checkpoints.files import read_json
 from dflash_trt.checkpoints.gguf.blocks import BITS, Blocks
 from dflash_trt.checkpoints.gguf.tensors import LINK, Packed, open_tensors
-from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
-from dflash_trt.checkpoints.quantised import Quantised, dequantised
+from dflash_trt.checkpoints.quantized import MODELOPT_FILE, Quantized, dequantized
+from dflash_trt.checkpoints.shard import Shard, TensorSlice, take_shard
 from dflash_trt.checkpoints.stored import AGAIN, Stored, read_header
 from dflash_trt.errors import CheckpointError
 
@@ -65,7 +64,7 @@ class Weights:
     def __init__(self, directory: Path, config: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
         self.files, tensors = _open(directory, config or {})
-        self._tensors: dict[str, Stored | Quantised | Packed | Part] = {**tensors}
+        self._tensors: dict[str, Stored | Quantized | Packed | TensorSlice] = {**tensors}
         for name, tensor in sorted(tensors.items()):
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
@@ -99,7 +98,7 @@ class Weights:
     def pieces(self, name: str, rows: int) -> Iterator[np.ndarray[Any, Any]]:
         """A tensor as `read` gives it, `rows` of its first axis at a time; a computed one whole."""
         tensor = self._tensor(name)
-        if isinstance(tensor, Quantised) or isinstance(getattr(tensor, "whole", None), Quantised):
+        if isinstance(tensor, Quantized) or isinstance(getattr(tensor, "whole", None), Quantized):
             yield self.read(name)
             return
         width = math.prod(tensor.shape[1:])
@@ -110,13 +109,13 @@ class Weights:
     def block_format(self, name: str) -> str | None:
         """The format of `gguf/blocks.py` that a tensor is in, which `blocks` gives; else None."""
         tensor = self._tensor(name)
-        whole = tensor.whole if isinstance(tensor, Part) else tensor
+        whole = tensor.whole if isinstance(tensor, TensorSlice) else tensor
         return whole.kind if isinstance(whole, Packed) and whole.kind in BITS else None
 
     def blocks(self, name: str, rows: int) -> Iterator[Blocks]:
         """A matrix as it is stored, `rows` of its first axis at a time; see `block_format`."""
         tensor = self._tensor(name)
-        assert isinstance(tensor, Packed | Part)
+        assert isinstance(tensor, Packed | TensorSlice)
         for first in range(0, tensor.shape[0], rows):
             yield tensor.blocks(first, min(first + rows, tensor.shape[0]))
 
@@ -125,18 +124,18 @@ class Weights:
         tensor = self._tensor(name)
         return (tensor.file, tensor.offset) if isinstance(tensor, Stored) else None
 
-    def cut(self, where: Callable[[str, tuple[int, ...]], Cut | None]) -> "Weights":
+    def shard(self, where: Callable[[str, tuple[int, ...]], Shard | None]) -> "Weights":
         """The same tensors, and only a range of those for which `where` (name, shape) gives one."""
         view = copy.copy(self)
         view._tensors = dict(self._tensors)
         for name, tensor in self._tensors.items():
-            assert not isinstance(tensor, Part)
+            assert not isinstance(tensor, TensorSlice)
             found = where(name, tensor.shape)
             if found is not None:
-                view._tensors[name] = cut_out(tensor, found)
+                view._tensors[name] = take_shard(tensor, found)
         return view
 
-    def _tensor(self, name: str) -> Stored | Quantised | Packed | Part:
+    def _tensor(self, name: str) -> Stored | Quantized | Packed | TensorSlice:
         if name not in self._tensors:
             raise CheckpointError(f"{self.directory} has no tensor {name}", AGAIN)
         return self._tensors[name]
@@ -156,14 +155,14 @@ def read_index(index: Path) -> dict[str, str]:
 
 def _open(
     directory: Path, config: Mapping[str, Any]
-) -> tuple[list[Path], Mapping[str, Stored | Quantised | Packed]]:
+) -> tuple[list[Path], Mapping[str, Stored | Quantized | Packed]]:
     """The files, and the tensors as plain ones."""
     if (directory / LINK).is_file():
         return [directory / LINK], open_tensors(directory / LINK)
     files, stored = open_files(directory)
     if (directory / MODELOPT_FILE).is_file():
         files.append(directory / MODELOPT_FILE)
-    return files, dequantised(stored, config, directory)
+    return files, dequantized(stored, config, directory)
 
 
 def _open_shards(index: Path) -> tuple[list[Path], dict[str, Stored]]:

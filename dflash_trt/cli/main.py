@@ -145,7 +145,7 @@ def plan(
     json_: Json = False,
 ) -> None:
     """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
-    from dflash_trt.checkpoints.source import locate
+    from dflash_trt.checkpoints import locate
     from dflash_trt.cli.progress import reporting
     from dflash_trt.config import load_config
     from dflash_trt.planning import draw, show
@@ -202,8 +202,8 @@ def inspect(
     Of a built directory: what rounds cost on the machines that ran it.
     """
     from dflash_trt.build.built import inspect_built, is_built
-    from dflash_trt.checkpoints.inspect import inspect as run
-    from dflash_trt.checkpoints.source import locate_argument
+    from dflash_trt.checkpoints import inspect as run
+    from dflash_trt.checkpoints import locate_argument
     from dflash_trt.cli.progress import reporting
     from dflash_trt.cli.report import show, show_built
 

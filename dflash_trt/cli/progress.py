@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dflash_trt.checkpoints.source import Report
+from dflash_trt.checkpoints import Report
 
 
 @contextmanager

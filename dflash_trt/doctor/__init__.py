@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dflash_trt.build.manifest import Depth, read_manifest
-from dflash_trt.checkpoints.pair import Finding
+from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.doctor import gpus, place, runtime
 from dflash_trt.doctor.patient import Patient, Seen
 from dflash_trt.errors import DflashError

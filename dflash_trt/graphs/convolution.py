@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.spec import Convolution
+from dflash_trt.checkpoints import Convolution
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import Layer, linear
 from dflash_trt.graphs.positions import Positions

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoints.stored import Span
+from dflash_trt.checkpoints import Span
 from dflash_trt.digests import Entry, begin
 
 ALIGNMENT = 4096  # bytes: a tensor that is mapped into memory begins on a page

@@ -2,11 +2,7 @@
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.spec import DrafterSpec
-from dflash_trt.checkpoints.speculators import draft_token_ids
-from dflash_trt.checkpoints.target import Target
-from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.checkpoints import Drafter, DrafterSpec, Target, Weights, draft_token_ids
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
 from dflash_trt.graphs.collectives import own_columns

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.spec import LayerSpec
+from dflash_trt.checkpoints import LayerSpec
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.rope import rope_tables
 

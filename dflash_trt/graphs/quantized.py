@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoints.gguf.blocks import Blocks
+from dflash_trt.checkpoints.gguf import Blocks
 
 BLOCK = 32
 Array = npt.NDArray[np.generic]

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.spec import Rope
+from dflash_trt.checkpoints import Rope
 from dflash_trt.graphs.builder import GraphBuilder
 
 Floats = npt.NDArray[np.float32]

@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.spec import Selector
+from dflash_trt.checkpoints import Selector
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import linear
 

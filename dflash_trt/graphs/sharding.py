@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from dflash_trt.checkpoints.cut import Cut
-from dflash_trt.checkpoints.spec import DecoderSpec, DrafterSpec
-from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.checkpoints import DecoderSpec, DrafterSpec, Shard, Weights
 from dflash_trt.errors import ConfigError
 from dflash_trt.graphs.quantized import BLOCK
 
@@ -57,7 +55,7 @@ def share(spec: Spec, weights: Weights, rank: Rank) -> tuple[Spec, Weights]:
     if rank.of == 1:
         return spec, weights
 
-    def where(name: str, shape: tuple[int, ...]) -> Cut | None:
+    def where(name: str, shape: tuple[int, ...]) -> Shard | None:
         axis = next((a for end, a in AXES.items() if f".{name}".endswith(f".{end}")), None)
         if axis is None:
             return None
@@ -67,7 +65,7 @@ def share(spec: Spec, weights: Weights, rank: Rank) -> tuple[Spec, Weights]:
             parts = min(parts, spec.layers[int(layer[1])].num_key_value_heads)
         size = shape[axis] // parts
         start = rank.index * parts // rank.of * size
-        return Cut(axis, start, start + size)
+        return Shard(axis, start, start + size)
 
     layers = tuple(
         replace(
@@ -78,7 +76,7 @@ def share(spec: Spec, weights: Weights, rank: Rank) -> tuple[Spec, Weights]:
         for layer in spec.layers
     )
     heads = spec.num_attention_heads // rank.of
-    return replace(spec, num_attention_heads=heads, layers=layers), weights.cut(where)
+    return replace(spec, num_attention_heads=heads, layers=layers), weights.shard(where)
 
 
 def check_even(spec: DecoderSpec, role: str, ranks: int, quantized: bool) -> None:

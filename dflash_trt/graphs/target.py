@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.target import Target
+from dflash_trt.checkpoints import Target
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
 from dflash_trt.graphs.layers import embed, head, open_layer

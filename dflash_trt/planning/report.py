@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.outline import Pair, config_values, outline_drafter, outline_target
+from dflash_trt.checkpoints import Pair, config_values, summarize_drafter, summarize_target
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning.curves import Deployment, Point, curve, front
@@ -62,7 +62,8 @@ def plan(
                 f"Set it to at most {hardware.all_gpus}, or leave it out",
             )
         # the arguments that `build` would write
-        args = choose_args(config, Pair(outline_target(target), outline_drafter(drafter)), hardware)
+        pair = Pair(summarize_target(target), summarize_drafter(drafter))
+        args = choose_args(config, pair, hardware)
     assert hardware is not None
     values = target_values(target, config_values(target, "target"))
     draft_values = config_values(drafter, "drafter")

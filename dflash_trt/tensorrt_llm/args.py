@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dflash_trt.checkpoints.outline import NotKnown, Pair
-from dflash_trt.checkpoints.pair import Finding
+from dflash_trt.checkpoints import Pair
+from dflash_trt.checkpoints.checks import Finding, NotKnown
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Machine

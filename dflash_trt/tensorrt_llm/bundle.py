@@ -13,9 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.outline import Outline, Pair
-from dflash_trt.checkpoints.source import Report, small_files
-from dflash_trt.checkpoints.weights import open_files
+from dflash_trt.checkpoints import ModelSummary, Pair, Report, open_files, small_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.files import copy_file
 from dflash_trt.roofline import machine, published_acceptance
@@ -26,7 +24,7 @@ from dflash_trt.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
 SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh", "task.sh")
 
 
-def checkpoint_files(model: Outline[Any], *, weights: bool = True) -> list[Path]:
+def checkpoint_files(model: ModelSummary[Any], *, weights: bool = True) -> list[Path]:
     """What of a checkpoint belongs in a bundle: its JSON files, templates and weights.
 
     CheckpointError unless all weights are there and whole.
@@ -82,7 +80,7 @@ def write_bundle(
     _write_scripts(directory / "launch", info)
 
 
-def _put(model: Outline[Any], directory: Path, report: Report, *, link: bool) -> None:
+def _put(model: ModelSummary[Any], directory: Path, report: Report, *, link: bool) -> None:
     files = checkpoint_files(model)
     directory.mkdir(parents=True)
     step = f"{'linking' if link else 'copying'} the {model.role}"

@@ -3,18 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from dflash_trt.checkpoints.checks.tensorrt_llm import architecture
-from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.files import read_json
-from dflash_trt.checkpoints.outline import NotKnown, Outline, Pair
-from dflash_trt.checkpoints.target import Target
-from dflash_trt.checkpoints.weights import INDEX
+from dflash_trt.checkpoints import INDEX, SLIDING, Drafter, ModelSummary, Pair, Target, read_json
+from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Gpu, Machine
 
-Model = Outline[Target] | Outline[Drafter]
+Model = ModelSummary[Target] | ModelSummary[Drafter]
 
 
 @dataclass(frozen=True)
@@ -56,17 +51,17 @@ class Case:
         return asked or self.machine.all_gpus
 
     @property
-    def target(self) -> Outline[Target]:
+    def target(self) -> ModelSummary[Target]:
         return self.pair.target
 
     @property
-    def drafter(self) -> Outline[Drafter]:
+    def drafter(self) -> ModelSummary[Drafter]:
         return self.pair.drafter
 
     @cached_property
     def architecture(self) -> str:
         """The target's."""
-        return architecture(self.target)
+        return self.target.architecture
 
     @cached_property
     def is_gpt_oss(self) -> bool:

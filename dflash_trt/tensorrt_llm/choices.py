@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from dflash_trt.checkpoints.outline import NotKnown
+from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.tensorrt_llm.case import Case, heads, known
 from dflash_trt.tensorrt_llm.memory import arena_batch, arena_budget, slot_bytes
 from dflash_trt.tensorrt_llm.pace import pace, pays_from, schedule

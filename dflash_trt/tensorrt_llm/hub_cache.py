@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.weights import INDEX, SINGLE, read_index
+from dflash_trt.checkpoints import INDEX, SINGLE, read_index
 
 
 def cached_target(name: str, revision: str) -> Path | None:

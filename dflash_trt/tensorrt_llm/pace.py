@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.files import read_json
-from dflash_trt.checkpoints.outline import NotKnown
-from dflash_trt.checkpoints.quantisation import MODELOPT_FILE
+from dflash_trt.checkpoints import MODELOPT_FILE, read_json
+from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.errors import CheckpointError
 from dflash_trt.roofline import (
     PLAIN,

@@ -25,8 +25,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from safetensors.numpy import save_file
 
-from dflash_trt.checkpoints.drafter import drafter_shapes, load_drafter
-from dflash_trt.checkpoints.target import load_target, target_shapes
+from dflash_trt.checkpoints import drafter_shapes, load_drafter, load_target, target_shapes
 
 TURNS, SHARDS = 3, 4
 VOCAB, HIDDEN, WIDE, LAYERS = 151_936, 2048, 6144, 36

@@ -17,8 +17,8 @@ from pathlib import Path
 import demo_pair
 import numpy as np
 
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import load_drafter
+from dflash_trt.checkpoints import load_target
 from dflash_trt.build.engines import build_target
 from dflash_trt.engines.onnxruntime import Engine
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import demo_pair
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from dflash_trt.checkpoints.drafter import load_drafter
+from dflash_trt.checkpoints import load_drafter
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check
 

@@ -39,9 +39,9 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from dflash_trt.checkpoints import load_target
 from dflash_trt.checkpoints.families.gemma4 import gemma4
 from dflash_trt.checkpoints.fields import decoder_fields, rope
-from dflash_trt.checkpoints.target import load_target
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.errors import CheckpointError

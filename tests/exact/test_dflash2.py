@@ -32,7 +32,7 @@ from tables import CRITICAL_Z, chi_square
 from transformers import LlamaConfig
 
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints.drafter import load_drafter
+from dflash_trt.checkpoints import load_drafter
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check

@@ -23,10 +23,7 @@ from safetensors.torch import load_file, save_file
 from test_drafters import DRAFTER, TARGET
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.speculators import draft_token_ids
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import check_pair, draft_token_ids, load_drafter, load_target
 from dflash_trt.decoding.sampling import Sampling
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.speculation.policy import Fixed

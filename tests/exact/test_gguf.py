@@ -35,14 +35,10 @@ from transformers import (
 
 from dflash_trt.build.run import build
 from dflash_trt.chat.render import load_chat_template
-from dflash_trt.checkpoints.gguf import convert
-from dflash_trt.checkpoints.gguf.blocks import BITS, unpacked
-from dflash_trt.checkpoints.gguf.convert import as_directory
+from dflash_trt.checkpoints import inspect, load_target, load_tokenizer, locate, locate_argument
+from dflash_trt.checkpoints.gguf import BITS, as_directory, convert
+from dflash_trt.checkpoints.gguf.blocks import unpacked
 from dflash_trt.checkpoints.gguf.header import read_header
-from dflash_trt.checkpoints.inspect import inspect
-from dflash_trt.checkpoints.source import locate, locate_argument
-from dflash_trt.checkpoints.target import load_target
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
 from dflash_trt.config import TargetSource, load_config
 from dflash_trt.engines.accuracy import _logits
 from dflash_trt.engines.info import read_info

@@ -10,7 +10,7 @@ import pytest
 import reference
 from conftest import BuildPair
 
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import load_target
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 from inflate import Shape, inflate_pair, places

@@ -24,7 +24,7 @@ from test_drafters import DRAFTER, FORMS, TARGET
 from test_formats import to_speculators
 from transformers import PretrainedConfig, Qwen3Config
 
-from dflash_trt.checkpoints.pair import CHECKS
+from dflash_trt.checkpoints.pair import PAIR_CHECKS
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -114,4 +114,4 @@ def test_the_table_has_every_cell_and_only_tests_that_are_there() -> None:
 
 def test_the_list_of_checks_is_complete() -> None:
     listed = re.findall(r"^\| `([\w-]+)` \| (error|warning) \|", TABLE.read_text(), re.MULTILINE)
-    assert listed == [(look.__name__.replace("_", "-"), severity) for look, severity in CHECKS]
+    assert listed == [(check.name, check.severity) for check in PAIR_CHECKS]

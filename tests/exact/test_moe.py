@@ -27,10 +27,10 @@ from pairs import write_pair
 from safetensors.numpy import load_file, save_file
 from transformers import GptOssConfig, Qwen3MoeConfig
 
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.spec import TargetSpec
-from dflash_trt.checkpoints.target import load_target
-from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.checkpoints import check_pair
+from dflash_trt.checkpoints import TargetSpec
+from dflash_trt.checkpoints import load_target
+from dflash_trt.checkpoints import Weights
 from dflash_trt.build.engines import build_target
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError

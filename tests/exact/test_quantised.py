@@ -36,7 +36,7 @@ from transformers import (
 )
 from transformers.integrations.finegrained_fp8 import Fp8Quantize, _dequantize_fp8_weight
 
-from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.checkpoints import Weights
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 

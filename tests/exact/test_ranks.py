@@ -23,8 +23,7 @@ from pairs import make_pair
 from test_weights_on_disk import build_pair
 
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.checkpoints import load_drafter, load_tokenizer
 from dflash_trt.cli.main import main
 from dflash_trt.config import OnnxRuntime, load_config, with_ranks
 from dflash_trt.config.build import Speculation

@@ -22,10 +22,7 @@ from test_models import FAMILIES
 from test_quantised import FP8, write
 from transformers import LlamaConfig
 
-from dflash_trt.checkpoints.cut import Cut
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import Shard, check_pair, load_drafter, load_target
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
@@ -180,9 +177,10 @@ def test_the_experts_body_for_tensorrt(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "cut", [Cut(0, 1, 3), Cut(1, 32, 96), Cut(2, 64, 192), Cut(0, 128, 384), Cut(1, 128, 256)]
+    "cut",
+    [Shard(0, 1, 3), Shard(1, 32, 96), Shard(2, 64, 192), Shard(0, 128, 384), Shard(1, 128, 256)],
 )
-def test_parts_of_quantised_tensors(cut: Cut, tmp_path: Path) -> None:
+def test_parts_of_quantised_tensors(cut: Shard, tmp_path: Path) -> None:
     """Of FP8's matrices and MXFP4's stacks of them, whole and piece by piece."""
     generator = torch.Generator().manual_seed(0)
     codes = torch.randn((512, 256), generator=generator).to(torch.float8_e4m3fn)
@@ -193,7 +191,7 @@ def test_parts_of_quantised_tensors(cut: Cut, tmp_path: Path) -> None:
     if cut.axis == 2 or cut.stop < 100:
         mxfp4 = {"quant_method": "mxfp4"}
         whole = write(tmp_path / "mxfp4", {"x_blocks": packed, "x_scales": exponents}, mxfp4)
-    part = whole.cut(lambda name, shape: cut)
+    part = whole.shard(lambda name, shape: cut)
     expected = np.take(whole.read("x"), range(cut.start, cut.stop), cut.axis)
     assert part.shape("x") == expected.shape
     assert (part.read("x") == expected).all()

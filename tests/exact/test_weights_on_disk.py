@@ -21,7 +21,7 @@ from pairs import make_pair, teach
 
 from dflash_trt.build.provenance import digests
 from dflash_trt.build.run import BuildResult, build
-from dflash_trt.checkpoints.gguf.blocks import Blocks
+from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.check import check

@@ -20,10 +20,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.inspect import inspect
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import check_pair, inspect, load_drafter, load_target
 from dflash_trt.cli.report import show
 from dflash_trt.errors import DflashError
 

@@ -37,11 +37,8 @@ from dflash_trt.build.built import inspect_built
 from dflash_trt.build.manifest import check_build, differences, read_manifest, speculation_of
 from dflash_trt.build.run import build
 from dflash_trt.chat.render import load_chat_template, load_encoding
-from dflash_trt.checkpoints.gguf.convert import as_directory
-from dflash_trt.checkpoints.inspect import inspect
-from dflash_trt.checkpoints.source import Located
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
-from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.checkpoints import Located, Weights, inspect, load_tokenizer
+from dflash_trt.checkpoints.gguf import as_directory
 from dflash_trt.cli.report import show, show_built
 from dflash_trt.config import BuildConfig, load_config
 from dflash_trt.decoding.speculation.kept_costs import kept_costs, this_machine

@@ -243,8 +243,7 @@ MAKERS: tuple[Callable[[random.Random], Files], ...] = (
 
 def main(directory: Path, seed: int, cases: int) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
-    from dflash_trt.checkpoints.files import read_json  # noqa: PLC0415
-    from dflash_trt.checkpoints.weights import Weights  # noqa: PLC0415
+    from dflash_trt.checkpoints import Weights, read_json  # noqa: PLC0415
     from dflash_trt.errors import CheckpointError  # noqa: PLC0415
 
     outcomes: dict[str, Counter[str]] = {}

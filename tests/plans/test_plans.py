@@ -22,8 +22,7 @@ from test_formats import to_speculators
 from test_models import FAMILIES, FORMATS
 
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.config import BuildConfig, TensorRT
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.engines.info import EngineInfo, read_info

@@ -30,7 +30,7 @@ from test_checkpoints import edit
 
 from dflash_trt.build.manifest import read_manifest
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import load_target
 from dflash_trt.config import BuildConfig, Source
 from dflash_trt.digests import entry
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, DflashError, PairError

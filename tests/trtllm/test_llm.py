@@ -22,7 +22,7 @@ from llm_build import STANDINS, standins, write_llm_build
 from tokenizers import Tokenizer
 from triton_metrics import Triton
 
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import BuildError, DflashError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front.front import Front

@@ -20,10 +20,9 @@ import pytest
 import yaml
 from llm_build import STANDINS
 
-from dflash_trt.checkpoints.gguf.tensors import LINK
-from dflash_trt.checkpoints.kinds import engine_kinds
-from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
-from dflash_trt.checkpoints.pair import Finding
+from dflash_trt.checkpoints import Pair, engine_kinds, summarize_drafter, summarize_target
+from dflash_trt.checkpoints.checks import Finding
+from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.config import BuildConfig, Version
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import PRESETS, machine
@@ -160,7 +159,7 @@ def deploy(tmp_path: Path) -> Deploy:
                 **setup.config,
             }
         )
-        return config, Pair(outline_target(target), outline_drafter(drafter))
+        return config, Pair(summarize_target(target), summarize_drafter(drafter))
 
     return make
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.checkpoints import Weights
 from dflash_trt.errors import CheckpointError
 
 pytestmark = pytest.mark.models

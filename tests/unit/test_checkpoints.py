@@ -14,11 +14,16 @@ from pairs import make_pair
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from dflash_trt.checkpoints.drafter import drafter_shapes, load_drafter
-from dflash_trt.checkpoints.pair import check_pair
-from dflash_trt.checkpoints.target import load_target, target_shapes
-from dflash_trt.checkpoints.tokenizer import load_tokenizer, tokenizer_files
-from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.checkpoints import (
+    Weights,
+    check_pair,
+    drafter_shapes,
+    load_drafter,
+    load_target,
+    load_tokenizer,
+    target_shapes,
+    tokenizer_files,
+)
 from dflash_trt.errors import CheckpointError, PairError
 
 Change = Callable[[dict[str, Any]], Any]

@@ -13,8 +13,8 @@ from op_profile import assert_in_profile
 from pairs import make_pair
 from safetensors.numpy import save_file
 
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import load_drafter
+from dflash_trt.checkpoints import load_target
 from dflash_trt.build.engines import build_drafter, build_target
 
 
@@ -67,8 +67,8 @@ def test_a_tied_embedding_is_written_once(tmp_path: Path) -> None:
 BUILD = """
 import resource, sys
 from pathlib import Path
-from dflash_trt.checkpoints.spec import DrafterSpec
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import DrafterSpec
+from dflash_trt.checkpoints import load_target
 from dflash_trt.build.engines import build_target
 target = load_target(Path(sys.argv[1]))
 shared = vars(target.spec).copy()

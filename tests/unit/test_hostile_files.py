@@ -15,10 +15,13 @@ from test_build import config, quiet
 from test_inspect import run  # noqa: F401  (a fixture)
 
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.files import read_json
-from dflash_trt.checkpoints.target import load_target
-from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer
+from dflash_trt.checkpoints import (
+    copy_tokenizer,
+    load_drafter,
+    load_target,
+    load_tokenizer,
+    read_json,
+)
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.speculation.kept_costs import kept_costs, this_machine
 from dflash_trt.engines.info import read_info

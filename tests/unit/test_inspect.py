@@ -20,11 +20,17 @@ from transformers import GptOssConfig
 
 from dflash_trt.build.acceptance_probe import measure
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.inspect import inspect
-from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
-from dflash_trt.checkpoints.pair import CHECKS, check_pair, findings
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import (
+    Pair,
+    check_pair,
+    inspect,
+    load_drafter,
+    load_target,
+    pair_findings,
+    summarize_drafter,
+    summarize_target,
+)
+from dflash_trt.checkpoints.pair import PAIR_CHECKS
 from dflash_trt.checkpoints.zlab import default_taps
 from dflash_trt.cli.main import main
 from dflash_trt.config import BuildConfig
@@ -61,8 +67,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def results(pair: Path, **config: int) -> dict[str, str]:
-    found = findings(
-        Pair(outline_target(pair / "target"), outline_drafter(pair / "drafter"), **config)
+    found = pair_findings(
+        Pair(summarize_target(pair / "target"), summarize_drafter(pair / "drafter"), **config)
     )
     return {finding.name: finding.result for finding in found}
 
@@ -187,7 +193,7 @@ def test_refused_models_are_checked_as_far_as_they_can_be_read(spoiled: Path) ->
 def test_every_check_has_a_case() -> None:
     elsewhere = {"draft-tokens", "rope-scaling", "verifier", "mask-as-published"}
     elsewhere |= {"vocabulary-map"}  # test_formats.py
-    names = [look.__name__.replace("_", "-") for look, _ in CHECKS]
+    names = [check.name for check in PAIR_CHECKS]
     assert sorted(names) == sorted(CASES.keys() | elsewhere)
 
 
@@ -239,8 +245,8 @@ def test_the_demo_pair_passes(run: Any) -> None:
 def test_the_text_names_every_check_and_kind(run: Any) -> None:
     code, out, _ = run("inspect", DEMO / "target", DEMO / "drafter")
     assert code == 0
-    for look, _ in CHECKS:
-        assert look.__name__.replace("_", "-") in out
+    for check in PAIR_CHECKS:
+        assert check.name in out
     assert "\x1b" not in out  # plain, off a terminal
     assert "3,641,536: float32 14.6 MB" in out
     code, out, _ = run("inspect", DEMO / "target")

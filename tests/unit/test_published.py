@@ -18,8 +18,7 @@ from published import PAIRS, PUBLISHED, write_pair
 from dflash_trt.build import manifest, provenance
 from dflash_trt.build.export import ENGINES, export
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints.outline import Pair, outline_drafter, outline_target
-from dflash_trt.checkpoints.pair import findings
+from dflash_trt.checkpoints import Pair, pair_findings, summarize_drafter, summarize_target
 from dflash_trt.config import BuildConfig, load_config
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.planning.report import plan
@@ -89,11 +88,11 @@ def test_every_published_pair_has_a_config() -> None:
 def test_a_stand_in_is_as_published(cache: Path, name: str) -> None:
     """Its size on the Hub, and nothing that the pair's checks mind."""
     target, drafter = directories(cache, name)
-    pair = Pair(outline_target(target), outline_drafter(drafter))
+    pair = Pair(summarize_target(target), summarize_drafter(drafter))
     size = (drafter / "model.safetensors").stat().st_size / (1 << 30)
     published = PUBLISHED[PAIRS[name].drafter_hub] - PAIRS[name].left_out
     assert size == pytest.approx(published, abs=0.006)
-    checks = {check.name: check.result for check in findings(pair)}
+    checks = {check.name: check.result for check in pair_findings(pair)}
     minded = {name for name, result in checks.items() if result in ("error", "warning")}
     # Llama's drafter: 8 times its 8192 positions
     assert minded == ({"context-length"} if name == "llama-3.1-8b" else set())

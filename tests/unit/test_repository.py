@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.build.repository import MODELS, read_config, templates, write_repository
-from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
+from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.messages import (

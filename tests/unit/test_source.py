@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 from pairs import make_pair
 
-from dflash_trt.checkpoints.source import locate
+from dflash_trt.checkpoints import locate
 from dflash_trt.config import Source
 from dflash_trt.errors import CheckpointError
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_trt.checkpoints.checks import OTHER_DRAFTER, Found
-from dflash_trt.checkpoints.outline import NotKnown, Pair, finite
+from dflash_trt.checkpoints.checks import Found, NotKnown, check
+from dflash_trt.checkpoints.summary import OTHER_DRAFTER, Pair, finite
 
 
+@check("warning")
 def rope_theta(pair: Pair) -> Found:
     """Drafters are trained with the target's RoPE base; an export may lose it."""
     drafter, target = _thetas(pair.drafter.values), _thetas(pair.target.values)
@@ -21,6 +22,7 @@ def rope_theta(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def rope_scaling(pair: Pair) -> Found:
     """The same for the scaling: without it positions beyond the original ones are unknown."""
     drafter, target = _scalings(pair.drafter.values), _scalings(pair.target.values)
@@ -31,6 +33,7 @@ def rope_scaling(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def embedding_scale(pair: Pair) -> Found:
     """Gemma multiplies embeddings by sqrt(hidden_size); its drafters must do so too."""
     own, expected = finite(pair.drafter.values.get("input_embedding_scale")), 1.0
@@ -46,6 +49,7 @@ def embedding_scale(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def logit_softcap(pair: Pair) -> Found:
     """Does not move the best token, but where drafts are sampled it makes them fit worse."""
     name = "final_logit_softcapping"
@@ -57,6 +61,7 @@ def logit_softcap(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def verifier(pair: Pair) -> Found:
     """The speculators format says for which architecture a drafter was trained."""
     config = pair.drafter.values.get("speculators_config")

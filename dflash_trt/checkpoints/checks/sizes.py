@@ -1,21 +1,23 @@
 """Widths, vocabularies, blocks and lengths."""
 
-from dflash_trt.checkpoints.checks import OTHER_DRAFTER, Found
+from dflash_trt.checkpoints.checks import Found, NotKnown, check
 from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.outline import NotKnown, Pair, finite
+from dflash_trt.checkpoints.summary import OTHER_DRAFTER, Pair, finite
 
 
+@check("error")
 def hidden_size(pair: Pair) -> Found:
     """The drafter reads the target's hidden states and borrows its embedding and head."""
     return _equal(pair, "hidden_size", "hidden_size")
 
 
+@check("error")
 def vocabulary(pair: Pair) -> Found:
     """Ids must mean the same rows of the embedding. A different padding is only a wrong number."""
     found = _equal(pair, "vocab_size", "vocab_size")
     sizes = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
     try:
-        used = max(pair.target.tokens.values(), default=-1) + 1
+        used = pair.target.highest_token + 1
     except NotKnown:
         return found
     if found.ok or min(sizes) < used:
@@ -28,11 +30,13 @@ def vocabulary(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def target_layers(pair: Pair) -> Found:
     """Taps count layers of the target that the drafter was trained for."""
     return _equal(pair, "num_target_layers", "num_hidden_layers")
 
 
+@check("error")
 def block_size(pair: Pair) -> Found:
     """Without a mask behind the anchor there is nothing to draft."""
     size = pair.drafter.number("block_size")
@@ -44,6 +48,7 @@ def block_size(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def block_size_stated(pair: Pair) -> Found:
     """A block wider than trained drafts worse; z-lab's code takes 16 where nothing is stated."""
     values, own = pair.drafter.values, pair.drafter.number("block_size")
@@ -55,6 +60,7 @@ def block_size_stated(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def draft_tokens(pair: Pair) -> Found:
     """More drafts than the trained block holds would come from positions never trained."""
     size, asked = pair.drafter.number("block_size"), pair.draft_tokens
@@ -67,6 +73,7 @@ def draft_tokens(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def context_length(pair: Pair) -> Found:
     """Beyond the positions that the drafter knows it drafts worse and worse; the text stays right.
 
@@ -88,6 +95,7 @@ def context_length(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def sliding_window(pair: Pair) -> Found:
     """A window shorter than the block hides the anchor and the context from the last masks."""
     drafter = pair.drafter

@@ -1,13 +1,14 @@
 """Which of the target's layers the drafter reads."""
 
-from dflash_trt.checkpoints.checks import OTHER_DRAFTER, Found
+from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.checkpoints.drafter import drafter_shapes
-from dflash_trt.checkpoints.outline import Pair
+from dflash_trt.checkpoints.summary import OTHER_DRAFTER, Pair
 from dflash_trt.checkpoints.zlab import default_taps
 
 CORRECT = "Check target_layer_ids in the drafter's config.json against the published one"
 
 
+@check("error")
 def taps_in_range(pair: Pair) -> Found:
     """A tap reads a layer that the target has."""
     layers, taps = pair.target.number("num_hidden_layers"), pair.drafter.taps
@@ -20,6 +21,7 @@ def taps_in_range(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def last_layer_not_tapped(pair: Pair) -> Found:
     """transformers hands out its normed state, other servers the plain one: they draft apart."""
     last = pair.target.number("num_hidden_layers") - 1
@@ -32,6 +34,7 @@ def last_layer_not_tapped(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def taps_stated(pair: Pair) -> Found:
     """Without target_layer_ids z-lab's default is a guess: several drafters do not follow it."""
     values = pair.drafter.values
@@ -44,6 +47,7 @@ def taps_stated(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def taps_off_by_one(pair: Pair) -> Found:
     """speculators and llama.cpp count from 1, z-lab from 0; neighbours draft, but badly.
 
@@ -60,6 +64,7 @@ def taps_off_by_one(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def taps_in_order(pair: Pair) -> Found:
     """Features are joined in the list's order; a sorted copy of the list reads them scrambled."""
     taps = pair.drafter.taps
@@ -70,6 +75,7 @@ def taps_in_order(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def fc_width(pair: Pair) -> Found:
     """fc's width says for how many taps, and for which hidden size, the drafter was trained."""
     spec, weights = pair.drafter.loaded.spec, pair.drafter.loaded.weights

@@ -1,13 +1,12 @@
-"""What TensorRT-LLM's DFlash worker takes, whatever it is configured to; `kinds.py` lists them.
+"""What TensorRT-LLM's DFlash worker takes, whatever it is configured to; `pair.py` lists them.
 
 As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
 """
 
-from dflash_trt.checkpoints.checks import Found
+from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.checkpoints.drafter import other_method
 from dflash_trt.checkpoints.gguf.tensors import LINK
-from dflash_trt.checkpoints.outline import Outline, Pair
-from dflash_trt.checkpoints.target import Target
+from dflash_trt.checkpoints.summary import Pair
 
 # targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
 TAPPED = (
@@ -26,14 +25,10 @@ LISTED = "GptOssForCausalLM"  # docs/source/models/supported-models.md@00b6d5a2
 ZLABS = "Use the drafter in z-lab's layout"
 
 
-def architecture(target: Outline[Target]) -> str:
-    found = target.values.get("architectures")
-    return str(found[0]) if isinstance(found, list) and found else "unknown"
-
-
+@check("error")
 def hidden_states_captured(pair: Pair) -> Found:
     """The drafter is fed hidden states of the target's layers; not every model hands them out."""
-    name = architecture(pair.target)
+    name = pair.target.architecture
     tapped = name.startswith(TAPPED)
     return Found(
         tapped,
@@ -42,9 +37,10 @@ def hidden_states_captured(pair: Pair) -> Found:
     )
 
 
+@check("note")
 def listed_upstream(pair: Pair) -> Found:
     """Other families run in upstream's tests or by users, without a promise."""
-    name = architecture(pair.target)
+    name = pair.target.architecture
     return Found(
         name == LISTED,
         f"the target is {name}; TensorRT-LLM's table lists DFlash for {LISTED} only",
@@ -52,6 +48,7 @@ def listed_upstream(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def target_layout(pair: Pair) -> Found:
     """Its PyTorch backend loads what transformers saves."""
     gguf = (pair.target.directory / LINK).is_file()
@@ -62,6 +59,7 @@ def target_layout(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def drafter_layout(pair: Pair) -> Found:
     """The speculators format has other names, and often an embedding and a head of its own."""
     kind = pair.drafter.values.get("speculators_model_type")
@@ -73,6 +71,7 @@ def drafter_layout(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def drafter_method(pair: Pair) -> Found:
     """Each method has its decoding_type; upstream stops at heads of DSpark."""
     values = pair.drafter.values
@@ -89,6 +88,7 @@ def drafter_method(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def grouped_drafter_attention(pair: Pair) -> Found:
     """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
     rank = pair.drafter.values.get("kv_lora_rank")
@@ -99,6 +99,7 @@ def grouped_drafter_attention(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def uniform_drafter_layers(pair: Pair) -> Found:
     """Keys and values of all layers are made by one product, and turned by one RoPE."""
     layers = pair.drafter.layers
@@ -111,6 +112,7 @@ def uniform_drafter_layers(pair: Pair) -> Found:
     )
 
 
+@check("error")
 def taps_ascending(pair: Pair) -> Found:
     """Layers are captured in ascending order; features of another order arrive scrambled.
 
@@ -125,6 +127,7 @@ def taps_ascending(pair: Pair) -> Found:
     )
 
 
+@check("note")
 def first_generation(pair: Pair) -> Found:
     """DFlash 2 came later (pull requests 18155 and 19159, August and September 2026)."""
     second = "DFlash2DraftModel" in str(pair.drafter.values.get("architectures"))

@@ -1,8 +1,7 @@
 """The mask token and the tokenizers."""
 
-from dflash_trt.checkpoints.checks import OTHER_DRAFTER, Found
-from dflash_trt.checkpoints.outline import Outline, Pair
-from dflash_trt.checkpoints.target import Target
+from dflash_trt.checkpoints.checks import Found, check
+from dflash_trt.checkpoints.summary import OTHER_DRAFTER, Pair
 
 # by vocabulary: what z-lab's drafters were trained with, from their published config.json
 PUBLISHED = {
@@ -16,6 +15,7 @@ PUBLISHED = {
 AS_TRAINED = "Write the mask_token_id that it was trained with into the drafter's config.json"
 
 
+@check("error")
 def mask_in_vocabulary(pair: Pair) -> Found:
     """The masks of a block are rows of the target's embedding."""
     mask, size = pair.drafter.number("mask_token_id"), pair.target.number("vocab_size")
@@ -28,6 +28,7 @@ def mask_in_vocabulary(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def mask_as_published(pair: Pair) -> Found:
     """Another mask than in training is an embedding that the drafter has never seen."""
     mask = pair.drafter.number("mask_token_id")
@@ -44,9 +45,10 @@ def mask_as_published(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def mask_in_tokenizer(pair: Pair) -> Found:
     """z-lab and speculators take a token of the tokenizer, or the first id that it leaves free."""
-    mask, free = pair.drafter.number("mask_token_id"), _highest(pair.target) + 1
+    mask, free = pair.drafter.number("mask_token_id"), pair.target.highest_token + 1
     token = pair.target.texts.get(mask)
     if token is None and mask == free:
         return Found(True, f"mask_token_id {mask} is the first id that the tokenizer leaves free")
@@ -62,6 +64,7 @@ def mask_in_tokenizer(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def mask_is_special(pair: Pair) -> Found:
     """A token that texts hold cannot stand for a position to be filled."""
     mask = pair.drafter.number("mask_token_id")
@@ -75,6 +78,7 @@ def mask_is_special(pair: Pair) -> Found:
     )
 
 
+@check("warning")
 def mask_is_no_end(pair: Pair) -> Found:
     """Some trainers fall back to the end or padding token, which texts hold too."""
     mask, same = pair.drafter.number("mask_token_id"), []
@@ -92,16 +96,7 @@ def mask_is_no_end(pair: Pair) -> Found:
     )
 
 
-def tokenizer_fits(pair: Pair) -> Found:
-    """Every id that the tokenizer can give needs a row in the embedding."""
-    highest, size = _highest(pair.target), pair.target.number("vocab_size")
-    return Found(
-        highest < size,
-        f"the target's tokenizer gives ids up to {highest}, its vocabulary has {size}",
-        "Use the tokenizer that belongs to this model",
-    )
-
-
+@check("error")
 def same_tokenizer(pair: Pair) -> Found:
     """A drafter that came with another tokenizer was trained on other ids."""
     target, drafter = pair.target.tokens, pair.drafter.tokens
@@ -116,7 +111,3 @@ def same_tokenizer(pair: Pair) -> Found:
         "tokens another id" + (f", first {moved[0]!r}" if moved else ""),
         OTHER_DRAFTER,
     )
-
-
-def _highest(target: Outline[Target]) -> int:
-    return max(target.tokens.values(), default=-1)

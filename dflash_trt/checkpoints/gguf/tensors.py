@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file under their Hugging Face names, dequantised as they are read."""
+"""The tensors of a GGUF file under their Hugging Face names, dequantized as they are read."""
 
 import math
 import re
@@ -60,7 +60,7 @@ class Packed:
         first, last = start // width, (self.size if count is None else start + count) // width
         rows = self.rows(first, last)
         plain = self.kind in PLAIN
-        found = rows.view(DTYPES[self.kind]) if plain else dequantise(rows, self.kind)
+        found = rows.view(DTYPES[self.kind]) if plain else dequantize(rows, self.kind)
         return found.reshape(-1)
 
     def blocks(self, first: int, last: int) -> Blocks:
@@ -89,7 +89,7 @@ class Packed:
         )
 
 
-def dequantise(rows: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[np.float32]:
+def dequantize(rows: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[np.float32]:
     """Blocks of a format `[rows, bytes]` as numbers `[rows, in]`."""
     gguf = library()
     with np.errstate(all="ignore"):  # infinity where a scale is too large, as elsewhere

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, get_args
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoints.source import Report
+from dflash_trt.checkpoints import Report
 from dflash_trt.config import TensorRT
 from dflash_trt.config.engines import Capability
 from dflash_trt.engines.info import (

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from dflash_trt.build.manifest import read_manifest, speculation_of
 from dflash_trt.chat.harmony import has_channels
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
 from dflash_trt.serving.gateway.door import Door, State

@@ -14,7 +14,7 @@ CONFIG = "engine.args.speculative_config"
 
 def generation_of_version(case: Case, args: LlmArgs) -> Found:
     """Older versions do not have the convolutions and the selector of DFlash 2."""
-    found, version = first_generation(case.pair), case.engine.version
+    found, version = first_generation.look(case.pair), case.engine.version
     return Found(
         found.ok or has(version, "1.4.0rc0"),
         f"{found.what}; engine.version is {version}",

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from dflash_trt.checkpoints.checks import Found
-from dflash_trt.checkpoints.kinds import TENSORRT_LLM
-from dflash_trt.checkpoints.outline import NotKnown
-from dflash_trt.checkpoints.pair import Finding, Severity
+from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS
+from dflash_trt.checkpoints.checks import Finding, Found, NotKnown, Severity
 from dflash_trt.tensorrt_llm.case import Case
 from dflash_trt.tensorrt_llm.checks import arguments, drafting, machine, memory, serving, values
 from dflash_trt.tensorrt_llm.chosen import LlmArgs
@@ -29,10 +27,7 @@ def _of(part: Callable[[Case], Part], look: Callable[[Part], Found]) -> Look:
 # note: what a user of the server may meet
 CHECKS: tuple[tuple[Look, Severity], ...] = (
     *((_of(lambda case: case, look), "error") for look in arguments.ARGUMENT_CHECKS),
-    *(
-        (_of(lambda case: case.pair, look), "error" if bad else "note")
-        for look, bad in TENSORRT_LLM
-    ),
+    *((_of(lambda case: case.pair, check.look), check.severity) for check in TENSORRT_LLM_CHECKS),
     (values.values_that_work, "error"),
     (values.keys_of_sections, "error"),
     (drafting.generation_of_version, "error"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import triton_python_backend_utils as pb
 
 from dflash_trt.chat.render import load_chat_template
-from dflash_trt.checkpoints.tokenizer import load_tokenizer
+from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding.messages import Checked, RoundOutput
 from dflash_trt.decoding.rounds import in_process, needs_drafter, no_drafts
 from dflash_trt.serving.front import llm

@@ -9,8 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.drafter import load_drafter
-from dflash_trt.checkpoints.target import load_target
+from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence

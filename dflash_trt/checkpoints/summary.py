@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from tokenizers import Tokenizer
 
+from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.checkpoints.drafter import Drafter, load_drafter
 from dflash_trt.checkpoints.files import check_directory, read_json
 from dflash_trt.checkpoints.spec import LayerSpec
@@ -21,15 +22,12 @@ Loaded = TypeVar("Loaded", Target, Drafter)
 # objects of a config.json whose fields say more than those beside them
 INNER = ("text_config", "transformer_layer_config", "dflash_config")
 
-MOST = 1 << 48  # a larger number is no size
-
-
-class NotKnown(Exception):
-    """What a check asks for cannot be read."""
+MAX_SIZE = 1 << 48  # a larger number is no size
+OTHER_DRAFTER = "Use the drafter that was trained for this target"
 
 
 @dataclass(frozen=True)
-class Outline(Generic[Loaded]):
+class ModelSummary(Generic[Loaded]):
     """One model: what its config says, and the model as the graphs take it."""
 
     role: str  # "target" or "drafter"
@@ -43,6 +41,11 @@ class Outline(Generic[Loaded]):
         return self.model is None and self.refusal is None
 
     @property
+    def architecture(self) -> str:
+        found = self.values.get("architectures")
+        return str(found[0]) if isinstance(found, list) and found else "unknown"
+
+    @property
     def loaded(self) -> Loaded:
         if self.model is None:
             raise NotKnown(f"the {self.role} is refused")
@@ -52,7 +55,7 @@ class Outline(Generic[Loaded]):
         """A field of the spec, for a refused model of its config; NotKnown unless an integer."""
         source = self.model.spec if self.model else None
         value = getattr(source, name) if hasattr(source, name) else self.values.get(name)
-        if type(value) is not int or abs(value) > MOST:
+        if type(value) is not int or abs(value) > MAX_SIZE:
             raise NotKnown(f"the {self.role} states no {name}")
         return value
 
@@ -90,41 +93,45 @@ class Outline(Generic[Loaded]):
         """The tokenizer's vocabulary, added tokens included."""
         return self.tokenizer.get_vocab(with_added_tokens=True)
 
+    @property
+    def highest_token(self) -> int:
+        return max(self.tokens.values(), default=-1)
+
     @cached_property
     def texts(self) -> dict[int, str]:
         """Its tokens by id."""
         return {token: text for text, token in self.tokens.items()}
 
 
-NO_DRAFTER: Outline[Drafter] = Outline("drafter", Path(), {})
+NO_DRAFTER: ModelSummary[Drafter] = ModelSummary("drafter", Path(), {})
 
 
 @dataclass(frozen=True)
 class Pair:
     """What is checked; the last two come from the build config, None where there is none."""
 
-    target: Outline[Target]
-    drafter: Outline[Drafter]
+    target: ModelSummary[Target]
+    drafter: ModelSummary[Drafter]
     draft_tokens: int | None = None
     max_seq_len: int | None = None
 
 
-def outline_target(directory: Path) -> Outline[Target]:
+def summarize_target(directory: Path) -> ModelSummary[Target]:
     """CheckpointError only when there is no config.json to read."""
-    return _outline("target", directory, load_target)
+    return _summary("target", directory, load_target)
 
 
-def outline_drafter(directory: Path) -> Outline[Drafter]:
+def summarize_drafter(directory: Path) -> ModelSummary[Drafter]:
     """CheckpointError only when there is no config.json to read."""
-    return _outline("drafter", directory, load_drafter)
+    return _summary("drafter", directory, load_drafter)
 
 
-def _outline(role: str, directory: Path, load: Callable[[Path], Loaded]) -> Outline[Loaded]:
+def _summary(role: str, directory: Path, load: Callable[[Path], Loaded]) -> ModelSummary[Loaded]:
     values = config_values(directory, role)
     try:
-        return Outline(role, directory, values, model=load(directory))
+        return ModelSummary(role, directory, values, model=load(directory))
     except CheckpointError as refusal:
-        return Outline(role, directory, values, refusal)
+        return ModelSummary(role, directory, values, refusal)
 
 
 def config_values(directory: Path, role: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import numpy as np
 
 from dflash_trt.checkpoints.gguf.blocks import Blocks
 from dflash_trt.checkpoints.gguf.tensors import Packed
-from dflash_trt.checkpoints.quantised import Quantised
+from dflash_trt.checkpoints.quantized import Quantized
 from dflash_trt.checkpoints.stored import DTYPES, Stored
 
 
-class Cut(NamedTuple):
+class Shard(NamedTuple):
     """Entries `start .. stop-1` of an axis."""
 
     axis: int
@@ -21,15 +21,15 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSlice:
     """A range of a tensor that does not lie in its file in one piece."""
 
-    whole: Stored | Quantised | Packed
-    cut: Cut
+    whole: Stored | Quantized | Packed
+    shard: Shard
 
     @property
     def shape(self) -> tuple[int, ...]:
-        axis, start, stop = self.cut
+        axis, start, stop = self.shard
         return (*self.whole.shape[:axis], stop - start, *self.whole.shape[axis + 1 :])
 
     @property
@@ -46,11 +46,11 @@ class Part:
         What is around them is read, too: the rows of a plain tensor, the matrix of a quantised one.
         """
         entry, whole = math.prod(self.shape[1:]), self.whole
-        axis, low, high = self.cut
+        axis, low, high = self.shard
         first, last = start // entry, (self.size if count is None else start + count) // entry
         if axis == 0:
             first, last = first + low, last + low
-        if isinstance(whole, Quantised) and len(whole.shape) == 2:
+        if isinstance(whole, Quantized) and len(whole.shape) == 2:
             entries = whole.read().reshape(whole.shape)[first:last]
         else:
             size = math.prod(whole.shape[1:])
@@ -62,7 +62,7 @@ class Part:
     def blocks(self, first: int, last: int) -> Blocks:
         """Rows of a matrix of which whole blocks are cut out; see `Packed.blocks`."""
         assert isinstance(self.whole, Packed)
-        axis, low, high = self.cut
+        axis, low, high = self.shard
         if axis == 0:
             return self.whole.blocks(first + low, last + low)
         inside = slice(low // self.whole.block[0], high // self.whole.block[0])
@@ -74,10 +74,10 @@ class Part:
         )
 
 
-def cut_out(tensor: Stored | Quantised | Packed, cut: Cut) -> Stored | Part:
+def take_shard(tensor: Stored | Quantized | Packed, shard: Shard) -> Stored | TensorSlice:
     """That range of a tensor, as a tensor; nothing is read."""
-    if not isinstance(tensor, Stored) or cut.axis:
-        return Part(tensor, cut)
+    if not isinstance(tensor, Stored) or shard.axis:
+        return TensorSlice(tensor, shard)
     row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
-    shape = (cut.stop - cut.start, *tensor.shape[1:])
-    return replace(tensor, offset=tensor.offset + cut.start * row, shape=shape)
+    shape = (shard.stop - shard.start, *tensor.shape[1:])
+    return replace(tensor, offset=tensor.offset + shard.start * row, shape=shape)

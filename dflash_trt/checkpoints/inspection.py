@@ -6,19 +6,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.gguf.tensors import LINK
-from dflash_trt.checkpoints.kinds import engine_kinds
-from dflash_trt.checkpoints.outline import (
-    NO_DRAFTER,
-    NotKnown,
-    Outline,
-    Pair,
-    outline_drafter,
-    outline_target,
-)
-from dflash_trt.checkpoints.pair import findings
+from dflash_trt.checkpoints.gguf import LINK
+from dflash_trt.checkpoints.pair import engine_kinds, pair_findings
 from dflash_trt.checkpoints.spec import DecoderSpec
+from dflash_trt.checkpoints.summary import (
+    NO_DRAFTER,
+    ModelSummary,
+    Pair,
+    summarize_drafter,
+    summarize_target,
+)
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.checkpoints.weights import stored_types
 from dflash_trt.errors import CheckpointError
@@ -43,64 +42,64 @@ def inspect(target: Path, drafter: Path | None = None) -> dict[str, Any]:
 
     What cannot be read is None. CheckpointError only when there is no config.json to read.
     """
-    pair = Pair(outline_target(target), outline_drafter(drafter) if drafter else NO_DRAFTER)
+    pair = Pair(summarize_target(target), summarize_drafter(drafter) if drafter else NO_DRAFTER)
     report: dict[str, Any] = {"target": {**_describe(pair.target), **_target(pair.target)}}
     if drafter is not None:
         report["drafter"] = {**_describe(pair.drafter), **_drafter(pair.drafter)}
-    checks = list(findings(pair))
+    checks = list(pair_findings(pair))
     report["checks"] = [asdict(check) for check in checks]
     report["engine_kinds"] = engine_kinds(pair, checks)
     return report
 
 
-def _describe(outline: Outline[Model]) -> dict[str, Any]:
-    refusal, model = outline.refusal, outline.model
-    gguf = outline.directory / LINK
-    architectures = outline.values.get("architectures")
+def _describe(model: ModelSummary[Model]) -> dict[str, Any]:
+    refusal, loaded = model.refusal, model.model
+    gguf = model.directory / LINK
+    architectures = model.values.get("architectures")
     about: dict[str, Any] = {
-        "directory": str(gguf.resolve() if gguf.is_file() else outline.directory),
+        "directory": str(gguf.resolve() if gguf.is_file() else model.directory),
         "architecture": architectures[0]
         if isinstance(architectures, list) and architectures
         else None,
-        "family": outline.values.get("model_type"),
+        "family": model.values.get("model_type"),
         "refused": refusal and {"problem": refusal.problem, "fix": refusal.fix},
     }
     for name in SIZES:
-        about[name] = _known(outline, name)
-    spec = model.spec if model else None
-    about["layers"] = _layers(spec) if spec else _layer_types(outline)
-    about["weights"] = _weights(outline)
-    about["parameters"], about["memory_bytes"] = _parameters(outline)
-    cached = _cached(outline)
+        about[name] = _known(model, name)
+    spec = loaded.spec if loaded else None
+    about["layers"] = _layers(spec) if spec else _layer_types(model)
+    about["weights"] = _weights(model)
+    about["parameters"], about["memory_bytes"] = _parameters(model)
+    cached = _cached(model)
     about["kv_bytes_per_token"] = cached and {
         dtype: cached * size for dtype, size in CACHE_BYTES.items()
     }
     return about
 
 
-def _target(outline: Outline[Target]) -> dict[str, Any]:
-    tied = outline.values.get("tie_word_embeddings")
+def _target(model: ModelSummary[Target]) -> dict[str, Any]:
+    tied = model.values.get("tie_word_embeddings")
     return {"tie_word_embeddings": tied if isinstance(tied, bool) else None}
 
 
-def _drafter(outline: Outline[Drafter]) -> dict[str, Any]:
+def _drafter(model: ModelSummary[Drafter]) -> dict[str, Any]:
     try:
-        taps = list(outline.taps)
+        taps = list(model.taps)
     except NotKnown:
         taps = None
     return {
-        "format": "speculators" if "speculators_model_type" in outline.values else "z-lab",
-        "block_size": _known(outline, "block_size"),
-        "mask_token_id": _known(outline, "mask_token_id"),
+        "format": "speculators" if "speculators_model_type" in model.values else "z-lab",
+        "block_size": _known(model, "block_size"),
+        "mask_token_id": _known(model, "mask_token_id"),
         "taps": taps,
-        "draft_vocab_size": _known(outline, "draft_vocab_size"),
-        "num_target_layers": _known(outline, "num_target_layers"),
+        "draft_vocab_size": _known(model, "draft_vocab_size"),
+        "num_target_layers": _known(model, "num_target_layers"),
     }
 
 
-def _known(outline: Outline[Model], name: str) -> int | None:
+def _known(model: ModelSummary[Model], name: str) -> int | None:
     try:
-        return outline.number(name)
+        return model.number(name)
     except NotKnown:
         return None
 
@@ -113,16 +112,16 @@ def _layers(spec: DecoderSpec) -> list[str]:
     return [f"{count} x {kind}" for kind, count in kinds.items()]
 
 
-def _layer_types(outline: Outline[Model]) -> list[str] | None:
-    kinds = outline.values.get("layer_types")
+def _layer_types(model: ModelSummary[Model]) -> list[str] | None:
+    kinds = model.values.get("layer_types")
     if not isinstance(kinds, list):
         return None
     return [f"{count} x {kind}" for kind, count in Counter(map(str, kinds)).most_common(8)]
 
 
-def _weights(outline: Outline[Model]) -> dict[str, Any] | None:
+def _weights(model: ModelSummary[Model]) -> dict[str, Any] | None:
     """How many files of which size, and how many tensors of each dtype are stored in them."""
-    found = outline.weights.files if outline.weights else outline.directory.glob("model*")
+    found = model.weights.files if model.weights else model.directory.glob("model*")
     files = sorted(file for file in found if file.suffix in (".safetensors", ".gguf"))
     try:
         tensors = sum(map(stored_types, files), Counter[str]())
@@ -135,9 +134,9 @@ def _weights(outline: Outline[Model]) -> dict[str, Any] | None:
     }
 
 
-def _parameters(outline: Outline[Model]) -> tuple[int | None, dict[str, int] | None]:
+def _parameters(model: ModelSummary[Model]) -> tuple[int | None, dict[str, int] | None]:
     """How many, and their bytes by dtype; int8 and int4 leave the embedding and vectors float32."""
-    if (weights := outline.weights) is None:
+    if (weights := model.weights) is None:
         return None, None
     matrices = others = 0
     for name in weights.names:
@@ -153,23 +152,23 @@ def _parameters(outline: Outline[Model]) -> tuple[int | None, dict[str, int] | N
     return matrices + others, memory
 
 
-def _cached(outline: Outline[Model]) -> int | None:
+def _cached(model: ModelSummary[Model]) -> int | None:
     """Numbers that the KV caches hold for one token.
 
     A refused model's: of latent attention (MLA) the latent; of hybrids the attention layers only.
     """
-    if outline.model is not None:
-        layers = outline.model.spec.layers
+    if model.model is not None:
+        layers = model.model.spec.layers
         return sum(2 * layer.num_key_value_heads * layer.head_dim for layer in layers)
-    kinds = outline.values.get("layer_types")
+    kinds = model.values.get("layer_types")
     try:
-        count = outline.number("num_hidden_layers")
+        count = model.number("num_hidden_layers")
         if isinstance(kinds, list):
             count = sum("attention" in str(kind) and kind != "linear_attention" for kind in kinds)
-        if outline.values.get("kv_lora_rank") is not None:
-            return count * (outline.number("kv_lora_rank") + outline.number("qk_rope_head_dim"))
-        heads = outline.number("num_attention_heads")
-        head_dim = _known(outline, "head_dim") or outline.number("hidden_size") // max(heads, 1)
-        return count * 2 * (_known(outline, "num_key_value_heads") or heads) * head_dim
+        if model.values.get("kv_lora_rank") is not None:
+            return count * (model.number("kv_lora_rank") + model.number("qk_rope_head_dim"))
+        heads = model.number("num_attention_heads")
+        head_dim = _known(model, "head_dim") or model.number("hidden_size") // max(heads, 1)
+        return count * 2 * (_known(model, "num_key_value_heads") or heads) * head_dim
     except NotKnown:
         return None
