@@ -11,10 +11,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
+from dflash_trt.checkpoints import DecoderSpec, Span, Weights
 from dflash_trt.checkpoints.gguf import BITS, Blocks
-from dflash_trt.checkpoints import DecoderSpec
-from dflash_trt.checkpoints import Span
-from dflash_trt.checkpoints import Weights
 from dflash_trt.digests import Entry
 from dflash_trt.graphs.data_file import Compute, DataFile
 from dflash_trt.graphs.quantized import BLOCK, codes, offsets, packed, rounded, scales

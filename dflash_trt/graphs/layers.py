@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from dflash_trt.checkpoints import LayerSpec
-from dflash_trt.checkpoints import Weights
+from dflash_trt.checkpoints import LayerSpec, Weights
 from dflash_trt.graphs.builder import Bits, GraphBuilder
 from dflash_trt.graphs.collectives import add_up, look_up, side_by_side
 from dflash_trt.graphs.quantized import BLOCK

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from dflash_trt.checkpoints import Experts
-from dflash_trt.checkpoints import Weights
+from dflash_trt.checkpoints import Experts, Weights
 from dflash_trt.graphs.builder import DTYPES, GraphBuilder
 from dflash_trt.graphs.collectives import add_up
 from dflash_trt.graphs.layers import Layer, activation, linear
