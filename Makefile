@@ -1,4 +1,4 @@
-# Both commands set themselves up: they need Python 3.10 to 3.13, pip, make and git.
+# Both commands set themselves up: they need Python 3.11 to 3.13, pip, make and git.
 PYTHON ?= python3
 BIN := .venv/bin
 # two at a time, the tests of a file one after another: they share what they built

@@ -15,10 +15,10 @@ import torch
 import transformers
 from pairs import Pair, make_pair, teach
 
+from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints import Drafter, Target, check_pair, load_drafter, load_target
 from dflash_trt.config import load_config
-from dflash_trt.build.engines import build_drafter, build_target
 
 # programs that dev brings, shellcheck for one, where the environment is not activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -4,10 +4,9 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import httpx
-from typing_extensions import Self
 
 from dflash_trt.bench.prompts import TEMPLATE_OPTIONS
 from dflash_trt.errors import BenchError, DflashError, RequestError

@@ -20,7 +20,7 @@ COLOURS = {
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print what `checkpoints.inspect.inspect` gave, with `measured` where there is one."""
+    """Print what `checkpoints.inspect` gave, with `measured` where there is one."""
     _print(_lines(report))
 
 

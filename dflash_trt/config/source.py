@@ -2,11 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
-from typing_extensions import Self
 
 from dflash_trt.config.section import Section
 

@@ -69,11 +69,12 @@ def llm_args_class() -> type[Upstream]:
         types = _types({key: argument.type for key, argument in own.items()}, names)
         fields: dict[str, Any] = {}
         for key, argument in own.items():
-            kind = Annotated[types[key], Field(**argument.limits)]
-            default = argument.default
-            if default == {}:
-                default = Field(default_factory=names.get(argument.section, dict))
-            fields[key] = (kind, ... if argument.required else default)
+            options = dict(argument.limits)
+            if argument.default == {}:
+                options["default_factory"] = names.get(argument.section, dict)
+            elif not argument.required:
+                options["default"] = argument.default
+            fields[key] = (types[key], Field(**options))
         names[name] = create_model(name, __base__=Upstream, **fields)
     found: type[Upstream] = names[ROOT]
     return found

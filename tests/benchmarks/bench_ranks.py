@@ -17,9 +17,8 @@ from pathlib import Path
 import demo_pair
 import numpy as np
 
-from dflash_trt.checkpoints import load_drafter
-from dflash_trt.checkpoints import load_target
 from dflash_trt.build.engines import build_target
+from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.engines.onnxruntime import Engine
 
 SETTINGS = {"1 rank, 1 thread": (1, 1), "1 rank, 2 threads": (1, 2), "2 ranks, 1 thread": (2, 1)}

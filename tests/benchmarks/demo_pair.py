@@ -12,9 +12,8 @@ from statistics import median
 
 from tokenizers import Tokenizer
 
-from dflash_trt.checkpoints import load_drafter
-from dflash_trt.checkpoints import load_target
 from dflash_trt.build.engines import build_drafter, build_target
+from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.machine import machine as this_machine
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode"

@@ -27,11 +27,8 @@ from pairs import write_pair
 from safetensors.numpy import load_file, save_file
 from transformers import GptOssConfig, Qwen3MoeConfig
 
-from dflash_trt.checkpoints import check_pair
-from dflash_trt.checkpoints import TargetSpec
-from dflash_trt.checkpoints import load_target
-from dflash_trt.checkpoints import Weights
 from dflash_trt.build.engines import build_target
+from dflash_trt.checkpoints import TargetSpec, Weights, check_pair, load_target
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.target import target_graph

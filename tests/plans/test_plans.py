@@ -21,10 +21,10 @@ from pairs import Pair, make_pair, write_pair, zlab_drafter
 from test_formats import to_speculators
 from test_models import FAMILIES, FORMATS
 
+from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.config import BuildConfig, TensorRT
-from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.engines.info import EngineInfo, read_info
 from dflash_trt.engines.step import step_tensors
 from dflash_trt.engines.tensorrt.library import make_log, trt, use

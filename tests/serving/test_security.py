@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +201,7 @@ def test_a_name_that_the_certificate_is_for(tmp_path: Path) -> None:
     assert name(names=["*.example"]).endswith(".example")
     assert name(common_name="triton") == "triton"
     with pytest.raises(ServerError, match=r"--grpc-cert .*expired"):
-        name(names=["a"], not_after=datetime(2020, 1, 1, tzinfo=timezone.utc))
+        name(names=["a"], not_after=datetime(2020, 1, 1, tzinfo=UTC))
 
 
 def test_with_tls_http_stays_on_this_machine() -> None:

@@ -13,9 +13,8 @@ from op_profile import assert_in_profile
 from pairs import make_pair
 from safetensors.numpy import save_file
 
-from dflash_trt.checkpoints import load_drafter
-from dflash_trt.checkpoints import load_target
 from dflash_trt.build.engines import build_drafter, build_target
+from dflash_trt.checkpoints import load_drafter, load_target
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])

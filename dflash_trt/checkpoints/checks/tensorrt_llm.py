@@ -37,17 +37,6 @@ def hidden_states_captured(pair: Pair) -> Found:
     )
 
 
-@check("note")
-def listed_upstream(pair: Pair) -> Found:
-    """Other families run in upstream's tests or by users, without a promise."""
-    name = pair.target.architecture
-    return Found(
-        name == LISTED,
-        f"the target is {name}; TensorRT-LLM's table lists DFlash for {LISTED} only",
-        "Compare acceptance with the published one before relying on it",
-    )
-
-
 @check("error")
 def target_layout(pair: Pair) -> Found:
     """Its PyTorch backend loads what transformers saves."""
@@ -124,6 +113,17 @@ def taps_ascending(pair: Pair) -> Found:
         f"the drafter's taps are {', '.join(map(str, taps))}; TensorRT-LLM captures layers in "
         "ascending order",
         "Take another engine kind, or a drafter whose taps ascend",
+    )
+
+
+@check("note")
+def listed_upstream(pair: Pair) -> Found:
+    """Other families run in upstream's tests or by users, without a promise."""
+    name = pair.target.architecture
+    return Found(
+        name == LISTED,
+        f"the target is {name}; TensorRT-LLM's table lists DFlash for {LISTED} only",
+        "Compare acceptance with the published one before relying on it",
     )
 
 

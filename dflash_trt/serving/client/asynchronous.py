@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from dflash_trt.errors import ServerError
 from dflash_trt.prompts import AnyPrompt

@@ -99,7 +99,7 @@ class Door:
         body = bytearray()
         try:
             problem = await asyncio.wait_for(self._read(receive, body), BODY_TIME)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             problem = 408, f"The body was not here within {BODY_TIME:.0f} s."
         try:
             if problem is None:

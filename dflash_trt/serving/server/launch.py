@@ -81,7 +81,7 @@ def _wheel_binary(root: Path, runtime: Path) -> Binary:
     if not stub.is_file():
         raise ServerError(
             f"the nvidia-pytriton wheel has no Triton Python backend for Python {version}",
-            "Use Python 3.10 to 3.13",
+            "Use Python 3.11 to 3.13",
         )
     backend = runtime / "backends" / "python"
     backend.mkdir(parents=True)

@@ -64,10 +64,10 @@ VALUE_CHECKS = [_check(row) for row in TABLE["checks"]]
 
 
 def _is_wrong(row: Mapping[str, Any], value: Any, other: Any) -> bool:
-    conditions = {
+    conditions: dict[str, Callable[[], bool]] = {
         "is": lambda: value in row["is"],
         "is_not": lambda: value not in row["is_not"],
-        "needs": lambda: value and not other,
+        "needs": lambda: bool(value) and not other,
         "excludes": lambda: value not in (None, False) and other not in (None, False),
         "same_as": lambda: value not in (None, other),
         "wrong": lambda: WRONG[row["wrong"]](value),

@@ -1,0 +1,96 @@
+"""What engines of both kinds do alike: steps bound once, caches moved in place, ranks led."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dflash_trt.engines.info import EngineInfo
+from dflash_trt.engines.step import NOTHING, BoundSteps, Step, cache_names, token_moves
+
+if TYPE_CHECKING:
+    from dflash_trt.engines.ranks import Command, Follower, Leader
+
+
+class LoadedEngine(ABC):
+    """An `engines.step.Engine` over arrays of numpy or torch."""
+
+    def __init__(
+        self, info: EngineInfo, leader: "Leader | None", follower: "Follower | None", most: int
+    ) -> None:
+        """leader, follower: this rank's side of several ranks; most: steps that are kept bound."""
+        self.info = info
+        self._leader, self._group = leader, leader or follower
+        self._steps = BoundSteps(most)
+        self._room: dict[str, tuple[int, Any]] = {}
+        self._alike: list[Any] = []  # caches of one shape: [caches, slots, heads, rows, head_dim]
+        self._caches: dict[str, Any] = {}
+
+    @abstractmethod
+    def _zeros(self, shape: tuple[int, ...]) -> Any:
+        """Memory for KV caches."""
+
+    @abstractmethod
+    def _copy(self, source: Any, destination: Any) -> None: ...
+
+    @abstractmethod
+    def _bind(
+        self, row: int, n: int, width: int, visible: int, scored: int, context: int
+    ) -> Step: ...
+
+    def step(
+        self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
+    ) -> Step:
+        """See `engines.step.Engine`."""
+        return self._steps.of(self._bind, row, n, width, visible, scored, context)
+
+    def move_row(self, source: int, destination: int, tokens: int) -> None:
+        """See `engines.step.Engine`."""
+
+        def move() -> None:
+            for caches in self._alike:
+                moved = caches[:, :, :, :tokens]
+                found = self._zeros((1,)) if source == NOTHING else moved[:, source]
+                self._copy(found, moved[:, destination])
+
+        self._together("move_row", (source, destination, tokens), move)
+
+    def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
+        """See `engines.step.Engine`."""
+        moves = token_moves(start, kept)
+
+        def move() -> None:
+            for caches in self._alike:
+                for source, destination in moves:
+                    self._copy(caches[:, row, :, source], caches[:, row, :, destination])
+
+        if moves:
+            self._together("keep_tokens", (row, start, *kept), move)
+
+    def _make_caches(self) -> None:
+        for (heads, head_dim), names in cache_names(self.info).items():
+            shape = (len(names), self.info.slots, heads, self.info.cache_len, head_dim)
+            self._alike.append(self._zeros(shape))
+            self._caches.update(zip(names, self._alike[-1], strict=True))
+
+    def _together(
+        self, command: "Command", numbers: tuple[int, ...], run: Callable[[], object]
+    ) -> None:
+        """`run`, on this rank and with the same numbers on those that it leads."""
+        if self._leader is None:
+            run()
+        else:
+            self._leader.run(command, numbers, run)
+
+    def _buffer(self, name: str, shape: tuple[int, ...], make: Callable[[int], Any]) -> Any:
+        """The one buffer of this name that all steps share, as `make(size)` made it: a real
+        vocabulary's logits are large, and so are a prompt's features of every length."""
+        size = math.prod(shape)
+        room, buffer = self._room.get(name, (0, None))
+        if buffer is None or room < size:
+            # twice as much, so that it seldom grows: what is not used takes addresses alone
+            room = size if buffer is None else 2 * size
+            buffer = make(room)
+            self._room[name] = room, buffer
+            self._steps.clear()  # they hold on to the smaller one
+        return buffer
