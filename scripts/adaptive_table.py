@@ -32,8 +32,7 @@ from dflash_trt.bench.results import Cell, versions
 from dflash_trt.bench.stats import full_rates, verified
 from dflash_trt.build.run import build
 from dflash_trt.cli.progress import reporting
-from dflash_trt.decoding.check import check
-from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding import check_lossless, in_process
 from dflash_trt.decoding.speculation.costs import measure as measure_costs
 from dflash_trt.decoding.speculation.kept_costs import keep_costs, this_machine
 from dflash_trt.engines.load import load_engine
@@ -74,7 +73,7 @@ def measure(
         build(config, folder / "built", report)
         engines = folder / "built" / "engines"
         keep_costs_of(engines, max(STREAMS))
-        texts = check(engines, asked, tokens, FIXED, lambda _: None).outputs
+        texts = check_lossless(engines, asked, tokens, FIXED, lambda _: None).outputs
         order = sorted(range(len(asked)), key=lambda i: distinct(texts[i]))
         for streams, repeats in zip(STREAMS, passes, strict=True):
             prompts = max(least, 2 * streams)

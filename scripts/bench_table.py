@@ -30,7 +30,7 @@ from dflash_trt.build.run import build
 from dflash_trt.cli.progress import reporting
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
+from dflash_trt.decoding import check_lossless
 from dflash_trt.engines.onnxruntime import use_one_pool
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def measure(shape: str, folder: Path, tokens: int, passes: int) -> list[list[str
     with reporting() as report:
         build(config, folder / "built", report)
         engines = folder / "built" / "engines"
-        expected = check(engines, prompts, tokens, FIXED, lambda _: None).outputs
+        expected = check_lossless(engines, prompts, tokens, FIXED, lambda _: None).outputs
         work = Work(pair, prompts, tokens, THREADS, max(BATCHES), expected)
         with start_peers(work, folder) as peers:
 

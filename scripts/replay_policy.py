@@ -17,17 +17,21 @@ import numpy as np
 
 from dflash_trt.bench.prompts import load_task
 from dflash_trt.config.build import Speculation
+from dflash_trt.decoding import (
+    Int64,
+    Request,
+    RoundOutput,
+    RunRound,
+    Scheduler,
+    VerifyInput,
+    in_process,
+)
+from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.acceptance import parents_of
-from dflash_trt.decoding.messages import NO_DRAFT, RoundOutput, RunRound, VerifyInput, no_candidates
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Float32, Int64
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.decoding.messages import NO_DRAFT, DraftOutput, Float32, no_drafts
 from dflash_trt.decoding.speculation.costs import Costs
 from dflash_trt.decoding.speculation.kept_costs import costs_of
 from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
-from dflash_trt.decoding.speculation.path import best_chain
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
 from dflash_trt.decoding.speculation.proposals import CANDIDATES, Proposer
 from dflash_trt.decoding.speculation.tree import walk
@@ -93,9 +97,9 @@ def record(run: RunRound, info: EngineInfo, prompts: Sequence[list[int]], new: i
 
         def noted(x: VerifyInput, text: Text = text) -> RoundOutput:
             out = run(x._replace(batch=np.array([0, every.draft_tokens, CANDIDATES])))
-            if out.drafts[0, 0] != NO_DRAFT:
+            if out.candidate_ids[0, 0, 0] != NO_DRAFT:
                 end = int(x.rows[0, 2] + x.rows[0, 1])
-                text.drafts[end] = out.next_candidate_ids[0], out.next_candidate_probs[0]
+                text.drafts[end] = out.candidate_ids[0], out.candidate_probs[0]
             return out
 
         text.tokens = [*text.request.prompt, *decode(text.request, noted, info, every).tokens]
@@ -117,15 +121,14 @@ class Replay:
         prefill, end = place < len(self.text.request.prompt), place + forced + len(path)
         self.seconds += 0 if prefill else self.costs.verify(1, length, place)
         self.seconds += self.costs.draft(1, end) if wanted else 0
-        chain, (ids, probs) = np.full((1, 1), NO_DRAFT), no_candidates(1)
+        drafted = no_drafts(1)
         if wanted and end in self.text.drafts:
             ids, probs = self.text.drafts[end]
             given = probs.reshape(*ids.shape[:1], -1, ids.shape[1])
-            chain = np.array([best_chain(ids, given)[0] if given.shape[1] > 1 else ids[:, 0]])
-            most = max(asked, 1)
-            ids, probs = ids[None, :, :most], given[None, :, :most, :most].reshape(1, len(ids), -1)
-        results, none = np.array([[len(path), token, 0, *path]]), no_candidates(1)
-        return RoundOutput(results, none[1], none[0], 0.0, chain, ids, probs, 0.0)
+            few = given[None, :, :asked, :asked].reshape(1, len(ids), -1)
+            drafted = DraftOutput(ids[None, :, :asked], few, 0.0)
+        results, none = np.array([[len(path), token, 0, *path]]), np.zeros((1, 1, 1))
+        return RoundOutput(results, none.astype(np.float32), none.astype(np.int64), 0.0, *drafted)
 
 
 def replay(

@@ -10,10 +10,7 @@ from typing import Any
 from dflash_trt.bench.passes import Pass, TimedEngine, Way, run_in_turns
 from dflash_trt.bench.results import Cell
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.draft_model import DraftModel
-from dflash_trt.decoding.rounds import in_process, rounds_with
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import DraftModel, Request, SamplingParams, in_process, rounds_with
 from dflash_trt.decoding.speculation.kept_costs import costs_of
 from dflash_trt.decoding.speculation.lookup import PromptLookup
 from dflash_trt.decoding.speculation.policy import Fixed
@@ -59,7 +56,9 @@ def measure_engine(
     passes = 0
     for (task, prompts), batch, context, temperature in groups:
         requests = [
-            Request(prompt, tokens_of(plan, batch, i), Sampling(temperature, seed=plan.seed + i))
+            Request(
+                prompt, tokens_of(plan, batch, i), SamplingParams(temperature, seed=plan.seed + i)
+            )
             for i, prompt in enumerate(of_length(prompts, context))
         ]
         ways = [
@@ -182,8 +181,7 @@ def _finished(way: Way, plain: Way | None) -> Cell:
         sum(count > i for count in committed) / len(committed)
         for i in range(1, max(committed, default=1))
     ]
-    # a chain that is drawn by itself leads to another text, of the same distribution
-    if plain is None or (way.cell.temperature and not way.policy.coupled):
+    if plain is None:
         return replace(way.cell, kept=kept)
     pairs = [
         (own.tokens, its.tokens)

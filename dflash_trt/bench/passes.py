@@ -9,10 +9,8 @@ from pathlib import Path
 from random import Random
 
 from dflash_trt.bench.results import Cell, Sample
-from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.decoding import Request, RunRound, Scheduler
+from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.speculation.policy import Policy
 from dflash_trt.decoding.speculation.proposals import Proposer
 from dflash_trt.engines.load import load_engine
@@ -73,7 +71,7 @@ class Pass:
             prefill_chunk=target.info.max_seq_len,
             policy=way.policy,
             proposer=way.proposer,
-            first_row=way.first_row,
+            first_slot=way.first_row,
         )
         self._streams = min(batch, len(requests))
         self._sequences = [self._scheduler.submit(request) for request in requests]

@@ -55,7 +55,7 @@ def measure(
     """
     # here, because they load the graph builder and the runtime
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
-    from dflash_trt.decoding.check import check  # noqa: PLC0415
+    from dflash_trt.decoding import check_lossless  # noqa: PLC0415
     from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
 
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)
@@ -82,7 +82,7 @@ def measure(
                 drafter, target, engines / "drafter", **sizes, progress=quiet, storage=link
             )
             report("building engines", 2, 2)
-            found = check(
+            found = check_lossless(
                 engines,
                 asked,
                 tokens,

@@ -277,8 +277,8 @@ def serve(
     ] = "text",
 ) -> None:
     """Run Triton on a built directory until it is told to stop; restart what dies."""
-    from dflash_trt.serving.security import read_security
-    from dflash_trt.serving.server.server import serve as run
+    from dflash_trt.serving.server import read_security
+    from dflash_trt.serving.server import serve as run
 
     security = read_security(
         host,
@@ -321,7 +321,7 @@ def verify(
     from dflash_trt.build.manifest import check_build, read_manifest, speculation_of
     from dflash_trt.chat.render import load_encoding
     from dflash_trt.cli.progress import reporting
-    from dflash_trt.decoding.check import check as run
+    from dflash_trt.decoding import check_lossless as run
     from dflash_trt.prompts import read_prompts
 
     manifest = read_manifest(directory)

@@ -1,38 +1,39 @@
 """Log-probabilities of committed tokens, for the rows that ask for them."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
+from dflash_trt.decoding.acceptance import Kept
+from dflash_trt.decoding.logits_processor import decode
 from dflash_trt.decoding.messages import Float32, Int64, VerifyInput
-from dflash_trt.decoding.rules import decode
 
 
 def committed_logprobs(
-    x: VerifyInput, kept: Sequence[tuple[Sequence[int], int]], logits: Float32
+    x: VerifyInput, kept: Sequence[Kept | None], logits: Float32
 ) -> tuple[Float32, Int64]:
-    """Log-probabilities under the target as it is, before any rule, of the committed tokens.
+    """Of the committed tokens and the best ones there, under the target's logits as they are.
 
-    kept: of each row, which drafts were (1: the first) and the token after them; logits
-    `[n, D + 1, vocab]`, or `[1, S, vocab]` after each token of a scored prompt chunk.
+    logits `[n, D + 1, vocab]`, or `[1, S, vocab]` after each token of a scored prompt chunk.
+    Returns values and ids `[n, D + 1, 1 + K]`, `[n, 1, 1]` if no row asks.
     """
     n, scored, _ = logits.shape
-    rules = [decode(each) for each in x.rules.tolist()]
-    asked = [each.sampling.logprobs for each in rules]
-    most = max((count for count in asked if count is not None), default=None)
+    processors = [decode(each) for each in x.sampling.tolist()]
+    counts = [each.sampling.logprobs for each in processors]
+    most = max((count for count in counts if count is not None), default=None)
     if most is None:
-        return no_logprobs(n)
+        return np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
     values = np.zeros((n, scored, 1 + most), np.float32)
     ids = np.zeros((n, scored, 1 + most), np.int64)
-    for i, (path, token) in enumerate(kept):
-        if asked[i] is None:
+    for i, each in enumerate(kept):
+        if counts[i] is None:
             continue
-        _, forced, place, _ = x.rows[i].tolist()
+        path, token = each or ((), 0)
+        _, known, place, _ = x.rows[i].tolist()
         nodes: Sequence[int] = (0, *path)
-        tokens = [*(int(x.tokens[i, forced - 1 + node]) for node in path), token]
-        if rules[i].score_prompt(place):
-            nodes, tokens = range(forced), [*x.tokens[i, 1:].tolist(), token][:forced]
+        tokens = [*(int(x.tokens[i, known - 1 + node]) for node in path), token]
+        if processors[i].scores_prompt(place):
+            nodes, tokens = range(known), [*x.tokens[i, 1:].tolist(), token][:known]
         for j, (node, committed) in enumerate(zip(nodes, tokens, strict=True)):
             line = logits[i, node] - logits[i, node].max()
             line -= np.log(np.exp(line).sum())
@@ -41,9 +42,3 @@ def committed_logprobs(
             ids[i, j] = [committed, *best.tolist()]
             values[i, j] = line[ids[i, j]]
     return values, ids
-
-
-@lru_cache(maxsize=256)
-def no_logprobs(n: int) -> tuple[Float32, Int64]:
-    """What a batch gets of which no row asks."""
-    return np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)

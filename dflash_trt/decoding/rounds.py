@@ -10,12 +10,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.decoding.acceptance import accept_by_rules, accept_greedy
-from dflash_trt.decoding.coupling import NO_TOKEN
-from dflash_trt.decoding.logprobs import committed_logprobs, no_logprobs
+from dflash_trt.decoding.acceptance import accept
+from dflash_trt.decoding.gumbel import NO_TOKEN
+from dflash_trt.decoding.logits_processor import decode
+from dflash_trt.decoding.logprobs import committed_logprobs
 from dflash_trt.decoding.messages import (
-    FORGOTTEN,
-    NO_DRAFT,
+    FREED,
     DraftInput,
     DraftOutput,
     Float32,
@@ -24,13 +24,10 @@ from dflash_trt.decoding.messages import (
     RunRound,
     VerifyInput,
     VerifyOutput,
-    moves_of,
-    no_candidates,
+    no_drafts,
+    slot_copies,
 )
-from dflash_trt.decoding.rules import decode
-from dflash_trt.decoding.sampling import propose
 from dflash_trt.decoding.speculation.held import Held
-from dflash_trt.decoding.speculation.path import best_path, draw_paths
 from dflash_trt.decoding.speculation.tree import ancestors, depths
 from dflash_trt.engines.step import NOTHING, Engine
 
@@ -41,58 +38,44 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     held: where features stay while no drafts are wanted.
     """
     start = time.perf_counter()
-    first_row, _, _, *moves = x.batch.tolist()
-    _move_rows(engine, moves)
+    first_slot, _, _, *copies = x.batch.tolist()
+    _copy_slots(engine, copies)
     n, asked = x.tokens.shape
-    width = max(asked, -(-engine.info.least_rows // n))
-    lengths, forced, places, _ = zip(*x.rows.tolist(), strict=True)
+    least_rows = engine.info.least_rows
+    width = max(asked, -(-least_rows // n))
+    lengths, known, places, _ = zip(*x.rows.tolist(), strict=True)
     trees = [tuple(line[1:]) for line in x.parents.tolist()] if x.parents.shape[1] > 1 else []
-    all_scored = n == 1 and decode(x.rules[0]).score_prompt(places[0])
-    before = forced[0] - 1 if all_scored else 0  # scored rows before the last forced token's
-    scored = _scored_rows((1,) if all_scored else forced, lengths, width, engine.info.least_rows)
-    visible = _visible(engine, max(places) + width)
-    step = engine.step(first_row, n, width, visible, len(scored))
+    all_scored = n == 1 and decode(x.sampling[0]).scores_prompt(places[0])
+    before = known[0] - 1 if all_scored else 0  # scored rows before the last known token's
+    scored = _scored_rows((1,) if all_scored else known, lengths, width, least_rows)
+    step = engine.step(first_slot, n, width, _visible(engine, max(places) + width), len(scored))
     step.inputs["tokens"][:, :asked] = x.tokens
     step.inputs["tokens"][:, asked:] = 0
-    positions: list[Sequence[int]] = [range(place, place + width) for place in places]
-    if trees:
-        positions = [
-            [place + depth for depth in depths(parents)]
-            for place, parents in zip(places, trees, strict=True)
-        ]
-    step.inputs["positions"][:] = positions
     step.inputs["write_index"][:] = places
     step.inputs["head_rows"][:] = scored
-    mask = step.inputs["mask"]
+    positions, mask = step.inputs["positions"], step.inputs["mask"]
     mask[:] = False
     for i, place in enumerate(places):
+        offsets = depths(trees[i]) if trees else range(width)
+        positions[i] = [place + offset for offset in offsets]
         mask[i, :, :, :place] = True
-        seen = ancestors(trees[i]) if trees else _causal(width)
-        mask[i, :, :, place : place + width] = seen
+        mask[i, :, :, place : place + width] = ancestors(trees[i]) if trees else _causal(width)
     step.run()
     outputs = step.outputs
-    numbers = np.isfinite(outputs["top_logits"])
-    own = np.where(numbers, outputs["top_ids"], NO_TOKEN).reshape(n, -1)[:, before:].tolist()
+    finite = np.isfinite(outputs["top_logits"])
+    own = np.where(finite, outputs["top_ids"], NO_TOKEN).reshape(n, -1)[:, before:].tolist()
     features = outputs["features"][:, :asked]
-    logprobs, ids = no_logprobs(n)
-    if trees or any(x.rules.tolist()):
-        logits = outputs["logits"].reshape(n, before + len(own[0]), -1)
-        kept = accept_by_rules(x, own, logits[:, before:])
-        results = [[len(each[0]), each[1]] if each else [-1, 0] for each in kept]
-        logprobs, ids = committed_logprobs(x, [each or ((), 0) for each in kept], logits)
-        if trees:
-            most = max(accepted for accepted, _ in results)
-            for i, each in enumerate(kept):
-                path = list(each[0]) if each else []
-                _keep(engine, first_row + i, places[i], path, features[i])
-                results[i] += path + [0] * (most - len(path))
-    else:
-        results = [
-            [*accept_greedy(line[forced[i] : lengths[i]], own[i])]
-            for i, line in enumerate(x.tokens.tolist())
-        ]
-        results = [[-1, 0] if token == NO_TOKEN else [kept, token] for kept, token in results]
-    _clear_failed(engine, first_row, results)
+    logits = outputs["logits"].reshape(n, before + len(own[0]), -1)
+    kept = accept(x, own, logits[:, before:])
+    logprobs, ids = committed_logprobs(x, kept, logits)
+    results = [[len(each[0]), each[1]] if each else [-1, 0] for each in kept]
+    if trees:
+        most = max(accepted for accepted, _ in results)
+        for i, each in enumerate(kept):
+            path = list(each[0]) if each else []
+            _compact(engine, first_slot + i, places[i], path, features[i])
+            results[i] += path + [0] * (most - len(path))
+    _clear_failed(engine, first_slot, results)
     older = [0] * n
     if held is not None:
         features, older = held.pass_on(x, [accepted for accepted, *_ in results], features)
@@ -101,57 +84,55 @@ def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOu
     return VerifyOutput(np.array(results), features, logprobs, ids, time.perf_counter() - start)
 
 
-def _clear_failed(engine: Engine, first_row: int, results: Sequence[Sequence[int]]) -> None:
-    """What has no finite logits may have left entries that are no numbers, for the row's next."""
+def _clear_failed(engine: Engine, first_slot: int, results: Sequence[Sequence[int]]) -> None:
+    """A row without finite logits may leave entries that are no numbers to its slot's next."""
     for i, (accepted, *_) in enumerate(results):
         if accepted < 0:
-            engine.move_row(NOTHING, first_row + i, engine.info.cache_len)
+            engine.move_row(NOTHING, first_slot + i, engine.info.cache_len)
 
 
-def _keep(engine: Engine, row: int, place: int, path: list[int], features: Float32) -> None:
-    """What was kept of a tree moves to the front, behind the anchor."""
+def _compact(engine: Engine, slot: int, place: int, path: list[int], features: Float32) -> None:
+    """What was kept of a tree moves to the front, after the anchor."""
     if path != list(range(1, len(path) + 1)):
-        engine.keep_tokens(row, place + 1, [node - 1 for node in path])
+        engine.keep_tokens(slot, place + 1, [node - 1 for node in path])
         features[1 : 1 + len(path)] = features[path]
 
 
 def draft(engine: Engine, x: DraftInput) -> DraftOutput:
-    """Inject the features and fill one block of masks behind each sequence's new anchor.
+    """Inject the features and fill one block of masks after each sequence's new anchor.
 
     Features of rejected drafts are injected with the others: the mask hides them and the next
     round's features overwrite them.
     """
     start = time.perf_counter()
-    first_row, wanted, candidates, *moves = x.batch.tolist()
-    _move_rows(engine, moves)
+    first_slot, num_draft_tokens, candidates, *copies = x.batch.tolist()
+    _copy_slots(engine, copies)
     n, width = x.features.shape[:2]
-    if wanted <= 0:  # the features are held back, or dropped
-        return no_drafts(n)
     rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
-    older: list[int] = x.results[:, 2].tolist()
-    # the whole block is filled even if fewer drafts are asked for: they are better that way
+    # the whole block is filled even if fewer drafts are asked for: they are better then
     lengths = [
         min(max(budget - accepted - 1, 0), engine.info.block_size - 1)
         for (_, _, _, budget), (accepted, *_) in zip(rows, results, strict=True)
     ]
-    if not any(lengths) and all(budget for _, _, _, budget in rows):  # all end with this round
+    all_end = not any(lengths) and all(budget for _, _, _, budget in rows)
+    if num_draft_tokens <= 0 or all_end:
         return no_drafts(n)
-    deepest = max(1, *lengths)
-    depth = min(deepest, wanted)
+    longest = max(1, *lengths)
+    depth = min(longest, num_draft_tokens)
     first = 0 if engine.info.sample_from_anchor else 1  # which row of a block is the first draft's
-    size = first + deepest
-    starts = [place - count for (_, _, place, _), count in zip(rows, older, strict=True)]
-    end = max(starts) + width + size
-    step = engine.step(first_row, n, size, _visible(engine, end), n * depth, context=width)
+    size = first + longest
+    starts = [row[2] - result[2] for row, result in zip(rows, results, strict=True)]
+    visible = _visible(engine, max(starts) + width + size)
+    step = engine.step(first_slot, n, size, visible, n * depth, context=width)
     block, positions, mask = [], [], step.inputs["mask"]
     mask[:] = False
-    for i, ((_, forced, place, _), start_at) in enumerate(zip(rows, starts, strict=True)):
+    for i, ((_, known, place, _), start_at) in enumerate(zip(rows, starts, strict=True)):
         accepted, token, *_ = results[i]
-        anchor = place + forced + max(accepted, 0)
+        anchor = place + known + max(accepted, 0)
         block.append([token] + [mask_token] * (size - 1))
         positions.append([*range(start_at, start_at + width), *range(anchor, anchor + size)])
         mask[i, :, :, :anchor] = True
-        # the block's keys stand behind the features'; a row near its end sees fewer masks than the
+        # the block's keys come after the features'; a row near its end sees fewer masks than the
         # batch has, as if it were alone
         mask[i, :, :, start_at + width : start_at + width + first + lengths[i]] = True
     step.inputs["block"][:] = block
@@ -160,35 +141,22 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     step.inputs["features"][:] = x.features
     step.inputs["head_rows"][:] = _draft_rows(n, size, first, depth)
     step.run()
-    _clear_failed(engine, first_row, results)
-    outputs = step.outputs
-    ids = outputs["top_ids"].reshape(n, depth, -1)
-    pairs = outputs.get("pair_scores")
-    if pairs is not None:
-        pairs = pairs.reshape(*ids.shape, -1)
-    if candidates:
-        best = outputs["top_logits"].reshape(n, depth, -1) if pairs is None else pairs
-        probs = _probabilities(best, candidates).reshape(n, depth, -1)
-        ids = ids[:, :, :candidates].copy()
-        return DraftOutput(ids[:, :, 0], ids, probs, time.perf_counter() - start)
-    rules = x.rules.tolist()
-    samplings = [decode(each).sampling for each in rules] if any(rules) else []
-    if not any(sampling.temperature for sampling in samplings):
-        best = ids[:, :, 0] if pairs is None else best_path(ids, pairs)
-        return DraftOutput(best, *no_candidates(n), time.perf_counter() - start)
-    # the last `longest` numbers are for drafting, whatever was used of the others
-    longest = x.uniforms.shape[1] // 2
-    uniforms = x.uniforms[:, longest + 1 : longest + 1 + depth]
-    if pairs is None:
-        drawn, probs = propose(outputs["top_logits"].reshape(ids.shape), samplings, uniforms)
-        drafts = ids.reshape(n * depth, -1)[np.arange(n * depth), drawn.ravel()].reshape(n, depth)
-    else:
-        drafts, probs = draw_paths(ids, pairs, samplings, uniforms)
-    return DraftOutput(drafts, ids.copy(), probs, time.perf_counter() - start)
+    _clear_failed(engine, first_slot, results)
+    ids = step.outputs["top_ids"].reshape(n, depth, -1)[..., :candidates].copy()
+    scores = step.outputs.get("pair_scores")
+    if scores is None:
+        scores = step.outputs["top_logits"].reshape(n, depth, 1, -1)
+    else:  # of each candidate by the one taken before
+        k = scores.shape[-1]
+        scores = scores.reshape(n, depth, k, k)[:, :, :candidates]
+    probs: Float32 = np.exp(scores - scores.max(-1, keepdims=True))
+    probs /= probs.sum(-1, keepdims=True)
+    probs = probs[..., :candidates].reshape(n, depth, -1)
+    return DraftOutput(ids, probs, time.perf_counter() - start)
 
 
 Propose = Callable[[VerifyInput, VerifyOutput], DraftOutput]
-"""What drafts behind the verified tokens. See `DraftOutput`."""
+"""What drafts after the verified tokens. See `DraftOutput`."""
 
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
@@ -198,14 +166,14 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
     def propose(x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
         if drafter is None or not needs_drafter(x):
             return no_drafts(len(x.rows))
-        return draft(drafter, draft_input(x, checked))
+        return draft(drafter, DraftInput(x.batch, x.rows, checked.results, checked.features))
 
     return rounds_with(target, propose, held)
 
 
 def needs_drafter(x: VerifyInput) -> bool:
-    """Whether drafts are wanted, or cache rows move, the drafter's with the target's."""
-    return bool(x.batch[1] > 0 or (x.batch[4::3] != FORGOTTEN).any())
+    """Whether drafts are wanted, or slots are copied, the drafter's with the target's."""
+    return bool(x.batch[1] > 0 or (x.batch[4::3] != FREED).any())
 
 
 def rounds_with(target: Engine, propose: Propose, held: Held | None = None) -> RunRound:
@@ -219,36 +187,10 @@ def rounds_with(target: Engine, propose: Propose, held: Held | None = None) -> R
             checked.logprobs,
             checked.logprob_ids,
             checked.verify_seconds,
-            drafted.drafts,
-            drafted.next_candidate_ids,
-            drafted.next_candidate_probs,
-            drafted.draft_seconds,
+            *drafted,
         )
 
     return run
-
-
-def draft_input(x: VerifyInput, checked: VerifyOutput) -> DraftInput:
-    """What the ensemble wires from its inputs and from `verify` into `draft`."""
-    return DraftInput(x.batch, x.rows, x.rules, x.uniforms, checked.results, checked.features)
-
-
-def no_drafts(n: int) -> DraftOutput:
-    """Of a target that decodes alone, or of rows that are still being prefilled."""
-    # one column, so that no tensor of the ensemble is ever empty
-    return DraftOutput(np.full((n, 1), NO_DRAFT), *no_candidates(n), 0.0)
-
-
-def _probabilities(logits: Float32, candidates: int) -> Float32:
-    """Of the first candidates, from the logits `[..., k]` of the best ones, at temperature 1.
-
-    `[..., k, k]`, of pairs, keep their second axis up to `candidates` too.
-    """
-    if logits.ndim == 4:
-        logits = logits[:, :, :candidates]
-    probs: Float32 = np.exp(logits - logits.max(-1, keepdims=True))
-    probs /= probs.sum(-1, keepdims=True)
-    return probs[..., :candidates]
 
 
 @lru_cache(maxsize=64)
@@ -258,16 +200,14 @@ def _causal(width: int) -> npt.NDArray[np.bool_]:
 
 
 @lru_cache(maxsize=1024)
-def _scored_rows(
-    forced: tuple[int, ...], lengths: tuple[int, ...], width: int, least: int
-) -> Int64:
+def _scored_rows(known: tuple[int, ...], lengths: tuple[int, ...], width: int, least: int) -> Int64:
     """Which of the n * width tokens need logits, `[n * (1 + most drafts)]`, or `least` if more.
 
-    Only a row's last forced token and its drafts do; a shorter row repeats its last token.
+    Only a row's last known token and its drafts do; a shorter row repeats its last token.
     """
-    first, last = np.array(forced)[:, None] - 1, np.array(lengths)[:, None] - 1
+    first, last = np.array(known)[:, None] - 1, np.array(lengths)[:, None] - 1
     offsets = np.minimum(first + np.arange(int((last - first).max()) + 1), last)
-    rows: Int64 = (offsets + np.arange(len(forced))[:, None] * width).ravel()
+    rows: Int64 = (offsets + np.arange(len(known))[:, None] * width).ravel()
     return np.resize(rows, max(rows.size, least))
 
 
@@ -283,7 +223,7 @@ def _visible(engine: Engine, length: int) -> int:
     return min(-(-length // step) * step, engine.info.cache_len)
 
 
-def _move_rows(engine: Engine, moves: list[int]) -> None:
-    for source, destination, tokens in moves_of(moves):
-        if destination != FORGOTTEN:
+def _copy_slots(engine: Engine, copies: list[int]) -> None:
+    for source, destination, tokens in slot_copies(copies):
+        if destination != FREED:
             engine.move_row(source, destination, tokens)

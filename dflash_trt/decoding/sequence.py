@@ -5,12 +5,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
-from dflash_trt.decoding.messages import DROPPED, RoundOutput
-from dflash_trt.decoding.rules import Rules, encode
-from dflash_trt.decoding.sampling import Float32, Int64, Sampling
+from dflash_trt.decoding.logits_processor import LogitsProcessor
+from dflash_trt.decoding.messages import DISCARD, NO_DRAFT, Float32, Int64, RoundOutput
+from dflash_trt.decoding.sampling_params import SamplingParams
 from dflash_trt.decoding.speculation.lookup import Suffixes
+from dflash_trt.errors import RequestError
 
 
 @dataclass(frozen=True)
@@ -19,16 +18,31 @@ class Request:
 
     prompt: Seq[int]
     max_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower is served first, among those of its client
     client: str = ""
     drafting: bool = True  # false: plain decoding, to compare with
 
     @cached_property
-    def rules(self) -> Rules:
+    def processor(self) -> LogitsProcessor:
         """What the target needs to know to answer."""
-        return Rules(self.sampling, len(self.prompt), tuple(sorted(self.stop_ids)))
+        return LogitsProcessor(self.sampling, len(self.prompt), tuple(sorted(self.stop_ids)))
+
+
+def check_request(request: Request, max_seq_len: int) -> None:
+    """RequestError for a request that an engine of this length can never run."""
+    if not request.prompt:
+        raise RequestError("The prompt is empty", "Send at least one token of text.")
+    least = 0 if request.sampling.prompt_logprobs else 1
+    if request.max_tokens < least:
+        raise RequestError(f"max_tokens is {request.max_tokens}", f"Ask for at least {least}.")
+    if len(request.prompt) + request.max_tokens > max_seq_len:
+        raise RequestError(
+            f"This model's maximum context length is {max_seq_len} tokens: the prompt's "
+            f"{len(request.prompt)} and the {request.max_tokens} asked for exceed it",
+            "Shorten the prompt, lower max_tokens, or build with a larger serving.max_seq_len.",
+        )
 
 
 @dataclass(eq=False)
@@ -46,21 +60,18 @@ class Sequence:
     accepted: int = 0  # draft tokens that are part of the text
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
-    drafts: list[int] = field(default_factory=list)  # to be verified next
     # of the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
     suffixes: Suffixes | None = None  # of all tokens, once something was looked up
-    held: int = 0  # tokens in the target's KV cache that the drafter has not seen
-    lost: bool = field(init=False)  # whether it never will see them all: it drafts nothing here
+    buffered: int = 0  # tokens in the target's KV cache that the drafter has not seen yet
+    out_of_sync: bool = field(init=False)  # it never will see them all, and drafts nothing here
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
     dropped: bool = False  # nobody waits for it any more
 
     def __post_init__(self) -> None:
-        self.rules = encode(self.request.rules)
-        self.lost = not self.request.drafting
-        # one stream of numbers per request: its text does not depend on what else is running
-        self.random = np.random.default_rng(self.request.sampling.seed)
+        self.encoded = self.request.processor.encode()
+        self.out_of_sync = not self.request.drafting
 
     @property
     def rounds(self) -> int:
@@ -77,11 +88,16 @@ class Sequence:
         """Tokens still wanted."""
         return self.request.max_tokens - len(self.tokens)
 
-    def verified(self, tokens: int, wanted: int) -> None:
-        """So many more are in the target's KV cache; wanted: drafts behind them, or DROPPED."""
+    @property
+    def round_budget(self) -> int:
+        """The same as rounds are told: there are no drafts after the last one."""
+        return min(self.budget, 1) if self.out_of_sync else self.budget
+
+    def verified(self, tokens: int, num_draft_tokens: int) -> None:
+        """So many more are in the target's KV cache, and drafts were asked for, or DISCARD."""
         self.position += tokens
-        self.held = self.held + tokens if wanted == 0 else 0
-        self.lost = self.lost or wanted == DROPPED
+        self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0
+        self.out_of_sync = self.out_of_sync or num_draft_tokens == DISCARD
 
     def score_prompt(self, output: RoundOutput, count: int) -> RoundOutput:
         """Take those of `count` prompt tokens, after the first one; what is left of the output."""
@@ -104,7 +120,24 @@ class Sequence:
             ends = self.ends is not None and self.ends(token)
             if ends or token in self.request.stop_ids:
                 self.finish_reason = "stop"
-                return taken
-        if self.budget == 0:
+                break
+        if self.budget == 0 and self.finish_reason is None:
             self.finish_reason = "length"
         return taken
+
+    def commit_row(self, tokens: Seq[int], source: int, output: RoundOutput, i: int) -> int:
+        """`commit` kept drafts of a source and the target's own, with what row i says of them."""
+        taken = self.commit(tokens)
+        self.sources += [*[source] * (len(tokens) - 1), 0][:taken]
+        if self.request.sampling.logprobs is not None:
+            asked = 1 + self.request.sampling.logprobs
+            self.logprobs += output.logprobs[i, :taken, :asked].tolist()
+            self.logprob_ids += output.logprob_ids[i, :taken, :asked].tolist()
+        return taken
+
+    def take_candidates(self, ids: Int64, probs: Float32, most: int) -> None:
+        """Keep those of at most so many next drafts; the target adds a token of its own."""
+        count = max(0, min(self.round_budget - 1, most, len(ids)))
+        if NO_DRAFT in ids[:count, 0]:
+            count = ids[:, 0].tolist().index(NO_DRAFT)
+        self.candidates = (ids[:count], probs[:count]) if count else None

@@ -17,10 +17,7 @@ import onnxruntime as ort
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import Request, SamplingParams, Scheduler, in_process
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -58,7 +55,7 @@ def test_overhead(
             policy=Fixed(block_size - 1),
         )
         sequences = [
-            scheduler.submit(Request(prompt, NEW_TOKENS, Sampling(temperature, seed=seed)))
+            scheduler.submit(Request(prompt, NEW_TOKENS, SamplingParams(temperature, seed=seed)))
             for seed, prompt in enumerate(prompts)
         ]
         while scheduler.busy:

@@ -25,8 +25,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import running_server
+from dflash_trt.serving.ports import Ports
+from dflash_trt.serving.server.run import running_server
 
 DRAFT_TOKENS, NEW_TOKENS, TURNS = 3, 128, 5
 MODES = ("in_process", "ensemble")

@@ -12,7 +12,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from dflash_trt.checkpoints import load_drafter
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
+from dflash_trt.decoding import check_lossless
 
 NEW_TOKENS = 128
 
@@ -25,7 +25,7 @@ def test_speedup(benchmark: BenchmarkFixture) -> None:
 
     def run() -> None:
         for speculation in (Speculation(), *fixed, Speculation()):
-            report = check(directory, prompts, NEW_TOKENS, speculation, lambda done: None)
+            report = check_lossless(directory, prompts, NEW_TOKENS, speculation, lambda done: None)
             name = str(speculation.draft_tokens or speculation.policy)
             lines.append(
                 f"draft tokens {name:>8}: speedup {report.speedup:.2f}, tau {report.tau:.3f}, "

@@ -15,9 +15,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 

@@ -21,9 +21,7 @@ import tritonclient.grpc.aio as triton
 from tokenizers import Tokenizer
 
 from dflash_trt.build.manifest import read_manifest
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 

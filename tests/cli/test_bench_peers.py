@@ -13,7 +13,7 @@ import pytest
 
 from dflash_trt.bench.page import Table
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
+from dflash_trt.decoding import check_lossless
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -29,7 +29,7 @@ def test_transformers_and_zlab_say_what_we_say(built: Path) -> None:
     lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:PROMPTS]
     prompts = [json.loads(line)["ids"] for line in lines]
     fixed = Speculation(draft_tokens=7)
-    report = check(built / "engines", prompts, TOKENS, fixed, lambda done: None)
+    report = check_lossless(built / "engines", prompts, TOKENS, fixed, lambda done: None)
     work = peers.Work(PYCODE, prompts, TOKENS, 2, 2, [*report.outputs[:2], [0] * TOKENS])
     new = PROMPTS * (TOKENS - 1)  # a first token comes from no round
     with peers.torch_peers(work) as (generate, dflash):

@@ -27,10 +27,10 @@ from dflash_trt.chat.render import as_chat, load_encoding
 from dflash_trt.cli.main import main
 from dflash_trt.config import Source, load_config
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
+from dflash_trt.decoding import check_lossless
 from dflash_trt.errors import BenchError, RequestError
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import free_ports, running_server
+from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.server.run import running_server
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -237,7 +237,7 @@ def test_a_peer_of_the_table_that_is_a_server(servers: Servers, built: Path) -> 
     """As scripts/bench_table.py measures vLLM's and llama.cpp's; here it is our own front."""
     lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:3]
     prompts = [json.loads(line)["ids"] for line in lines]
-    own = check(built / "engines", prompts, TOKENS, FIXED, lambda done: None)
+    own = check_lossless(built / "engines", prompts, TOKENS, FIXED, lambda done: None)
     expected = [*own.outputs[:2], own.outputs[0]]
     work = peers.Work(PYCODE, prompts, TOKENS, 2, 4, expected)
     peer = peers.asked_server("ours", servers[1].removesuffix("/v1"), work)

@@ -14,15 +14,14 @@ import pytest
 from llm_build import write_llm_build
 from pairs import make_pair
 
-from dflash_trt import __version__
+from dflash_trt import __version__, decoding
 from dflash_trt.cli.main import main
 from dflash_trt.config import json_schema
-from dflash_trt.decoding import check as check_module
+from dflash_trt.decoding.lossless import LosslessReport, Mismatch
 from dflash_trt.engines.load import load_engine
 from dflash_trt.errors import ServerError
-from dflash_trt.serving import client
+from dflash_trt.serving import client, server
 from dflash_trt.serving.front.capacity import capacity
-from dflash_trt.serving.server import server
 
 
 @dataclass(frozen=True)
@@ -349,9 +348,9 @@ def test_verify_compares_dflash_with_the_target_alone(run: Any, home: Path, tmp_
 def test_verify_exits_1_and_shows_the_first_mismatch(
     run: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mismatch = check_module.Mismatch(prompt=1, position=4, expected=7, got=9, together=True)
-    report = check_module.Report(1, 2, 4, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch, 9)
-    monkeypatch.setattr(check_module, "check", lambda *_: report)
+    mismatch = Mismatch(prompt=1, position=4, expected=7, got=9, together=True)
+    report = LosslessReport(1, 2, 4, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch, 9)
+    monkeypatch.setattr(decoding, "check_lossless", lambda *_: report)
     arguments = ("verify", home / "built", "--prompts", home / "prompts.jsonl", "--max-tokens", 5)
     result = run(*arguments, "--json")
     assert result.code == 1

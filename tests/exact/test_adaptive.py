@@ -27,11 +27,7 @@ from test_dflash2 import DRAFTER as DRAFTER2
 from test_dflash2 import TARGET as TARGET2
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
 from dflash_trt.decoding.speculation import correction
 from dflash_trt.decoding.speculation.offers import Choice, Row
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed
@@ -42,9 +38,9 @@ from dflash_trt.engines.onnxruntime import Engine
 MAX_SEQ_LEN = 400  # longer than features are held back
 NEW_TOKENS = 48
 DRAWN = (
-    Sampling(0.8, seed=3),
-    Sampling(1.0, top_k=20, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.2, seed=4),
-    Sampling(0.6, min_p=0.05, min_tokens=9, logprobs=2, seed=2**62),
+    SamplingParams(0.8, seed=3),
+    SamplingParams(1.0, top_k=20, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.2, seed=4),
+    SamplingParams(0.6, min_p=0.05, min_tokens=9, logprobs=2, seed=2**62),
 )
 PAIRS = ("qwen3", "llama", "windows", "dflash2")
 scheduler_of = partial(exact.scheduler_of, max_seq_len=MAX_SEQ_LEN)
@@ -100,7 +96,7 @@ def case_for(built: BuiltPair) -> Case:
     requests = [
         Request(prompt, count, sampling)
         for prompt, count, drawn in zip(prompts, counts, itertools.cycle(DRAWN), strict=False)
-        for sampling in (Sampling(), drawn)
+        for sampling in (SamplingParams(), drawn)
     ]
     plain = scheduler_of(in_process(target, None), Fixed(0))
     texts = [s.tokens for s in run_all(plain, requests)]
@@ -229,7 +225,7 @@ def filling(case_of: CaseOf) -> CaseOf:
             prompts[2] = [token for text in case.built.texts[2:6] for token in text]
             longest = [
                 Request(prompt, MAX_SEQ_LEN - len(prompt), sampling)
-                for prompt, sampling in zip(prompts, (Sampling(), *DRAWN), strict=False)
+                for prompt, sampling in zip(prompts, (SamplingParams(), *DRAWN), strict=False)
             ]
             target = Engine(case.built.target_engine)
             plain = scheduler_of(in_process(target, None), Fixed(0))

@@ -11,9 +11,8 @@ import pytest
 from conftest import BuildPair
 from crafted import spoil, usual_draft, usual_verify
 
-from dflash_trt.decoding.input_checks import check_draft_input, check_verify_input
-from dflash_trt.decoding.messages import moves_of
-from dflash_trt.decoding.rounds import draft, verify
+from dflash_trt.decoding import check_draft_input, check_verify_input, draft, verify
+from dflash_trt.decoding.messages import slot_copies
 from dflash_trt.decoding.speculation.held import Held
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import RequestError
@@ -37,8 +36,8 @@ def _run(
         mine: set[int] = set()
         try:
             check(engine.info, x)
-            first, _, _, *moves = x.batch.tolist()
-            mine = {*range(first, first + len(x.rows))} | {to for _, to, _ in moves_of(moves)}
+            first, _, _, *copies = x.batch.tolist()
+            mine = {*range(first, first + len(x.rows))} | {to for _, to, _ in slot_copies(copies)}
             step(engine, x)
         except RequestError:
             assert not mine, number

@@ -28,17 +28,14 @@ from exact import (
 )
 from op_profile import assert_in_profile
 from pairs import write_pair
-from tables import CRITICAL_Z, chi_square
 from transformers import LlamaConfig
 
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints import load_drafter
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.speculation.path import best_path, draw_paths
+from dflash_trt.decoding import Request, SamplingParams, check_lossless
+from dflash_trt.decoding.speculation.path import best_chain
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
@@ -149,42 +146,10 @@ def test_greedy_drafts_are_the_reference_s(case: Case) -> None:
     changed = 0
     for anchor, states, ids, scores in blocks(case):
         expected, _, _ = drafter.propose(states[None].clone(), torch.tensor([anchor]), head, 0.0)
-        (drafts,) = best_path(ids[None], scores[None])
-        assert drafts.tolist() == expected[0].tolist()
-        drawn, _ = draw_paths(ids[None], scores[None], [Sampling()], np.full((1, len(ids)), 0.5))
-        assert drafts.tolist() == drawn[0].tolist()
-        changed += int((drafts != ids[:, 0]).sum())
+        drafts, _ = best_chain(ids, scores)
+        assert drafts == expected[0].tolist()
+        changed += sum(a != b for a, b in zip(drafts, ids[:, 0].tolist(), strict=True))
     assert changed  # the selector chose otherwise than the logits alone
-
-
-def test_drawn_drafts_come_from_the_reference_s_distribution(case: Case) -> None:
-    pair, rng = case.built.pair, np.random.default_rng(0)
-    for anchor, states, ids, scores in blocks(case):
-        numbers = rng.random((1, len(ids)))
-        (drafts,), (probs,) = draw_paths(ids[None], scores[None], [Sampling(0.7)], numbers)
-        expected = reference.selector_probs(
-            pair.target_dir, pair.drafter_dir, states, [anchor, *drafts[:-1].tolist()], 0.7
-        )
-        np.testing.assert_allclose(
-            probs, np.take_along_axis(expected, ids, -1), atol=TOLERANCE, rtol=0
-        )
-
-
-def test_draws_follow_their_probabilities() -> None:
-    """Whole paths of two places, under a request's cuts."""
-    scores = np.random.default_rng(1).normal(0, 1.0, (2, 4, 4)).astype(np.float32)
-    scores[0] = scores[0, 0]
-    ids = np.array([[7, 3, 9, 5], [2, 7, 4, 3]])
-    sampling, rows = Sampling(0.8, top_k=3, top_p=0.95), 5000
-    many = [np.tile(x, (rows, *[1] * x.ndim)) for x in (ids, scores)]
-    numbers = np.random.default_rng(2).random((rows, 2))
-    counts, probs = np.zeros((4, 4)), np.zeros((4, 4))
-    for drafts, (p, q) in zip(*draw_paths(*many, [sampling] * rows, numbers), strict=True):
-        i, j = (line.tolist().index(draft) for line, draft in zip(ids, drafts, strict=True))
-        counts[i, j] += 1
-        probs[i] = p[i] * q
-    assert np.count_nonzero(counts) > 5
-    assert chi_square(counts.reshape(1, -1), probs.reshape(1, -1)) < CRITICAL_Z
 
 
 def test_same_text_and_same_rounds(case: Case) -> None:
@@ -196,7 +161,7 @@ def test_neighbours_change_nothing(case: Case) -> None:
     requests = []
     for i, prompt in enumerate(case.prompts):
         requests.append(Request(prompt, NEW_TOKENS))
-        requests.append(Request(prompt, 17 + i, Sampling(1.0, top_k=20, seed=i)))
+        requests.append(Request(prompt, 17 + i, SamplingParams(1.0, top_k=20, seed=i)))
     scheduler = scheduler_of(rounds_of(case.built), Fixed(7), prefill_chunk=5)
     sequences = run_all(scheduler, requests)
     assert [s.tokens for s in sequences[::2]] == case.greedy
@@ -217,7 +182,7 @@ def test_build_and_verify(case: Case, tmp_path: Path) -> None:
     config = BuildConfig.model_validate({"name": "second", **sections})
     build(config, tmp_path / "built", lambda *_: None)
     engines = tmp_path / "built" / "engines"
-    report = check(
+    report = check_lossless(
         engines, case.prompts, NEW_TOKENS, Speculation(policy="fixed"), lambda done: None
     )
     assert report.outputs == case.greedy

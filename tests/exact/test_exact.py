@@ -24,12 +24,16 @@ from exact import (
 )
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import check as check_module
-from dflash_trt.decoding.check import check
-from dflash_trt.decoding.messages import RoundOutput, RunRound, VerifyInput
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import (
+    Request,
+    RoundOutput,
+    RunRound,
+    SamplingParams,
+    VerifyInput,
+    check_lossless,
+    in_process,
+    lossless,
+)
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
@@ -210,14 +214,14 @@ def test_any_drafts(seed: int, case_of: CaseOf) -> None:
         history[0] = history[0][:position]
         history[0] += [*x.tokens[0, : n_forced + kept].tolist(), token]
         text = texts[tuple(history[0][:12])]
-        drafts = output.drafts.copy()
+        ids = output.candidate_ids[..., :1].copy()
         place = len(history[0])
-        right = int(rng.integers(0, drafts.shape[1] + 1))
-        for j in range(drafts.shape[1]):
+        right = int(rng.integers(0, ids.shape[1] + 1))
+        for j in range(ids.shape[1]):
             true = text[place + j] if place + j < len(text) else 0
-            drafts[0, j] = true if j < right else (true + 1 + rng.integers(0, 98)) % 100
+            ids[0, j] = true if j < right else (true + 1 + rng.integers(0, 98)) % 100
         expected.append(right)
-        return output._replace(drafts=drafts)
+        return output._replace(candidate_ids=ids, candidate_probs=output.candidate_probs[..., :1])
 
     for prompt, greedy in zip(case.prompts, case.greedy, strict=True):
         (sequence,) = run_all(scheduler_of(run, Fixed(7)), [Request(prompt, NEW_TOKENS)])
@@ -232,7 +236,7 @@ def test_a_sampling_neighbour_changes_nothing(case_of: CaseOf) -> None:
     requests = []
     for i, prompt in enumerate(case.prompts):
         requests.append(Request(prompt, NEW_TOKENS))
-        requests.append(Request(prompt, 30, Sampling(1.0, 20, 0.9, seed=i)))
+        requests.append(Request(prompt, 30, SamplingParams(1.0, 20, 0.9, seed=i)))
     sequences = run_all(scheduler_of(rounds_of(case.built), Fixed(7)), requests)
     assert [s.tokens for s in sequences[::2]] == case.greedy
     assert all(len(s.tokens) == 30 for s in sequences[1::2])
@@ -241,14 +245,14 @@ def test_a_sampling_neighbour_changes_nothing(case_of: CaseOf) -> None:
 def test_sampling_is_repeatable(case_of: CaseOf) -> None:
     """The same seed gives the same text, alone or among others; another seed another text."""
     case = case_of(ONE, True)
-    request = Request(case.prompts[0], NEW_TOKENS, Sampling(1.0, seed=7))
+    request = Request(case.prompts[0], NEW_TOKENS, SamplingParams(1.0, seed=7))
     rounds = rounds_of(case.built)
     (alone,) = run_all(scheduler_of(rounds, Fixed(7)), [request])
-    others = [Request(prompt, 25, Sampling(0.7, seed=3)) for prompt in case.prompts[1:]]
+    others = [Request(prompt, 25, SamplingParams(0.7, seed=3)) for prompt in case.prompts[1:]]
     among = run_all(scheduler_of(rounds, Fixed(7)), [*others, request])[-1]
     (other,) = run_all(
         scheduler_of(rounds, Fixed(7)),
-        [replace(request, sampling=Sampling(1.0, seed=8))],
+        [replace(request, sampling=SamplingParams(1.0, seed=8))],
     )
     assert alone.tokens == among.tokens
     assert alone.tokens != other.tokens
@@ -308,7 +312,7 @@ def test_verify_notices_what_neighbours_change(
     """A target that is right about every prompt alone, and wrong about the last of several."""
     case = case_of(ONE, True)
     engines, speculation = case.built.target_engine.parent, Speculation(draft_tokens=7)
-    found = check(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
+    found = check_lossless(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
     assert (found.identical, found.first_mismatch) == (4, None)
 
     def broken(target: AnyEngine, drafter: AnyEngine | None) -> RunRound:
@@ -322,8 +326,8 @@ def test_verify_notices_what_neighbours_change(
 
         return run
 
-    monkeypatch.setattr(check_module, "in_process", broken)
-    found = check(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
+    monkeypatch.setattr(lossless, "in_process", broken)
+    found = check_lossless(engines, case.prompts, NEW_TOKENS, speculation, lambda done: None)
     assert found.identical < found.total == 4
     assert found.first_mismatch is not None
     assert found.first_mismatch.together
@@ -333,11 +337,13 @@ def test_verify_notices_what_neighbours_change(
 # --- logits that are no numbers -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(logprobs=1), Sampling(0.7, seed=1)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(logprobs=1), SamplingParams(0.7, seed=1)]
+)
 @pytest.mark.parametrize("drafts", [0, 7])
 @pytest.mark.parametrize("position", [8, 20])  # while its prompt is taken in, and behind it
 def test_a_row_without_numbers_fails_alone(
-    sampling: Sampling, drafts: int, position: int, case_of: CaseOf
+    sampling: SamplingParams, drafts: int, position: int, case_of: CaseOf
 ) -> None:
     """Nor does whoever has its cache row next notice."""
     case = case_of(ONE, True)

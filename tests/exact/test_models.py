@@ -25,9 +25,7 @@ from test_formats import to_speculators
 from transformers import PretrainedConfig, Qwen3Config
 
 from dflash_trt.checkpoints.pair import PAIR_CHECKS
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 

@@ -9,9 +9,7 @@ from exact import rounds_of, run_all
 from offers import SECOND, Costs, linear
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import Request, SamplingParams, Scheduler
 from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
 from dflash_trt.decoding.speculation.policy import Adaptive, Policy
 from dflash_trt.decoding.speculation.proposals import strategy
@@ -29,7 +27,7 @@ class Recorded:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._width = 0
-        self.coupled, self.draft_tokens = policy.coupled, policy.draft_tokens
+        self.draft_tokens = policy.draft_tokens
         self.calls: list[tuple[str, tuple[object, ...], object]] = []
 
     def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
@@ -81,7 +79,7 @@ def test_a_record_replayed_leads_to_the_same_choices(built_pair: BuildPair) -> N
         policy=recorded,
         proposer=proposer,
     )
-    sampling = (Sampling(), Sampling(0.8, seed=1))
+    sampling = (SamplingParams(), SamplingParams(0.8, seed=1))
     run_all(scheduler, [Request(x[:20], 60, sampling[i % 2]) for i, x in enumerate(built.texts)])
     again = Adaptive(costs, policy.draft_tokens, target.info.most_verified - 1)
     for name, arguments, answer in recorded.calls:

@@ -10,10 +10,14 @@ from conftest import BuildPair
 from exact import run_all, scheduler_of
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.draft_model import DraftModel
-from dflash_trt.decoding.rounds import in_process, rounds_with
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import (
+    DraftModel,
+    Request,
+    SamplingParams,
+    Sequence,
+    in_process,
+    rounds_with,
+)
 from dflash_trt.decoding.speculation.costs import Costs
 from dflash_trt.decoding.speculation.lookup import PromptLookup, Suffixes
 from dflash_trt.decoding.speculation.policy import Fixed
@@ -65,8 +69,9 @@ def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
         scheduler.step()
         for sequence in scheduler.sequences:
             whole = Suffixes([*sequence.request.prompt, *sequence.tokens])
-            if sequence.drafts:
-                assert sequence.drafts == whole.find(len(sequence.drafts))[1]
+            if sequence.candidates is not None:
+                drafts = sequence.candidates[0][:, 0].tolist()
+                assert drafts == whole.find(len(drafts))[1]
                 compared += 1
     assert compared > 30
 
@@ -79,7 +84,7 @@ def test_sampled_text_has_the_targets_distribution(built_pair: BuildPair) -> Non
 
     def second_tokens(rounds: object) -> np.ndarray:
         scheduler = scheduler_of(rounds, Fixed(2))  # type: ignore[arg-type]
-        requests = [Request(prompt, 2, Sampling(1.0, seed=seed)) for seed in range(2000)]
+        requests = [Request(prompt, 2, SamplingParams(1.0, seed=seed)) for seed in range(2000)]
         return np.array([s.tokens[1] for s in run_all(scheduler, requests)])
 
     lookup = second_tokens(rounds_with(target, PromptLookup()))

@@ -15,14 +15,11 @@ from tokenizers import Tokenizer
 
 from dflash_trt.build.run import build
 from dflash_trt.config import load_config
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import Request, SamplingParams, Scheduler, Sequence, in_process
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.client import stream
-from dflash_trt.serving.server.server import running_server
+from dflash_trt.serving.server.run import running_server
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode"
 PROMPTS_FILE = PYCODE / "prompts.jsonl"
@@ -151,7 +148,7 @@ def test_logits(demo: Demo) -> None:
 
 def test_sampled_text_is_repeatable(demo: Demo) -> None:
     requests = [
-        Request(prompt, 32, Sampling(0.8, top_p=0.95, seed=i))
+        Request(prompt, 32, SamplingParams(0.8, top_p=0.95, seed=i))
         for i, prompt in enumerate(demo.prompts[:8])
     ]
     together = run_all(demo.scheduler(slots=SLOTS), requests)

@@ -27,15 +27,15 @@ from dflash_trt.checkpoints import load_drafter, load_tokenizer
 from dflash_trt.cli.main import main
 from dflash_trt.config import OnnxRuntime, load_config, with_ranks
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
+from dflash_trt.decoding import check_lossless
 from dflash_trt.engines import ranks
 from dflash_trt.engines.info import rank_directory
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import ConfigError, RankError, ServerError
 from dflash_trt.graphs.sharding import check_even
 from dflash_trt.serving.client import stream
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.reaper import processes_naming
-from dflash_trt.serving.server.server import free_ports
 
 TEXT = list(range(40, 80))
 PROMPT = "def main():"
@@ -67,7 +67,9 @@ def logits(built: Path) -> Any:
 
 def decoded(built: Path) -> list[list[int]]:
     prompts = [TEXT[:9], TEXT[9:30]]
-    report = check(built / "engines", prompts, 40, Speculation(draft_tokens=7), lambda done: None)
+    report = check_lossless(
+        built / "engines", prompts, 40, Speculation(draft_tokens=7), lambda done: None
+    )
     assert report.identical == report.total
     return report.outputs
 
@@ -311,7 +313,7 @@ def test_the_server_on_two_ranks(tmp_path: Path) -> None:
         build(with_ranks(config, number), built, lambda *_: None)
         tokenizer = load_tokenizer(built / "tokenizer")
         ids = tokenizer.encode(PROMPT).ids
-        report = check(built / "engines", [ids], 32, Speculation(), lambda done: None)
+        report = check_lossless(built / "engines", [ids], 32, Speculation(), lambda done: None)
         texts.append(report.outputs[0])
     assert texts[0] == texts[1]
     ports = free_ports()

@@ -1,10 +1,11 @@
-"""Temperature above 0: the committed tokens of rejection sampling follow the target's distribution.
+"""Temperature above 0: committed tokens follow the target's distribution, whoever proposes.
 
 The models are those of `tables`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +14,15 @@ import numpy as np
 import pytest
 import torch
 from tables import (
-    BATCH,
     CRITICAL_Z,
     CUT,
-    DRAFTERS,
     DRAFTS,
-    DRAWS,
     PENALISED,
     PROMPT,
     VOCAB,
     Array,
     TableDrafter,
+    TablePairDrafter,
     TableTarget,
     chi_square,
     distribution,
@@ -31,221 +30,204 @@ from tables import (
     excess_by_place,
     penalised_excess,
     table,
-    verify_input,
 )
 
-from dflash_trt.decoding import acceptance
-from dflash_trt.decoding.acceptance import accept_greedy, accept_sampled
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Sampling, draw, propose, weights
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.speculation.policy import Fixed
-from dflash_trt.graphs.drafter import CANDIDATES
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding import Request, SamplingParams, Scheduler, acceptance, in_process
+from dflash_trt.decoding.acceptance import accept_greedy
+from dflash_trt.decoding.gumbel import NO_TOKEN, noise, sample
+from dflash_trt.decoding.logits_processor import tempered, truncate
+from dflash_trt.decoding.speculation.policy import Adaptive, Fixed
+from dflash_trt.decoding.speculation.proposals import strategy
 
-DECISIONS = 5_000
+DRAWS = 6_000
+FEW = 4_000  # enough for what is wrong to show
+
+
+class SlowSteps:
+    """Costs by which everything that can be proposed is worth its while."""
+
+    def verify(self, n: int, width: int, context: int) -> float:
+        return 1e3 + width
+
+    def draft(self, n: int, context: int) -> float:
+        return 1.0
+
+
+def repeating() -> tuple[int, ...]:
+    """A prompt in which each token is followed by a likely one: there is always one to look up."""
+    logits = TableTarget().logits.copy()
+    tokens = [PROMPT[-1]]
+    while len(tokens) < VOCAB:
+        logits[:, tokens[-1]] = -np.inf
+        tokens.append(int(logits[tokens[-1]].argmax()))
+    return (*tokens, *PROMPT)
+
+
+class BrokenDrafter(TableDrafter):
+    """Its logits are no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits[:] = np.nan
+
+
+# by who proposes: the drafter, and what of the adaptive policy is on; None: the policy fixed
+KINDS: dict[str, tuple[type[TableDrafter], dict[str, bool] | None]] = {
+    "chain": (TableDrafter, None),
+    "pairs": (TablePairDrafter, None),
+    "broken": (BrokenDrafter, None),
+    "tree": (TableDrafter, {"lookup": False}),
+    "lookup": (TableDrafter, {"tree": False}),
+}
+
+
+def scheduler_of(kind: str, slots: int = 16) -> Scheduler:
+    target = TableTarget()
+    options: dict[str, Any] = {"policy": Fixed(0)}
+    rounds = in_process(target, None)  # type: ignore[arg-type]
+    if kind != "plain":
+        drafter, sources = KINDS[kind]
+        rounds = in_process(target, drafter())  # type: ignore[arg-type]
+        fixed = Speculation(policy="fixed", draft_tokens=DRAFTS)
+        speculation = fixed if sources is None else Speculation(**sources)
+        policy, proposer = strategy(speculation, target.info, SlowSteps())  # type: ignore[arg-type]
+        options = {"policy": policy, "proposer": proposer}
+    return Scheduler(rounds, slots=slots, max_seq_len=64, prefill_chunk=64, **options)
+
+
+@pytest.fixture(autouse=True)
+def costs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of `SlowSteps`, whatever time rounds take."""
+    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)
 
 
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-def draw_rounds(sampling: Sampling, drafter: str = "plain") -> tuple[Array, Array]:
-    """DRAWS times a prompt and one round after it.
+def first_rounds(sampling: SamplingParams, kind: str, draws: int) -> tuple[Array, Array]:
+    """`draws` times a prompt and the rounds after it, each with its own seed.
 
-    Returns the tokens `[DRAWS, 1 + DRAFTS + 1]`, the prompt's own first, and how many of them the
-    round committed.
+    Returns the tokens `[draws, 1 + DRAFTS + 1]`, the prompt's own first, and how many of them the
+    first round committed.
     """
-    run = in_process(TableTarget(), DRAFTERS[drafter]())  # type: ignore[arg-type]
-    rng = np.random.default_rng(0)
-    texts, committed = [], []
-    for _ in range(0, DRAWS, BATCH):
-        prompts = np.tile(PROMPT, (BATCH, 1))
-        numbers = rng.random((2, BATCH, 2 * DRAFTS + 1))
-        first = run(verify_input(prompts, len(PROMPT), 0, numbers[0], sampling))
-        block = np.column_stack([first.results[:, 1], first.drafts])
-        second = run(
-            verify_input(
-                block,
-                1,
-                len(PROMPT),
-                numbers[1],
-                sampling,
-                # no drafts after this round
-                rows=np.tile([DRAFTS + 1, 1, len(PROMPT), 1], (BATCH, 1)),
-                history=prompts,
-                candidate_ids=first.next_candidate_ids,
-                candidate_probs=first.next_candidate_probs,
-            )
-        )
-        text = np.column_stack([block, np.zeros(BATCH, np.int64)])
-        accepted, token = second.results[:, :2].T
-        text[np.arange(BATCH), accepted + 1] = token
-        texts.append(text)
-        committed.append(accepted + 1)
-    return np.concatenate(texts), np.concatenate(committed)
-
-
-def round_excess(sampling: Sampling, drafter: str) -> list[float]:
-    texts, committed = draw_rounds(sampling, drafter)
-    return excess_by_place(texts, committed, sampling)
+    scheduler = scheduler_of(kind, slots=200)
+    prompt = repeating() if kind == "lookup" else PROMPT
+    sequences = [
+        scheduler.submit(Request(prompt, DRAFTS + 2, replace(sampling, seed=seed)))
+        for seed in range(draws)
+    ]
+    verified: list[str] = []
+    while scheduler.busy:
+        scheduler.step()
+        assert scheduler.report is not None
+        verified += scheduler.report.choices
+    proposed = [each for each in verified if each != "plain"]
+    assert proposed.count({"pairs": "chain"}.get(kind, kind)) > 0.5 * len(proposed)
+    committed = np.array([sequence.committed_per_round[0] for sequence in sequences])
+    assert (committed > 1).mean() > 0.1
+    return np.array([sequence.tokens for sequence in sequences]), committed
 
 
 @pytest.mark.parametrize(
-    ("sampling", "drafter"),
+    ("sampling", "kind"),
     [
-        pytest.param(Sampling(1.0), "plain", id="plain"),
-        pytest.param(CUT, "plain", id="cut", marks=pytest.mark.models),
+        pytest.param(SamplingParams(1.0), "chain", id="chain"),
         pytest.param(CUT, "pairs", id="cut-pairs", marks=pytest.mark.models),
+        pytest.param(CUT, "lookup", id="cut-lookup", marks=pytest.mark.models),
+        pytest.param(SamplingParams(1.0), "tree", id="tree", marks=pytest.mark.models),
     ],
 )
-def test_committed_tokens_follow_the_target(sampling: Sampling, drafter: str) -> None:
-    for place, z in enumerate(round_excess(sampling, drafter)):
+def test_committed_tokens_follow_the_target(sampling: SamplingParams, kind: str) -> None:
+    texts, committed = first_rounds(sampling, kind, DRAWS)
+    for place, z in enumerate(excess_by_place(texts, committed, sampling)):
         assert z < CRITICAL_Z, f"token {place} does not follow the target: z = {z:.1f}"
 
 
 @pytest.mark.models
-def test_penalised_tokens_follow_the_target() -> None:
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_penalised_tokens_follow_the_target(kind: str) -> None:
     """Penalties depend on the drafts before, too: the first two tokens of a round, given those."""
-    texts, committed = draw_rounds(PENALISED)
+    texts, committed = first_rounds(PENALISED, kind, DRAWS)
     for place in (0, 1):
         z = penalised_excess(texts, committed, place)
         assert z < CRITICAL_Z, f"token {place + 1} does not follow the target: z = {z:.1f}"
 
 
-@pytest.mark.parametrize("drafter", ["plain", pytest.param("pairs", marks=pytest.mark.models)])
-def test_without_the_residual_the_test_fails(monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
-    """The same numbers find a rejected draft replaced by a draw from p instead of max(p - q, 0)."""
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_accepting_the_second_best_fails(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The same numbers find drafts kept that the target would only sample second."""
 
-    rng = np.random.default_rng(1)
+    def noted(weights: Array, seeds: Seq[int], positions: Seq[int]) -> list[int]:
+        tokens = sample(weights, seeds, positions)
+        others = weights.copy()
+        for line, token in zip(others, tokens, strict=True):
+            line[token] = 0
+            line /= line.max()
+        # both in one number: `wrong` is told no more than the token
+        second = sample(others, seeds, positions)
+        return [a + VOCAB * b for a, b in zip(tokens, second, strict=True)]
 
-    def wrong(drafts: Any, weights: Any, *others: Any) -> tuple[int, int]:
-        before = [weights(j)[0].astype(np.float64) for j in range(len(drafts))]
-        accepted, token = accept_sampled(drafts, weights, *others)
-        if accepted < len(drafts):
-            p = before[accepted]  # as it was: a rejected draft's weights are written to
-            token = int(rng.choice(VOCAB, p=p / p.sum()))
-        return accepted, token
+    def wrong(tokens: Any, parents: Any, own: Any) -> tuple[list[int], int | None]:
+        children = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True), 1)}
+        path: list[int] = []
+        while True:
+            both, node = own(path), path[-1] if path else 0
+            if both is None:
+                return path, None
+            child = children.get((node, both % VOCAB)) or children.get((node, both // VOCAB))
+            if child is None:
+                return path, both % VOCAB
+            path.append(child)
 
-    monkeypatch.setattr(acceptance, "accept_sampled", wrong)
-    prompt, *of_round = round_excess(Sampling(1.0), drafter)
+    monkeypatch.setattr(acceptance, "sample", noted)
+    monkeypatch.setattr(acceptance, "walk", wrong)
+    texts, committed = first_rounds(SamplingParams(1.0), kind, FEW)
+    prompt, *of_round = excess_by_place(texts, committed, SamplingParams(1.0))
+    assert prompt < CRITICAL_Z
+    assert of_round[0] > CRITICAL_Z
+
+
+def test_noise_used_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers find the noise of one position used at another."""
+    monkeypatch.setattr(acceptance, "sample", lambda w, seeds, at: sample(w, seeds, [0] * len(at)))
+    texts, committed = first_rounds(SamplingParams(1.0), "lookup", FEW)
+    prompt, *of_round = excess_by_place(texts, committed, SamplingParams(1.0))
     assert prompt < CRITICAL_Z
     for place, z in enumerate(of_round):
         assert z > CRITICAL_Z, f"token {place + 1}: z = {z:.1f}"
 
 
-def test_whole_texts_follow_the_target() -> None:
-    """Through the scheduler, over several rounds, requests joining and leaving, greedy ones too."""
-    sampling = Sampling(1.0)
-    scheduler = Scheduler(
-        in_process(TableTarget(), TableDrafter()),  # type: ignore[arg-type]
-        slots=16,
-        max_seq_len=64,
-        prefill_chunk=64,
-        policy=Fixed(DRAFTS),
-    )
-    sequences = [
-        scheduler.submit(Request(PROMPT, 16, replace(sampling, seed=seed))) for seed in range(1250)
-    ]
-    greedy = [scheduler.submit(Request(PROMPT, 16)) for _ in range(3)]
-    while scheduler.busy:
-        scheduler.step()
-    texts = np.array([PROMPT[-1:] + tuple(s.tokens) for s in sequences])
-    # all 20,000 tokens, and pairs across the borders of rounds: every token given the one before
-    assert excess(texts[:, :-1].ravel(), texts[:, 1:].ravel(), sampling) < CRITICAL_Z
-    argmax = TableTarget().logits.argmax(-1)
-    expected = [argmax[PROMPT[-1]]]
-    while len(expected) < 16:
-        expected.append(argmax[expected[-1]])
-    assert all(s.tokens == expected for s in greedy)
+def test_a_seed_says_the_text_whoever_proposes() -> None:
+    """Over several rounds, requests joining and leaving; with greedy ones, and alone."""
+    params = [SamplingParams(1.0, seed=seed) for seed in range(400)]
+    requests = [Request(PROMPT, 16, each) for each in params]
+    requests += [Request(PROMPT, 16, replace(PENALISED, seed=seed)) for seed in range(20)]
+    requests += [Request(PROMPT, 16, replace(CUT, seed=seed)) for seed in range(20)]
+    requests += [Request(PROMPT, 16)] * 3
+    texts = {}
+    for kind, slots, few in [("plain", 16, 443), *((kind, 7, 100) for kind in KINDS)]:
+        scheduler = scheduler_of(kind, slots)
+        some = requests if few == len(requests) else requests[-few:]
+        sequences = [scheduler.submit(request) for request in some]
+        while scheduler.busy:
+            scheduler.step()
+        if kind not in ("plain", "broken"):
+            assert sum(s.accepted for s in sequences) > len(sequences)
+        texts[kind] = [s.tokens for s in sequences][-100:]
+        if kind == "plain":
+            tokens = np.array([[PROMPT[-1], *s.tokens] for s in sequences[:400]])
+    for kind in KINDS:
+        assert texts[kind] == texts["plain"], kind
+    pairs = tokens[:, :-1].ravel(), tokens[:, 1:].ravel()
+    assert excess(*pairs, SamplingParams(1.0)) < CRITICAL_Z
+    argmax, greedy = TableTarget().logits.argmax(-1), [PROMPT[-1]]
+    while len(greedy) < 17:
+        greedy.append(int(argmax[greedy[-1]]))
+    assert texts["chain"][-3:] == [greedy[1:]] * 3
 
 
-# --- one decision ---------------------------------------------------------------------------------
-
-
-def propose_one(
-    logits: Array, sampling: Sampling, uniform: float
-) -> tuple[int, list[int], list[float]]:
-    """One draft, its candidates and their probabilities."""
-    ids = np.argsort(-logits, kind="stable")[:CANDIDATES]
-    drawn, probs = propose(logits[ids][None], [sampling], np.array([uniform]))
-    return int(ids[drawn[0]]), ids.tolist(), probs[0].tolist()
-
-
-def with_total(weights: Array) -> tuple[Array, float]:
-    return weights, float(weights.sum())
-
-
-def accept_draws(p: Array, drafter: Array, sampling: Sampling) -> tuple[Array, float]:
-    """The tokens that DECISIONS rounds of one draft commit first, and the share of drafts kept."""
-    counts, kept = np.zeros(VOCAB), 0
-    for numbers in np.random.default_rng(2).random((DECISIONS, 3)).tolist():
-        draft, ids, probs = propose_one(drafter, sampling, numbers[0])
-        accepted, token = accept_sampled(
-            [draft], lambda j: with_total(weights(p, sampling)), [ids], [probs], numbers[1:]
-        )
-        counts[draft if accepted else token] += 1
-        kept += accepted
-    return counts, kept / DECISIONS
-
-
-@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0], ids=["equal", "near", "far"])
-def test_acceptance_rate_is_the_overlap(scale: float) -> None:
-    """A draft is kept with probability sum(min(p, q)), q being the drafter's cut distribution."""
-    sampling = Sampling(1.0)
-    logits = table(3)
-    drafter = logits + np.float32(scale) * table(4)
-    counts, rate = accept_draws(logits, drafter, sampling)
-    p = distribution(logits, sampling)
-    q = np.zeros(VOCAB)
-    _, ids, probs = propose_one(drafter, sampling, 0.5)
-    q[ids] = probs
-    overlap = np.minimum(p, q).sum()
-    assert abs(rate - overlap) < 4 * (0.25 / DECISIONS) ** 0.5
-    assert chi_square(counts[None], p[None]) < CRITICAL_Z
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(0.7), Sampling(1.2, 5), Sampling(1.2, 0, 0.7), Sampling(1.0, min_p=0.2)],
-    ids=["plain", "top_k", "top_p", "min_p"],
-)
-def test_drafts_follow_their_candidates(sampling: Sampling) -> None:
-    """The drafter's distribution, cut to its candidates and then as the target's is cut."""
-    logits = table(5)
-    counts = np.zeros(VOCAB)
-    for uniform in np.random.default_rng(3).random(DECISIONS).tolist():
-        draft, ids, probs = propose_one(logits, sampling, uniform)
-        counts[draft] += 1
-    q = np.zeros(VOCAB)
-    q[ids] = probs
-    cut = np.full(VOCAB, -np.inf, np.float32)
-    cut[ids] = logits[ids]
-    np.testing.assert_allclose(q, distribution(cut, sampling), atol=1e-6)
-    assert chi_square(counts[None], q[None]) < CRITICAL_Z
-
-
-def test_a_greedy_draft_is_the_best_candidate() -> None:
-    drawn, probs = propose(np.array([[2, 1]], np.float32), [Sampling()], np.array([0.99]))
-    assert (drawn.tolist(), probs.tolist()) == ([0], [[1, 0]])
-
-
-def test_a_drafter_without_numbers_changes_no_distribution() -> None:
-    """What it proposes is rejected, and the target's token drawn as if there were no draft."""
-    p, counts = table(3), np.zeros(VOCAB)
-    ids = [*range(CANDIDATES)]
-    for numbers in np.random.default_rng(4).random((DECISIONS, 2)).tolist():
-        logits = np.full((1, CANDIDATES), np.nan, np.float32)
-        drawn, probs = propose(logits, [Sampling(1.0)], np.array(numbers[:1]))
-        accepted, token = accept_sampled(
-            [ids[drawn[0]]],
-            lambda j: with_total(weights(p, Sampling(1.0))),
-            [ids],
-            probs.tolist(),
-            numbers,
-        )
-        assert not accepted
-        counts[token] += 1
-    assert chi_square(counts[None], distribution(p, Sampling(1.0))[None]) < CRITICAL_Z
+# --- weights --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -254,59 +236,101 @@ def test_a_drafter_without_numbers_changes_no_distribution() -> None:
 def test_distribution_is_zlabs(temperature: float, top_k: int, top_p: float) -> None:
     for seed in range(20):
         logits = 3 * table(100 + seed)
-        ours = distribution(logits, Sampling(temperature, top_k, top_p))
+        ours = distribution(logits, SamplingParams(temperature, top_k, top_p))
         theirs = zlab._sampling_probs(torch.from_numpy(logits), temperature, top_p, top_k).numpy()
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
         assert ours.sum() == pytest.approx(1.0)
 
 
-def test_distribution_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (SamplingParams(1.0), [0.5, 0.3, 0.15, 0.05]),
+        (SamplingParams(1.0, top_k=2), [0.625, 0.375, 0, 0]),
+        # 0.5 alone is short of 0.6; the token that reaches the mass is kept
+        (SamplingParams(1.0, top_p=0.6), [0.625, 0.375, 0, 0]),
+        (SamplingParams(1.0, top_p=0.01), [1, 0, 0, 0]),
+        # top-p counts the mass that top-k left: 0.625 and 0.375
+        (SamplingParams(1.0, top_k=2, top_p=0.6), [1, 0, 0, 0]),
+        (SamplingParams(1.0, min_p=0.5), [0.625, 0.375, 0, 0]),
+        (SamplingParams(0.5), [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
+        (SamplingParams(), [1, 0, 0, 0]),
+    ],
+)
+def test_distribution_by_hand(sampling: SamplingParams, expected: list[float]) -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
-    np.testing.assert_allclose(distribution(logits, Sampling(1.0)), [0.5, 0.3, 0.15, 0.05], 1e-5)
-    two = [0.625, 0.375, 0, 0]
-    np.testing.assert_allclose(distribution(logits, Sampling(1.0, top_k=2)), two, 1e-5)
-    # 0.5 alone is short of 0.6; the token that reaches the mass is kept
-    np.testing.assert_allclose(distribution(logits, Sampling(1.0, top_p=0.6)), two, 1e-5)
-    np.testing.assert_allclose(distribution(logits, Sampling(1.0, top_p=0.01)), [1, 0, 0, 0], 1e-5)
-    # top-p counts the mass that top-k left: 0.625 and 0.375
-    np.testing.assert_allclose(
-        distribution(logits, Sampling(1.0, top_k=2, top_p=0.6)), [1, 0, 0, 0], 1e-5
-    )
-    cold = np.array([0.25, 0.09, 0.0225, 0.0025])
-    np.testing.assert_allclose(distribution(logits, Sampling(0.5)), cold / cold.sum(), 1e-5)
+    np.testing.assert_allclose(distribution(logits, sampling), expected, 1e-5)
 
 
 def test_extreme_logits_stay_a_distribution() -> None:
     logits = np.array([-1e30, 0.0, 1e30, -np.inf], np.float32)
-    for sampling in (Sampling(1e-4), Sampling(1.0, 3, 0.5), Sampling(100.0)):
+    for sampling in (SamplingParams(1e-4), SamplingParams(1.0, 3, 0.5), SamplingParams(100.0)):
         assert distribution(logits, sampling).tolist() == [0, 0, 1, 0]
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
-def test_a_token_without_weight_is_never_drawn(uniform: float) -> None:
-    assert draw(np.array([0, 0, 1e-30, 3, 0, 0], np.float32), uniform) in (2, 3)
-    assert draw(np.array([0, 1, 0], np.float32), uniform) == 1
-    assert draw(np.zeros(3, np.float32), uniform) is None
+def test_many_lines_are_cut_as_each_alone() -> None:
+    lines = tempered(table(1, 12), [0.9] * 12).reshape(3, 4, VOCAB)
+    sampling = SamplingParams(0.9, top_k=9, top_p=0.8, min_p=0.1)
+    alone = np.array([[truncate(line.copy(), sampling) for line in each] for each in lines])
+    assert (truncate(lines.copy(), sampling) == alone).all()
+    assert 1 < (alone > 0).sum(-1).mean() < 9
 
 
-@pytest.mark.parametrize("drafts", [[], [1]])
-def test_weights_that_are_no_numbers_are_told(drafts: list[int]) -> None:
-    """At the place of a draft and, with none left, of the target's own token."""
-    with pytest.raises(FloatingPointError):
-        accept_sampled(
-            drafts,
-            lambda j: with_total(np.full(VOCAB, np.nan, np.float32)),
-            [[1]] * len(drafts),
-            [[1.0]] * len(drafts),
-            [0.5] * (len(drafts) + 1),
+# --- seeded Gumbel-max ----------------------------------------------------------------------------
+
+
+def test_rows_are_sampled_as_if_alone() -> None:
+    """A text must not depend on what else is running; a row without numbers hurts no other."""
+    rng = np.random.default_rng(0)
+    for vocab in (2, 31, 512, 5000):
+        logits = rng.normal(0, 3, (40, vocab)).astype(np.float32)
+        temperatures = rng.uniform(0.2, 3, 40).tolist()
+        w = tempered(logits, temperatures)
+        w[7] = np.nan
+        sampled = sample(w, range(40), range(100, 140))
+        for i, token in enumerate(sampled):
+            alone = tempered(logits[i][None], [temperatures[i]])
+            assert (sample(alone, [i], [100 + i]) == [token]) == (i != 7)
+        assert sampled[7] == NO_TOKEN
+
+
+@pytest.mark.parametrize("by", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (0, 1, -1), (2, 7, 0)])
+@pytest.mark.parametrize("seed", [0, 2**31 - 1, 2**62])
+def test_noise_is_independent(by: tuple[int, int, int], seed: int) -> None:
+    """Of neighbours: seeds, positions, tokens. 40,000 pairs, all values alike likely."""
+    seeds, positions, ids = range(seed, seed + 20), range(100, 140), np.arange(50)
+    each, other = (
+        np.array(
+            [noise(s + ds, [p + dp for p in positions], np.tile(ids + di, (40, 1))) for s in seeds]
         )
+        for ds, dp, di in ((0, 0, 0), by)
+    )
+    a, b = (np.exp(-np.exp(-x)).ravel() for x in (each, other))
+    cells = np.bincount((a * 8).astype(int) * 8 + (b * 8).astype(int), minlength=64)
+    assert chi_square(cells[None], np.full((1, 64), 1 / 64)) < CRITICAL_Z
+
+
+def test_tokens_of_little_weight_have_theirs() -> None:
+    """Most of a distribution in thousands of tokens that share their noise, some likelier."""
+    w = np.full(8_000, 1e-4, np.float32)
+    w[:4] = [1.0, 0.3, 0.1, 0.02]
+    w[4::2] *= 2
+    w[5::8] = 0  # never sampled
+    seeds = np.repeat(np.arange(2000), 10).tolist()
+    sampled = np.array([sample(w[None], [seed], [i % 10])[0] for i, seed in enumerate(seeds)])
+    groups = np.where(np.arange(len(w)) < 4, np.arange(len(w)), 4 + np.arange(len(w)) % 16)
+    counts, probs = np.bincount(groups[sampled], minlength=20), np.bincount(groups, w)
+    assert chi_square(counts[None], probs[None] / probs.sum()) < CRITICAL_Z
 
 
 def test_greedy_acceptance() -> None:
     own = [4, 5, 6, 7]
-    assert accept_greedy([4, 5, 6], own) == (3, 7)
-    assert accept_greedy([4, 9, 6], own) == (1, 5)
-    assert accept_greedy([9, 5, 6], own) == (0, 4)
-    # a row with fewer drafts than its neighbours: what stands behind them is padding
-    assert accept_greedy([4, 5], own) == (2, 6)
-    assert accept_greedy([], own) == (0, 4)
+    for drafts, kept, token in (
+        ([4, 5, 6], 3, 7),
+        ([4, 9, 6], 1, 5),
+        ([9, 5, 6], 0, 4),
+        ([4, 5], 2, 6),  # fewer drafts than the neighbours: what comes after them is padding
+        ([], 0, 4),
+    ):
+        assert accept_greedy(drafts, own) == (range(1, kept + 1), token)
+    assert accept_greedy([4, 5], [4, NO_TOKEN, 6]) is None

@@ -24,10 +24,7 @@ from dflash_trt.build.run import BuildResult, build
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import Request, SamplingParams, Sequence, check_lossless, in_process
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.decoding.speculation.proposals import strategy
 from dflash_trt.digests import LARGE
@@ -131,7 +128,9 @@ def test_quantised_text_is_the_quantised_targets_own(
     assert cost.tokens > 100
     assert not (built / "engines" / "original").exists()
     prompts = [text[:length] for text in texts[:4] for length in (1, 2, 17)]
-    found = check(built / "engines", prompts, 48, Speculation(draft_tokens=7), lambda done: None)
+    found = check_lossless(
+        built / "engines", prompts, 48, Speculation(draft_tokens=7), lambda done: None
+    )
     assert found.identical == found.total == len(prompts)
     assert found.tau > 1.05  # else it would say nothing
     original = tmp_path / "original"
@@ -149,7 +148,7 @@ def test_quantised_logits_do_not_depend_on_their_neighbours(
     build_pair(pair, tmp_path / "built", quantize=quantize)
     engines = tmp_path / "built" / "engines"
     target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
-    logprobs = Sampling(logprobs=20)
+    logprobs = SamplingParams(logprobs=20)
     requests = [Request(text[:n], 24, logprobs) for text in known[:3] for n in (1, 2, 17)]
     alone = run_all(scheduler_of(in_process(target, None), Fixed(0), slots=1), requests)
     texts = {id(r): found.tokens for r, found in zip(requests, alone, strict=True)}

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dflash_trt.decoding.messages import DraftInput, VerifyInput
+from dflash_trt.decoding import DraftInput, VerifyInput
 from dflash_trt.engines.info import EngineInfo
 
 EDGES = (0, 1, 2, 3, -1, -2, 7, 64, 255, 2**31, -(2**31), 2**63 - 1, -(2**63))
-DRAWN = json.dumps({"sampling": {"temperature": 1.0}, "prompt_tokens": 1, "stop_ids": []}).encode()
-RULES = (
+
+
+def _processor(prompt_tokens: int = 1, stop_ids: Sequence[int] = (), **sampling: object) -> bytes:
+    values = {"sampling": sampling, "prompt_tokens": prompt_tokens, "stop_ids": stop_ids}
+    return json.dumps(values).encode()
+
+
+SAMPLED = _processor(temperature=1.0)
+SAMPLING = (
     *(b"{", b"[]", b"null", b"\xff", b'"', b"[" * 50_000, b'{"sampling": {}}'),
-    json.dumps({"sampling": {}, "prompt_tokens": 1, "stop_ids": [-1]}).encode(),
-    json.dumps({"sampling": {}, "prompt_tokens": 1, "stop_ids": [2**40]}).encode(),
-    json.dumps({"sampling": {"bad_words": [[]]}, "prompt_tokens": 1, "stop_ids": []}).encode(),
-    json.dumps({"sampling": {"bad_words": [[-7]]}, "prompt_tokens": 1, "stop_ids": []}).encode(),
-    json.dumps({"sampling": {"top_k": 0.5}, "prompt_tokens": 1, "stop_ids": []}).encode(),
-    json.dumps(
-        {"sampling": {"frequency_penalty": 1.0}, "prompt_tokens": -5, "stop_ids": [1]}
-    ).encode(),
+    _processor(stop_ids=[-1]),
+    _processor(stop_ids=[2**40]),
+    _processor(bad_words=[[]]),
+    _processor(bad_words=[[-7]]),
+    _processor(top_k=0.5),
+    _processor(-5, [1], frequency_penalty=1.0),
 )
 
 
@@ -29,21 +35,16 @@ def usual_verify(rng: np.random.Generator, info: EngineInfo) -> VerifyInput:
     """Of some rows, which may be moved before."""
     n, drafts = int(rng.integers(1, info.slots + 1)), int(rng.integers(0, info.block_size))
     first = int(rng.integers(0, info.slots - n + 1))
-    moves = rng.integers(0, info.slots, 3 * rng.integers(0, 3)).tolist()
+    copies = rng.integers(0, info.slots, 3 * rng.integers(0, 3)).tolist()
     places = rng.integers(0, info.max_seq_len - drafts, n)
     tokens = rng.integers(0, info.vocab_size, (n, 1 + drafts))
-    ids = rng.integers(0, info.vocab_size, (n, max(1, drafts), 4))
-    ids[:, :drafts, 0] = tokens[:, 1:]  # what was drawn was a candidate
     return VerifyInput(
-        batch=np.array([first, rng.integers(-1, 4), rng.integers(0, 3), *moves]),
+        batch=np.array([first, rng.integers(-1, 4), rng.integers(1, 4), *copies]),
         rows=np.array([[1 + drafts, 1, place, rng.integers(0, 9)] for place in places]),
         tokens=tokens,
         parents=np.zeros((n, 1), np.int64),
-        rules=np.array([(b"", DRAWN)[rng.integers(2)] for _ in range(n)], object),
-        uniforms=rng.random((n, 1 + 2 * info.block_size)),
+        sampling=np.array([(b"", SAMPLED)[rng.integers(2)] for _ in range(n)], object),
         history=np.full((n, 1), -1),
-        candidate_ids=ids,
-        candidate_probs=rng.random((n, max(1, drafts), 4), np.float32),
     )
 
 
@@ -53,7 +54,7 @@ def usual_draft(rng: np.random.Generator, info: EngineInfo) -> DraftInput:
     n, width = x.tokens.shape
     results = np.column_stack([rng.integers(-1, width, n), x.tokens[:, 0], np.zeros(n, np.int64)])
     features = rng.standard_normal((n, width, info.feature_size), np.float32)
-    return DraftInput(x.batch, x.rows, x.rules, x.uniforms, results, features)
+    return DraftInput(x.batch, x.rows, results, features)
 
 
 def spoil(rng: np.random.Generator, x: Any) -> Any:
@@ -78,7 +79,7 @@ def spoil(rng: np.random.Generator, x: Any) -> Any:
 
 def _value(rng: np.random.Generator, dtype: np.dtype[Any]) -> Any:
     if dtype.hasobject:
-        return RULES[rng.integers(len(RULES))]
+        return SAMPLING[rng.integers(len(SAMPLING))]
     if dtype == np.int64:
         return EDGES[rng.integers(len(EDGES))]
     return [0.0, 1.0, -1.0, 1e30, np.nan, np.inf, -np.inf][rng.integers(7)]

@@ -14,12 +14,8 @@ from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair
 from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
-from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
-from dflash_trt.decoding.sequence import Sequence as Decoded
+from dflash_trt.decoding import Request, RunRound, Scheduler, check_lossless, in_process
+from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.speculation.policy import Fixed, Policy
 from dflash_trt.decoding.speculation.proposals import Proposer
 from dflash_trt.decoding.speculation.tree import ancestors, depths
@@ -224,7 +220,7 @@ def assert_build_and_verify(case: Case, directory: Path) -> None:
     )
     build(config, directory / "built", lambda *_: None)
     prompts = np.random.default_rng(1).integers(318, size=(3, 9)).tolist()
-    report = check(
+    report = check_lossless(
         directory / "built" / "engines", prompts, 64, Speculation(draft_tokens=7), lambda done: None
     )
     assert report.identical == report.total == 3

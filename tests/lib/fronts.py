@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from triton_metrics import Triton
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
+from dflash_trt.decoding import RoundOutput, VerifyInput
 from dflash_trt.engines.info import EngineInfo, write_info
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.front import Front
@@ -83,9 +83,8 @@ class CountingModel:
             logprobs=np.zeros((n, 1, 1), np.float32),
             logprob_ids=np.zeros((n, 1, 1), np.int64),
             verify_seconds=0.0,
-            drafts=drafts,
-            next_candidate_ids=no_candidates(n)[0],
-            next_candidate_probs=no_candidates(n)[1],
+            candidate_ids=drafts[..., None],
+            candidate_probs=np.ones((*drafts.shape, 1), np.float32),
             draft_seconds=0.0,
         )
 
@@ -110,7 +109,7 @@ def open_front(
         speculation=Speculation(draft_tokens=3),
     )
     settings = replace(settings, **values)
-    metrics = Metrics(triton or Triton(), settings.most_drafts)
+    metrics = Metrics(triton or Triton(), settings.max_draft_tokens)
     with tempfile.TemporaryDirectory() as engines:
         describe_target(Path(engines), settings)
         groups = Groups(settings, Path(engines), model, metrics)

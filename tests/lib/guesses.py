@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.decoding import Sequence
 from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
 from dflash_trt.decoding.speculation.proposals import Proposer
 from dflash_trt.engines.info import HELD, EngineInfo
@@ -38,8 +38,6 @@ COSTS = {
 
 class AtRandom:
     """What the dice say; now and then the drafter rests until it has to run."""
-
-    coupled = True
 
     def __init__(self, draft_tokens: int, seed: int, dropping: float = 0.0) -> None:
         """dropping: how often features are, of all sequences."""
@@ -98,9 +96,9 @@ class Guesses(Proposer):
     def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
         rows = []
         for sequence, row in zip(sequences, super().rows(sequences, context), strict=True):
-            assert sequence.held <= HELD
-            assert not (sequence.lost and sequence.candidates)
-            self.lost += sequence.lost
+            assert sequence.buffered <= HELD
+            assert not (sequence.out_of_sync and sequence.candidates)
+            self.lost += sequence.out_of_sync
             if sequence.candidates is not None:
                 ids, probs = sequence.candidates
                 self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()

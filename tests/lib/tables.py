@@ -14,16 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.decoding.messages import NO_HISTORY, VerifyInput, chains
-from dflash_trt.decoding.rules import Rules, encode
-from dflash_trt.decoding.sampling import Sampling, weights
+from dflash_trt.decoding import SamplingParams
+from dflash_trt.decoding.logits_processor import LogitsProcessor, weights
 from dflash_trt.engines.onnxruntime import Step
 from dflash_trt.graphs.drafter import CANDIDATES
 
 VOCAB = 20  # more than the drafter's 16 candidates, so that the cut is tested too
 DRAFTS = 3
-DRAWS = 20_000
-BATCH = 400
 PROMPT = (3, 5)
 CRITICAL_Z = 3.719  # chi-square values are compared with the quantile at 1 - 1e-4
 Array = np.ndarray[Any, Any]
@@ -33,7 +30,7 @@ def table(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).normal(0, 1.2, (*shape, VOCAB)).astype(np.float32)
 
 
-def distribution(logits: Array, sampling: Sampling) -> Array:
+def distribution(logits: Array, sampling: SamplingParams) -> Array:
     kept = weights(logits, sampling).astype(np.float64)
     return kept / kept.sum()
 
@@ -159,27 +156,7 @@ def chi_square(counts: Array, probs: Array) -> float:
     return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5)
 
 
-def verify_input(
-    tokens: Array, forced: int, position: int, uniforms: Array, sampling: Sampling, **more: Any
-) -> VerifyInput:
-    n, width = tokens.shape
-    values: dict[str, Any] = {
-        "rows": np.tile([width, forced, position, 100], (n, 1)),
-        "candidate_ids": np.zeros((n, 1, 1), np.int64),
-        "candidate_probs": np.zeros((n, 1, 1), np.float32),
-        "history": np.full((n, 1), NO_HISTORY),
-    }
-    return VerifyInput(
-        batch=np.array([0, DRAFTS, 0]),
-        tokens=tokens,
-        parents=chains(n),
-        rules=np.full(n, encode(Rules(sampling, len(PROMPT), ())), object),
-        uniforms=uniforms,
-        **(values | more),
-    )
-
-
-def excess(before: Array, tokens: Array, sampling: Sampling) -> float:
+def excess(before: Array, tokens: Array, sampling: SamplingParams) -> float:
     """`chi_square` of tokens drawn after the tokens `before`, one distribution for each."""
     counts = np.zeros((VOCAB, VOCAB))
     np.add.at(counts, (before, tokens), 1)
@@ -189,7 +166,7 @@ def excess(before: Array, tokens: Array, sampling: Sampling) -> float:
     return chi_square(counts[seen], np.array(probs))
 
 
-def excess_by_place(texts: Array, committed: Array, sampling: Sampling) -> list[float]:
+def excess_by_place(texts: Array, committed: Array, sampling: SamplingParams) -> list[float]:
     """Of the prompt's own token, then of the first, second and third that the round committed.
 
     texts `[n, 1 + DRAFTS + 1]`, the prompt's own token first; committed `[n]`: by the round.
@@ -202,13 +179,13 @@ def excess_by_place(texts: Array, committed: Array, sampling: Sampling) -> list[
     ]
 
 
-CUT = Sampling(0.8, top_k=8, top_p=0.9, min_p=0.05)
-PENALISED = Sampling(1.0, repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.4)
+CUT = SamplingParams(0.8, top_k=8, top_p=0.9, min_p=0.05)
+PENALISED = SamplingParams(1.0, repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.4)
 
 
 def penalised_excess(texts: Array, committed: Array, place: int) -> float:
     """`excess` of a token of PENALISED rounds, given all before it."""
-    rules, target = Rules(PENALISED, len(PROMPT), ()), TableTarget()
+    processor, target = LogitsProcessor(PENALISED, len(PROMPT), ()), TableTarget()
     counts: dict[tuple[int, ...], Array] = {}
     for row in texts[committed > place]:
         before = tuple(row[: place + 1].tolist())
@@ -216,6 +193,6 @@ def penalised_excess(texts: Array, committed: Array, place: int) -> float:
     probs = []
     for before in counts:
         history = [*PROMPT, *before]
-        kept = rules.weights(target.logits[before[-1]], len(history), history)
+        kept = processor.weights(target.logits[before[-1]], len(history), history)
         probs.append(kept / kept.sum(dtype=np.float64))
     return chi_square(np.array(list(counts.values())), np.array(probs))

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
+from dflash_trt.decoding import check_lossless
 
 MAX_SEQ_LEN = 256
 LONGEST_PROMPT, LONGEST_TEXT = 100, 60
@@ -71,7 +71,7 @@ def alone(directory: Path, built: Path, prompts: list[str]) -> Expected:
     """From the engines in this process, a prompt at a time; the first ones from `transformers`."""
     tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
     ids = [tokenizer.encode(prompt).ids for prompt in prompts]
-    report = check(built / "engines", ids, LONGEST_TEXT, Speculation(), lambda done: None)
+    report = check_lossless(built / "engines", ids, LONGEST_TEXT, Speculation(), lambda done: None)
     assert report.identical == report.total
     texts = reference.greedy(directory / "target", ids[:6], LONGEST_TEXT)
     assert report.outputs[:6] == texts

@@ -19,10 +19,7 @@ from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
 from dflash_trt.config import TensorRT
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.check import check
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import Request, Scheduler, check_lossless, in_process
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.tensorrt import engine as engine_module
@@ -61,11 +58,12 @@ def plans(built: BuiltPair, gpu: None, tmp_path: Path) -> Path:
 def test_greedy_text_is_the_targets_own(built: BuiltPair, plans: Path) -> None:
     prompts = [text[:40] for text in built.texts[:3]]
     whole = Speculation(draft_tokens=7)
-    report = check(plans, prompts, 24, whole, lambda done: None)
+    report = check_lossless(plans, prompts, 24, whole, lambda done: None)
     assert report.identical == report.total == 3
     assert report.tau > 2  # the drafter knows these texts
     # float16 may part from float32 where two tokens are as good; these texts have no such place
-    assert report.outputs == check(built.target_engine.parent, prompts, 24, whole, print).outputs
+    alone = check_lossless(built.target_engine.parent, prompts, 24, whole, print)
+    assert report.outputs == alone.outputs
 
 
 def test_rows_share_a_round_and_move(built: BuiltPair, plans: Path) -> None:

@@ -313,7 +313,7 @@ def test_a_lower_priority_number_is_served_first(model: CountingModel) -> None:
             replies.append(ask(front, text, max_tokens=2, priority=priority))
             while not model.prompts:  # the first of them finds the row free
                 time.sleep(0.01)
-        wait_until(lambda: len(front._line) == 4)
+        wait_until(lambda: len(front._queue) == 4)
         model.pause.set()
         for reply, (text, _) in zip(replies, asked, strict=True):
             assert reply.next()[0].token_ids[0] == int(text[1:]) + 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fronts import VOCAB, WAIT, CountingModel, ask, open_front, wait_until
 
-from dflash_trt.decoding.sequence import Sequence
+from dflash_trt.decoding import Sequence
 from dflash_trt.serving.front import front as front_module
 from dflash_trt.serving.front.choice import Choice
 from dflash_trt.serving.front.front import Front
@@ -43,7 +43,7 @@ def test_clients_take_turns(model: CountingModel) -> None:
         wait_until(lambda: bool(model.prompts))
         asked = [("w2", "a"), ("w3", "a"), ("w4", "a"), ("w5", "b")]
         replies = [ask(front, text, max_tokens=1, client=client) for text, client in asked]
-        wait_until(lambda: len(front._line) == 4)
+        wait_until(lambda: len(front._queue) == 4)
         model.pause.set()
         for reply in (first, *replies):
             assert reply.next()[0].finish_reason == ["length"]
@@ -54,7 +54,7 @@ def test_who_holds_most_places_gives_way(model: CountingModel) -> None:
     with open_front(model, slots=1, max_queue=3) as front:
         model.pause.clear()
         held = [ask(front, max_tokens=1, client="a") for _ in range(4)]
-        wait_until(lambda: len(front._line) == 3)
+        wait_until(lambda: len(front._queue) == 3)
         assert ask(front, client="a").next() == ("UNAVAILABLE", front_module.FULL)
         other = [ask(front, "w7", max_tokens=1, client="b") for _ in range(2)]
         assert held[3].next() == ("UNAVAILABLE", front_module.GAVE_WAY)
@@ -172,7 +172,7 @@ def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
     with open_front(model) as front:
         model.pause.clear()
         replies = [ask(front, max_tokens=1), ask(front, "w5", max_tokens=1)]
-        wait_until(lambda: len(front._line) == 1)
+        wait_until(lambda: len(front._queue) == 1)
         if at == "count":
             monkeypatch.setattr(Choice, "count", fail)
         else:
@@ -199,7 +199,7 @@ def test_who_ended_in_a_step_that_failed_is_answered(
         model.pause.clear()
         # the second round is the first of both: one ends in it, the other fails
         replies = [ask(front, "w1", max_tokens=9), ask(front, "w5", max_tokens=9)]
-        wait_until(lambda: len(front._line) == 1)
+        wait_until(lambda: len(front._queue) == 1)
         model.pause.set()
         answers = [reply.next() for reply in replies]
     assert answers[0][0].token_ids == list(range(2, 11))
@@ -218,7 +218,7 @@ def test_a_request_dropped_before_it_is_in_the_line_never_runs(
 
     model.pause.clear()
     running = [ask(front, f"w{i}", max_tokens=1) for i in (1, 2)]
-    wait_until(lambda: len(front._line) == 1 and bool(model.prompts))
+    wait_until(lambda: len(front._queue) == 1 and bool(model.prompts))
     monkeypatch.setattr(Outbox, "open", open_and_drop)
     dropped = ask(front, "w9", max_tokens=1)
     part, last = dropped.next()

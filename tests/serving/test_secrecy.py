@@ -20,9 +20,9 @@ from dflash_trt.build.repository import read_config, templates
 from dflash_trt.engines.info import read_info
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.internal import SOCKET
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.reaper import SHARED_MEMORY
-from dflash_trt.serving.server.server import free_ports
 
 COUNT = int(os.environ.get("CRAFTED_COUNT", "300"))
 SEED = int(os.environ.get("CRAFTED_SEED", "0"))
@@ -56,11 +56,8 @@ def _crafted(name: str, key: list[int], row: int, *move: int) -> list[InferInput
         "rows": ("INT64", np.array([[1, 1, tokens, 1]])),
         "tokens": ("INT64", np.array([[5]])),
         "parents": ("INT64", np.zeros((1, 1), np.int64)),
-        "rules": ("BYTES", np.array([b""], object)),
-        "uniforms": ("FP64", np.zeros((1, 1))),
+        "sampling": ("BYTES", np.array([b""], object)),
         "history": ("INT64", np.full((1, 1), -1)),
-        "candidate_ids": ("INT64", np.zeros((1, 1, 1), np.int64)),
-        "candidate_probs": ("FP32", np.zeros((1, 1, 1), np.float32)),
         "results": ("INT64", np.zeros((1, 3), np.int64)),
         "features": ("FP32", np.zeros((1, 1, 64), np.float32)),
     }

@@ -23,11 +23,7 @@ from guesses import COSTS, AtRandom, Guesses
 from test_models import FAMILIES, FORMATS, pair_of
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
 from dflash_trt.decoding.speculation import correction
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
 from dflash_trt.decoding.speculation.proposals import Proposer, strategy
@@ -73,12 +69,11 @@ def test_every_text_is_the_targets(
         target, rounds = _rounds_of(cell, storage, pair_seed, tmp_path / "pair")
         expected = _alone(target, dice)
         for batch in range(BATCHES):
-            scheduler, drawn, what = _scheduler(target.info, rounds, expected, dice)
-            asked = [x for x in expected if drawn or not x.request.sampling.temperature]
-            for wrong in _decode(scheduler, asked, dice, verified, target.info.quantized):
+            scheduler, what = _scheduler(target.info, rounds, expected, dice)
+            for wrong in _decode(scheduler, expected, dice, verified, target.info.quantized):
                 different.append((pair_seed, *cell, batch, what, wrong))
                 print(f"different: {different[-1]}")
-            runs += len(asked)
+            runs += len(expected)
         shutil.rmtree(tmp_path / "pair")
         pair_seed += 1
     seconds = time.monotonic() - start
@@ -117,15 +112,15 @@ def _alone(target: Engine, dice: np.random.Generator) -> list[Expected]:
     return found
 
 
-def _sampling(dice: np.random.Generator) -> Sampling:
+def _sampling(dice: np.random.Generator) -> SamplingParams:
     """Half of them greedy, of these most without a rule."""
 
     def at_times(value: Any, otherwise: Any, share: float = 0.3) -> Any:
         return value if dice.random() < share else otherwise
 
     if dice.random() < 0.4:
-        return Sampling()
-    return Sampling(
+        return SamplingParams()
+    return SamplingParams(
         temperature=at_times(float(dice.uniform(0.1, 1.5)), 0.0, 0.8),
         top_k=at_times(int(dice.integers(1, 40)), 0),
         top_p=at_times(float(dice.uniform(0.3, 1.0)), 1.0),
@@ -142,9 +137,8 @@ def _sampling(dice: np.random.Generator) -> Sampling:
 
 def _scheduler(
     target: EngineInfo, rounds: RunRound, expected: list[Expected], dice: np.random.Generator
-) -> tuple[Scheduler, bool, str]:
-    """Of any policy; whether it is for drawn requests, too (a seed's text is its own with `fixed`);
-    and what it is."""
+) -> tuple[Scheduler, str]:
+    """Of any policy, and what it is."""
     texts = {id(each.request): each.tokens for each in expected}
     guesses = Guesses(texts, target, int(dice.integers(2**32)))
     drafts = int(dice.integers(1, target.block_size))
@@ -169,7 +163,7 @@ def _scheduler(
     scheduler = scheduler_of(
         rounds, policy, proposer, slots=slots, max_seq_len=MAX_SEQ_LEN, prefill_chunk=chunk
     )
-    return scheduler, policy.coupled, f"{kind}, {slots} slots, chunk {chunk}"
+    return scheduler, f"{kind}, {slots} slots, chunk {chunk}"
 
 
 def _decode(

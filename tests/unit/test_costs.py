@@ -17,8 +17,8 @@ from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.run import build
 from dflash_trt.cli.main import main
 from dflash_trt.config import load_config
-from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_candidates
-from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding import RoundOutput, VerifyInput, in_process
+from dflash_trt.decoding.messages import no_drafts
 from dflash_trt.decoding.speculation import kept_costs as kept
 from dflash_trt.decoding.speculation.costs import BUDGET, MOST, WORST, Costs, measure
 from dflash_trt.decoding.speculation.kept_costs import COSTS_FILE, KEPT, costs_of, kept_costs
@@ -61,15 +61,12 @@ class Machine:
         self.now += HOP * self.scale + slow * (verify + draft)
         none = np.zeros((n, 1, 1))
         results = np.zeros((n, 3), np.int64)
-        drafts = np.zeros((n, 1), np.int64)
         return RoundOutput(
             results,
             none.astype(np.float32),
             none.astype(np.int64),
             slow * verify,
-            drafts,
-            *no_candidates(n),
-            slow * draft,
+            *no_drafts(n)._replace(draft_seconds=slow * draft),
         )
 
     def measure(self, slots: int = 8, max_seq_len: int = 1024, block_size: int = 8) -> Costs:

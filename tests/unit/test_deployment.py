@@ -34,7 +34,7 @@ from dflash_trt.build import deployment
 from dflash_trt.build.deployment import resource_name, write_deployment
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.roofline import machine
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = Path(__file__).parents[1] / "schemas"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflash_trt.decoding.sampling import Float32, Int64
+from dflash_trt.decoding.messages import Float32, Int64
 
 CELLS = 2**18  # of the table of pairs; that of tokens has as many
 READY = 4_000  # pairs seen before they are worth anything

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.decoding.messages import RunRound, VerifyInput, chains, no_candidates, no_rules
+from dflash_trt.decoding.messages import RunRound, VerifyInput, verify_input
 from dflash_trt.engines.info import most_verified
 from dflash_trt.files import EXACT
 
@@ -227,16 +227,5 @@ def _input(kind: _Round, block_size: int) -> VerifyInput:
     context, n, width = kind
     drafts = 0 if width else block_size - 1
     width = width or min(4, block_size)  # a usual number of features to inject
-    rules, uniforms, history = no_rules(n)
-    ids, probs = no_candidates(n)
-    return VerifyInput(
-        batch=np.array([0, drafts, CANDIDATES]),
-        rows=np.array([[width, 1, context, 2 * block_size]] * n),
-        tokens=np.zeros((n, width), np.int64),
-        parents=chains(n),
-        rules=rules,
-        uniforms=uniforms,
-        history=history,
-        candidate_ids=ids,
-        candidate_probs=probs,
-    )
+    rows = [[width, 1, context, 2 * block_size]] * n
+    return verify_input([0, drafts, CANDIDATES], rows, [[0] * width] * n)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflash_trt.decoding.messages import DROPPED, FORGOTTEN, Float32, VerifyInput, moves_of
+from dflash_trt.decoding.messages import DISCARD, FREED, Float32, VerifyInput, slot_copies
 from dflash_trt.engines.info import HELD
 
 STEP = 16  # features are handed over in multiples of it, so that few steps are bound
@@ -39,7 +39,7 @@ class Held:
         are held back with those before, or dropped with them.
         """
         first_row, wanted, _, *moves = x.batch.tolist()
-        if wanted == DROPPED and not (self._runs or any(self._parts.values())):
+        if wanted == DISCARD and not (self._runs or any(self._parts.values())):
             return features[:, :1], [0] * len(features)
         places = x.rows[:, 2].tolist()
         run = self._runs.get(first_row)
@@ -50,11 +50,11 @@ class Held:
             return features, [0] * len(places)
         for each in [*self._runs]:
             self._end(each)
-        for source, destination, _ in moves_of(moves):
+        for source, destination, _ in slot_copies(moves):
             parts, end = self._parts.pop(source, []), self._ends.pop(source, 0)
-            if destination != FORGOTTEN:
+            if destination != FREED:
                 self._parts[destination], self._ends[destination] = parts, end
-        if wanted == DROPPED:
+        if wanted == DISCARD:
             for row in range(first_row, first_row + len(places)):
                 self._parts.pop(row, None)
                 self._ends.pop(row, None)

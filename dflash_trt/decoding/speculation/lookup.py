@@ -10,12 +10,12 @@ from operator import mul
 import numpy as np
 
 from dflash_trt.decoding.messages import (
-    FORGOTTEN,
+    FREED,
     NO_DRAFT,
     DraftOutput,
     VerifyInput,
     VerifyOutput,
-    moves_of,
+    slot_copies,
 )
 
 MEASURED = 16  # tokens of a match that are looked at: a long one promises much
@@ -122,8 +122,8 @@ class PromptLookup:
     def __call__(self, x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
         start = time.perf_counter()
         first_row, wanted, _, *moves = x.batch.tolist()
-        for source, destination, _ in moves_of(moves):
-            if (text := self._texts.pop(source, None)) and destination != FORGOTTEN:
+        for source, destination, _ in slot_copies(moves):
+            if (text := self._texts.pop(source, None)) and destination != FREED:
                 self._texts[destination] = text
         lines = zip(x.rows.tolist(), x.tokens.tolist(), checked.results.tolist(), strict=True)
         drafts = []
@@ -136,6 +136,5 @@ class PromptLookup:
             found = text.find(wanted)[1] if budget else []
             drafts.append(found or [NO_DRAFT] * wanted)
         ids = np.array(drafts)
-        # certain of its drafts: what rejection sampling then keeps is the target's own choice
         certain = np.ones((*ids.shape, 1), np.float32)
-        return DraftOutput(ids, ids[..., None], certain, time.perf_counter() - start)
+        return DraftOutput(ids[..., None], certain, time.perf_counter() - start)

@@ -28,6 +28,13 @@ class Proposal(NamedTuple):
     def is_chain(self) -> bool:
         return isinstance(self.parents, range) or self.parents == [*range(len(self.parents))]
 
+    @property
+    def kind(self) -> str:
+        """One of `VERIFIED`."""
+        if self.source == "lookup":
+            return "lookup"
+        return "chain" if self.is_chain else "tree"
+
 
 class Choice(NamedTuple):
     """What a round does."""

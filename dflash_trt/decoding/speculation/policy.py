@@ -32,7 +32,6 @@ HOPE = 0.75  # that a draft is accepted if all before it were, before any were s
 class Policy(Protocol):
     """Chooses before each round, and is told of each row after it."""
 
-    coupled: bool  # how sampled requests draw: see `coupling`; else rejection sampling of a chain
     draft_tokens: int  # how many the drafter is asked for at most, and behind a prompt
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
@@ -64,7 +63,6 @@ class Fixed:
 
     def __init__(self, draft_tokens: int) -> None:
         self.draft_tokens = draft_tokens
-        self.coupled = not draft_tokens
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
         """See `Policy`."""
@@ -98,8 +96,6 @@ class Adaptive:
     A round of n rows commits n tokens and the drafts that are accepted. Whether the drafter runs is
     decided by what rounds behind it promised, beside what they had without it.
     """
-
-    coupled = True
 
     def __init__(self, costs: StepCosts, draft_tokens: int, most: int) -> None:
         """most: drafts of a row that a round may verify."""

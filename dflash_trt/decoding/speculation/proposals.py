@@ -7,8 +7,10 @@ from operator import mul
 import numpy as np
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.coupling import noise
+from dflash_trt.decoding.gumbel import noise
+from dflash_trt.decoding.logits_processor import truncate
 from dflash_trt.decoding.messages import Float32, Int64
+from dflash_trt.decoding.sampling_params import SamplingParams
 from dflash_trt.decoding.sequence import Sequence
 from dflash_trt.decoding.speculation.correction import Pairs
 from dflash_trt.decoding.speculation.lookup import Suffixes
@@ -23,6 +25,30 @@ CANDIDATES = 8  # of each draft, for trees, correction and draws
 HOST_SECONDS = 1e-4  # what these two cost a row in Python
 HOST_SHARE = 0.05  # of a plain step, that they may cost
 SHARP = 0.6  # how far the best noisy candidate is to be trusted: found by replaying the demo pair
+
+
+class Chains:
+    """Proposes all that the drafter drafts, as one chain: what a fixed policy verifies."""
+
+    candidates = 64  # of each draft: all that the drafter's graph picks out
+    learns = False
+
+    def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
+        """See `Proposer`."""
+        rows = []
+        for sequence in sequences:
+            sampling, offers = sequence.request.sampling, list[Proposal]()
+            if sequence.candidates is not None:
+                ids, probs = sequence.candidates
+                probs = probs.reshape(len(ids), -1, ids.shape[1])
+                if sampling.temperature:
+                    probs = _with_noise(ids, probs, sampling, sequence.position + 1)
+                offers.append(_chain(ids, probs, sampling.temperature > 0))
+            rows.append(Row(offers, sampling.temperature > 0))
+        return rows
+
+    def observe(self, sequence: Sequence, accepted: int) -> None:
+        """See `Proposer`."""
 
 
 class Proposer:
@@ -57,7 +83,7 @@ class Proposer:
                 said = [x.tokens[0] for x in offers if x.tokens]
                 offers += _looked_up(sequence, most, said)
             drawn = bool(sequence.request.sampling.temperature)
-            rows.append(Row(offers, drawn, sequence.lost and sequence.request.drafting))
+            rows.append(Row(offers, drawn, sequence.out_of_sync and sequence.request.drafting))
         return rows
 
     def observe(self, sequence: Sequence, accepted: int) -> None:
@@ -78,13 +104,9 @@ class Proposer:
             probs, given = self._pairs.reweigh(ids[None], probs[None])[0], True
         probs = probs.reshape(len(ids), -1, k)  # one line, or one for each candidate before
         if drawn:
-            sampling = sequence.request.sampling
-            places = range(sequence.position + 1, sequence.position + 1 + len(ids))
-            probs = _with_noise(ids, probs, sampling.temperature, sampling.seed, places)
+            probs = _with_noise(ids, probs, sequence.request.sampling, sequence.position + 1)
         if not (refine and self._tree):
-            tokens, chances = best_chain(ids, probs)
-            values = [*accumulate(chances, mul)]
-            return Proposal("drafter", tokens, range(len(tokens)), values, drawn)
+            return _chain(ids, probs, drawn)
         ids, probs = ids[: self._deepest], probs[: self._deepest]
         if given:
             tree = best_first_given(ids.tolist(), probs.tolist(), most)
@@ -108,13 +130,22 @@ def strategy(
     return policy, Proposer(speculation, costs, target)
 
 
-def _with_noise(
-    ids: Int64, probs: Float32, temperature: float, seed: int, places: Seq[int]
-) -> Float32:
-    """The drafter's probabilities `[D, 1 or k, k]`, knowing how the target will draw."""
-    scores = np.log(np.maximum(probs, 1e-9)) / temperature + noise(seed, places, ids)[:, None]
-    scores -= scores.max(-1, keepdims=True)
-    noisy: Float32 = np.exp(SHARP * scores)
+def _chain(ids: Int64, probs: Float32, drawn: bool) -> Proposal:
+    """The best one; probs `[D, 1 or k, k]`."""
+    tokens, chances = best_chain(ids, probs)
+    return Proposal("drafter", tokens, range(len(tokens)), [*accumulate(chances, mul)], drawn)
+
+
+def _with_noise(ids: Int64, probs: Float32, sampling: SamplingParams, place: int) -> Float32:
+    """The drafter's probabilities `[D, 1 or k, k]`, knowing how the target will sample.
+
+    place: of the first draft in the text.
+    """
+    logits = np.log(np.maximum(probs, 1e-9)) / sampling.temperature
+    weights = truncate(np.exp(logits - logits.max(-1, keepdims=True)), sampling)
+    numbers = noise(sampling.seed, range(place, place + len(ids)), ids)[:, None]
+    scores = np.log(np.maximum(weights, 1e-30)) + numbers
+    noisy: Float32 = np.exp(SHARP * (scores - scores.max(-1, keepdims=True)))
     noisy /= noisy.sum(-1, keepdims=True)
     return noisy
 

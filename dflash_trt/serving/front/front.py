@@ -17,8 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.chat.render import Render
-from dflash_trt.decoding.line import Line
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.choice import Choice
 from dflash_trt.serving.front.control import Status, Word
@@ -56,7 +55,7 @@ class Decoder(Protocol):
     def check(self, request: Request) -> None:
         """RequestError for a request that it cannot do."""
 
-    def start(self, line: Line, report: Report) -> None: ...
+    def start(self, queue: WaitingQueue[Sequence], report: Report) -> None: ...
 
     def wake(self) -> None:
         """More is in the line, or a sequence was `dropped`: to be ended as "cancelled"."""
@@ -80,7 +79,7 @@ class Front:
         self._template = template
         self._decoder = decoder
         self._metrics = metrics
-        self._line = Line()
+        self._queue: WaitingQueue[Sequence] = WaitingQueue()
         self._where: dict[Sequence, tuple[Stream, Choice]] = {}
         most = settings.slots + settings.max_queue
         self._places = Places(most, settings.max_per_client)
@@ -88,7 +87,7 @@ class Front:
         self._lock = threading.Lock()  # of _places and _closing
         self._outbox = Outbox(self._drop, self._close_stream, metrics)
         self._reader = Reader()
-        decoder.start(self._line, self._report)
+        decoder.start(self._queue, self._report)
 
     def submit(
         self,
@@ -157,7 +156,7 @@ class Front:
         """Waiting requests, the newest of another client, that make room for so many sequences."""
         missing, found = self._places.missing(count), list[Stream]()
         other = self._places.gives_way(client, count) if missing else None
-        for sequence in self._line.newest(other) if other is not None else ():
+        for sequence in self._queue.newest(other) if other is not None else ():
             stream, _ = self._where.get(sequence, (None, None))
             if stream is None or stream.begun or stream in found:
                 continue
@@ -194,7 +193,7 @@ class Front:
             return self._turn_away(stream, UNAVAILABLE, STOPPING)
         for choice in stream.choices:
             self._where[choice.sequence] = stream, choice
-            self._line.put(choice.sequence)
+            self._queue.add(choice.sequence, stream.client, choice.sequence.request.priority)
         late = stream.deadline is not None and time.monotonic() >= stream.deadline
         if late or any(sequence.dropped for sequence in sequences):  # before it was in the line
             self._drop(stream)
@@ -242,7 +241,7 @@ class Front:
         for choice in stream.choices:
             sequence = choice.sequence
             sequence.dropped = True  # first: it may be about to be put into the line
-            if self._line.remove(sequence):
+            if self._queue.remove(sequence, sequence.request.client):
                 sequence.finish_reason = "cancelled"
                 self._report(sequence)
         self._decoder.wake()

@@ -10,10 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflash_trt.decoding.line import Line
-from dflash_trt.decoding.messages import RunRound
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import Request, RunRound, Scheduler, Sequence, WaitingQueue
 from dflash_trt.decoding.speculation.costs import Costs
 from dflash_trt.decoding.speculation.kept_costs import costs_of
 from dflash_trt.decoding.speculation.proposals import strategy
@@ -64,8 +61,8 @@ class Groups:
     def check(self, request: Request) -> None:
         """There is nothing that the rounds cannot do."""
 
-    def start(self, line: Line, report: Report) -> None:
-        self._line, self._report = line, report
+    def start(self, queue: WaitingQueue[Sequence], report: Report) -> None:
+        self._queue, self._report = queue, report
         self._groups = [
             _Group(first, rows, self._new_scheduler(first, rows))
             for first, rows in _row_groups(self._settings)
@@ -95,8 +92,8 @@ class Groups:
             prefill_chunk=settings.prefill_chunk,
             policy=policy,
             proposer=proposer,
-            line=self._line,
-            first_row=first_row,
+            queue=self._queue,
+            first_slot=first_row,
         )
 
     def _run(self, group: _Group) -> None:
@@ -145,7 +142,7 @@ class Groups:
         schedulers = [group.scheduler for group in self._groups]
         self._metrics.state(
             active=sum(each.active for each in schedulers),
-            waiting=len(self._line),
+            waiting=len(self._queue),
             kv_rows=sum(each.kv_rows for each in schedulers),
         )
 
@@ -154,7 +151,7 @@ class Groups:
 
         The first group fills up alone until there are enough for two; then the smaller one grows.
         """
-        if not len(self._line):
+        if not len(self._queue):
             return False
         if len(self._groups) == 1:
             return True

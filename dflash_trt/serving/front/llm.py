@@ -16,12 +16,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from dflash_trt.decoding.line import Line
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.serving.front.front import INTERNAL, INVALID, Report
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.server.process_end import end_process
+from dflash_trt.serving.internal import end_process
 from dflash_trt.serving.settings import Settings
 from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.tensorrt_llm.info import ARGS_FILE
@@ -108,8 +107,8 @@ class TensorRTLLM:
                 "Shorten it, or build with engine.args.enable_chunked_prefill.",
             )
 
-    def start(self, line: Line, report: Report) -> None:
-        self._line, self._report = line, report
+    def start(self, queue: WaitingQueue[Sequence], report: Report) -> None:
+        self._queue, self._report = queue, report
         self._thread.start()
 
     def wake(self) -> None:
@@ -128,12 +127,12 @@ class TensorRTLLM:
         for sequence, task in self._running.items():
             if sequence.dropped:
                 task.cancel()
-        while len(self._running) < self._slots and (waiting := self._line.take()) is not None:
+        while len(self._running) < self._slots and (waiting := self._queue.take()) is not None:
             waiting.started = time.monotonic()
             task = self._running[waiting] = self._loop.create_task(self._decode(waiting))
             # not within the task: one that is cancelled early never runs
             task.add_done_callback(partial(self._ended, waiting))
-        self._metrics.state(active=len(self._running), waiting=len(self._line))
+        self._metrics.state(active=len(self._running), waiting=len(self._queue))
 
     def _stop(self) -> None:
         self._slots = 0

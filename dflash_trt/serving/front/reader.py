@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from dflash_trt.decoding.turns import Turns
+from dflash_trt.decoding import WaitingQueue
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ class Reader:
     """Clients take turns, so that one's long prompts hold another's up by one of them at most."""
 
     def __init__(self) -> None:
-        self._turns: Turns[Job] = Turns()
+        self._turns: WaitingQueue[Job] = WaitingQueue()
         self._waiting = threading.Semaphore(0)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)

@@ -10,9 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.chat.render import Render, parse_json, parse_messages
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import check_request
-from dflash_trt.decoding.sequence import Request
+from dflash_trt.decoding import Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError
 from dflash_trt.panics import panics_as_errors
 from dflash_trt.serving.settings import Settings
@@ -83,7 +81,7 @@ def parse_request(
     bad_words = _bad_words(_words(inputs, "bad_words"), tokenizer)
     echo = not _value(inputs, "exclude_input_in_output", True)
     scored = echo and "logprobs" in inputs
-    sampling = Sampling(**given, bad_words=bad_words, prompt_logprobs=scored)
+    sampling = SamplingParams(**given, bad_words=bad_words, prompt_logprobs=scored)
     if "seed" not in inputs and sampling.temperature:
         sampling = replace(sampling, seed=secrets.randbits(62))
     stop_token_ids = _token_ids(inputs, "stop_token_ids", tokenizer)

@@ -7,8 +7,7 @@ import triton_python_backend_utils as pb
 
 from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.decoding.messages import Checked, RoundOutput
-from dflash_trt.decoding.rounds import in_process, needs_drafter, no_drafts
+from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
 from dflash_trt.serving.front import llm
 from dflash_trt.serving.front.front import Front
 from dflash_trt.serving.front.groups import EngineGoneError, Groups
@@ -24,7 +23,7 @@ from dflash_trt.serving.front.tensors import (
     to_tensors,
 )
 from dflash_trt.serving.internal import client_of, hide_shared_memory, with_key
-from dflash_trt.serving.server.log import configure
+from dflash_trt.serving.log import configure
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
 from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
 
@@ -41,7 +40,7 @@ class TritonPythonModel:
             said |= llm.limits(read_llm_args(engines / KIND))
         settings = Settings.from_parameters(said)
         tokenizer = here / settings.tokenizer
-        self.metrics = Metrics(pb, settings.most_drafts, rounds=settings.mode != KIND)
+        self.metrics = Metrics(pb, settings.max_draft_tokens, rounds=settings.mode != KIND)
         self.front = Front(
             settings,
             load_tokenizer(tokenizer),

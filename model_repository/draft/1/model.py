@@ -1,8 +1,6 @@
 """The drafter's step of a round, as a Triton model. The work is in dflash_trt.decoding.rounds."""
 
-from dflash_trt.decoding.input_checks import check_draft_input
-from dflash_trt.decoding.messages import DraftInput
-from dflash_trt.decoding.rounds import draft
+from dflash_trt.decoding import DraftInput, check_draft_input, draft
 from dflash_trt.engines.load import load_engine
 from dflash_trt.serving.front.step import EngineStep
 

@@ -2,9 +2,7 @@
 
 from functools import partial
 
-from dflash_trt.decoding.input_checks import check_verify_input
-from dflash_trt.decoding.messages import VerifyInput
-from dflash_trt.decoding.rounds import verify
+from dflash_trt.decoding import VerifyInput, check_verify_input, verify
 from dflash_trt.decoding.speculation.held import Held
 from dflash_trt.engines.load import load_engine
 from dflash_trt.serving.front.step import EngineStep

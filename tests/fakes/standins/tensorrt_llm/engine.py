@@ -11,9 +11,7 @@ from typing import Any
 
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.checkpoints import load_drafter, load_target
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import Request, Scheduler, Sequence, in_process
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
 from tensorrt_llm.errors import EngineDeadError, RequestError

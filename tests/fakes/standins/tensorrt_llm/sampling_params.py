@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-from dflash_trt.decoding.sampling import Sampling
+from dflash_trt.decoding import SamplingParams as OurParams
 
 Stop = str | list[str] | None
 
@@ -83,10 +83,10 @@ class SamplingParams:
         nothing = self.temperature is None and self.top_p is None and self.top_k is None
         return nothing or self.top_k == 1 or self.top_p == 0.0 or self.temperature == 0
 
-    def _ours(self) -> Sampling:
+    def _ours(self) -> OurParams:
         """The same for our engines."""
         greedy = 0.0 if self._greedy else None
-        return Sampling(
+        return OurParams(
             temperature=greedy if greedy is not None else self.temperature or 1.0,
             top_k=self.top_k or 0,
             top_p=1.0 if self.top_p is None else self.top_p,

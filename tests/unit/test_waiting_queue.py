@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from dflash_trt.decoding.turns import Turns
+from dflash_trt.decoding import WaitingQueue
 from dflash_trt.serving.front.places import Places
 
 
-def _taken(turns: Turns[str]) -> list[str]:
+def _taken(turns: WaitingQueue[str]) -> list[str]:
     return list(iter(turns.take, None))
 
 
 def test_clients_take_turns_and_priority_orders_only_ones_own() -> None:
-    turns: Turns[str] = Turns()
+    turns: WaitingQueue[str] = WaitingQueue()
     for i, priority in enumerate((0, 5, -1)):
         turns.add(f"a{i}", "a", priority)
     turns.add("b0", "b", 9)
@@ -26,7 +26,7 @@ def test_clients_take_turns_and_priority_orders_only_ones_own() -> None:
 
 
 def test_who_comes_again_comes_after_those_who_wait() -> None:
-    turns: Turns[str] = Turns()
+    turns: WaitingQueue[str] = WaitingQueue()
     turns.add("a0", "a")
     turns.add("b0", "b")
     assert turns.take() == "a0"
@@ -36,7 +36,7 @@ def test_who_comes_again_comes_after_those_who_wait() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_nothing_is_lost_and_each_clients_order_is_kept(seed: int) -> None:
-    rng, turns, waiting, number = random.Random(seed), Turns[int](), dict[int, str](), 0
+    rng, turns, waiting, number = random.Random(seed), WaitingQueue[int](), dict[int, str](), 0
     for _ in range(300):
         done = rng.random()
         if done < 0.5:

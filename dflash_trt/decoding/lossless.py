@@ -32,7 +32,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Report:
+class LosslessReport:
     """Greedy decoding of all prompts: with DFlash one at a time, then together, and by the target
     alone, one at a time.
 
@@ -54,13 +54,13 @@ class Report:
     rounds: int  # of all prompts with DFlash
 
 
-def check(
+def check_lossless(
     engines: Path,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     speculation: Speculation,
     progress: Callable[[int], None],
-) -> Report:
+) -> LosslessReport:
     """Decode each prompt with DFlash and with the target alone, then all of them with DFlash in all
     of the engine's slots; stop tokens are ignored.
 
@@ -105,7 +105,7 @@ def check(
     fast_total, slow_total = (sum(seconds) for seconds in zip(*times, strict=True))
     committed = [count for fast, _ in pairs for count in fast.committed_per_round]
     rounds_run = len(committed)
-    return Report(
+    return LosslessReport(
         identical=mismatches.count(None),
         total=len(pairs),
         together=slots,

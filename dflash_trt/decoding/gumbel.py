@@ -1,8 +1,8 @@
-"""Draws that depend on a request's seed and a token's position alone, whatever was proposed.
+"""Sampling that depends on a request's seed and a token's position alone: seeded Gumbel-max.
 
 The token at a position is the one with the best `log(weight) + noise`, with Gumbel noise hashed
-from seed, position and token id: a draw in proportion to the weights (Gumbel-max). Who proposes
-adds the same noise, so that proposals and the target's choice are often alike (Daliri et al. 2024,
+from seed, position and token id: it is sampled in proportion to the weights. Who proposes adds the
+same noise, so that proposals and the target's choice are often alike (Daliri et al. 2024,
 arXiv:2408.07978), and the text is the same with any proposals, or none.
 """
 
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.messages import Float32, Float64, Int64
-from dflash_trt.decoding.sampling import draw
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -25,14 +24,14 @@ _MASK = (1 << 64) - 1
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def choose(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """The tokens drawn by rows of `weights` `[m, vocab]`, each as if it were alone.
+def sample(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """The tokens of rows of `weights` `[m, vocab]`, each as if it were alone.
 
-    As `sampling.weights` has them, 1 for the best one. NO_TOKEN for a row that has no numbers.
+    The best weight of a row is 1. NO_TOKEN for a row that has no numbers.
     """
     m, vocab = weights.shape
-    of_head = weights > HEAD
-    flat = np.flatnonzero(of_head)  # nonzero of two dimensions takes eight times as long
+    in_head = weights > HEAD
+    flat = np.flatnonzero(in_head)  # nonzero of two dimensions takes eight times as long
     rows = flat // vocab
     head, kept = flat - rows * vocab, weights.ravel()[flat]
     rest = weights.sum(1, dtype=np.float64) - np.bincount(rows, kept, m)
@@ -42,21 +41,32 @@ def choose(weights: Float32, seeds: Sequence[int], positions: Sequence[int]) -> 
     logs = np.log(uniforms)
     # with Gumbel noise -log(-log(uniform)) the best log(weight) + noise has the least of these
     scores = kept / logs[: len(head)]
-    of_rest = (rest / logs[-2 * m : -m]).tolist()
+    rest_scores = (rest / logs[-2 * m : -m]).tolist()
     ends = rows.searchsorted(every, "right").tolist()
     tokens: list[int] = []
     for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        if start == end or math.isnan(of_rest[i]):
+        if start == end or math.isnan(rest_scores[i]):
             tokens.append(NO_TOKEN)
             continue
         best = start + int(scores[start:end].argmin())
         # the best of many noisy scores is distributed like one noisy score of all their weight
         among = None
-        if of_rest[i] < scores[best]:
-            others = np.where(of_head[i], np.float32(0), weights[i])
-            among = draw(others, float(uniforms[i - m]))
+        if rest_scores[i] < scores[best]:
+            others = np.where(in_head[i], np.float32(0), weights[i])
+            among = _pick(others, float(uniforms[i - m]))
         tokens.append(int(head[best]) if among is None else among)
     return tokens
+
+
+def _pick(weights: Float32, uniform: float) -> int | None:
+    """An index in proportion to the weights `[k]`, by a uniform of [0, 1); None if all are 0."""
+    cumulative = weights.cumsum(dtype=np.float64)
+    total = float(cumulative[-1])
+    if not total:
+        return None
+    # side="right" passes over weights of 0
+    index = int(cumulative.searchsorted(uniform * total, side="right"))
+    return index if index < len(weights) else int(weights.argmax())
 
 
 def noise(seed: int, positions: Sequence[int], ids: Int64) -> Float64:
@@ -72,7 +82,7 @@ def _bases(seeds: Sequence[int], positions: Sequence[int]) -> UInt64:
 
 
 def _uniforms(ids: Int64, bases: UInt64) -> Float64:
-    """Of ids at places that have these bases: the upper half of splitmix64's output."""
+    """The upper half of splitmix64's output, for ids at places that have these bases."""
     x = ids.astype(np.uint64)
     x *= np.uint64(_STEP)
     x += bases

@@ -17,14 +17,17 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from dflash_trt.decoding import rounds
-from dflash_trt.decoding.acceptance import accept_by_rules
-from dflash_trt.decoding.messages import VerifyInput
-from dflash_trt.decoding.rounds import in_process
-from dflash_trt.decoding.rules import Rules, decode, encode
-from dflash_trt.decoding.sampling import Sampling
-from dflash_trt.decoding.scheduler import Scheduler
-from dflash_trt.decoding.sequence import Request, Sequence
+from dflash_trt.decoding import (
+    Request,
+    SamplingParams,
+    Scheduler,
+    Sequence,
+    VerifyInput,
+    in_process,
+    rounds,
+)
+from dflash_trt.decoding.acceptance import accept
+from dflash_trt.decoding.logits_processor import LogitsProcessor, decode
 from dflash_trt.decoding.speculation.policy import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -32,8 +35,8 @@ VOCAB, PROMPT, OUTPUT = 50, [3, 4, 3, 9], [7, 9, 7, 7]
 STOP = (5, 6)
 
 
-def ours(sampling: Sampling, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    kept = Rules(sampling, len(PROMPT), STOP).weights(logits, 8, PROMPT + OUTPUT)
+def ours(sampling: SamplingParams, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    kept = LogitsProcessor(sampling, len(PROMPT), STOP).weights(logits, 8, PROMPT + OUTPUT)
     return kept / kept.sum()
 
 
@@ -41,25 +44,25 @@ def ours(sampling: Sampling, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, An
 @pytest.mark.parametrize(
     ("sampling", "processors"),
     [
-        (Sampling(1.0, repetition_penalty=1.7), [RepetitionPenaltyLogitsProcessor(1.7)]),
-        (Sampling(1.0, repetition_penalty=0.6), [RepetitionPenaltyLogitsProcessor(0.6)]),
-        (Sampling(1.0, min_p=0.1), [MinPLogitsWarper(0.1)]),
+        (SamplingParams(1.0, repetition_penalty=1.7), [RepetitionPenaltyLogitsProcessor(1.7)]),
+        (SamplingParams(1.0, repetition_penalty=0.6), [RepetitionPenaltyLogitsProcessor(0.6)]),
+        (SamplingParams(1.0, min_p=0.1), [MinPLogitsWarper(0.1)]),
         (
-            Sampling(1.0, min_tokens=5),
+            SamplingParams(1.0, min_tokens=5),
             [MinNewTokensLengthLogitsProcessor(len(PROMPT), 5, list(STOP))],
         ),
         (
-            Sampling(1.0, min_tokens=4),
+            SamplingParams(1.0, min_tokens=4),
             [MinNewTokensLengthLogitsProcessor(len(PROMPT), 4, list(STOP))],
         ),
         (
-            Sampling(1.0, bad_words=((1,), (7, 2), (9, 8), (9, 7, 7, 11))),
+            SamplingParams(1.0, bad_words=((1,), (7, 2), (9, 8), (9, 7, 7, 11))),
             [NoBadWordsLogitsProcessor([[1], [7, 2], [9, 8], [9, 7, 7, 11]])],
         ),
     ],
     ids=["dearer", "cheaper", "min_p", "min_tokens", "enough_tokens", "bad_words"],
 )
-def test_rules_are_transformers(sampling: Sampling, processors: list[Any], seed: int) -> None:
+def test_rules_are_transformers(sampling: SamplingParams, processors: list[Any], seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 2, VOCAB).astype(np.float32)
     theirs = LogitsProcessorList(processors)(
         torch.tensor([PROMPT + OUTPUT]), torch.from_numpy(logits.copy())[None]
@@ -77,20 +80,20 @@ def test_penalties_of_the_output_alone() -> None:
     expected[7] -= 0.5 + 3 * 0.25
     expected[9] -= 0.5 + 0.25
     expected = np.exp(expected - expected.max())
-    sampling = Sampling(1.0, presence_penalty=0.5, frequency_penalty=0.25)
+    sampling = SamplingParams(1.0, presence_penalty=0.5, frequency_penalty=0.25)
     np.testing.assert_allclose(ours(sampling, logits), expected / expected.sum(), atol=1e-6)
 
 
-def test_rules_survive_their_tensor() -> None:
+def test_a_processor_survives_its_tensor() -> None:
     for sampling in (
-        Sampling(0.7, 5, 0.9, 0.1, 1.1, 0.2, 0.3, 4, ((1, 2), (3,)), 2, 9),
-        Sampling(logprobs=0),
-        Sampling(min_tokens=3),
+        SamplingParams(0.7, 5, 0.9, 0.1, 1.1, 0.2, 0.3, 4, ((1, 2), (3,)), 2, 9),
+        SamplingParams(logprobs=0),
+        SamplingParams(min_tokens=3),
     ):
-        rules = Rules(sampling, 12, (5, 6))
-        assert not rules.greedy
-        assert decode(encode(rules)) == rules
-    assert encode(Rules(Sampling(), 12, (5, 6))) == b""
+        processor = LogitsProcessor(sampling, 12, (5, 6))
+        assert not processor.greedy
+        assert decode(processor.encode()) == processor
+    assert LogitsProcessor(SamplingParams(), 12, (5, 6)).encode() == b""
     assert decode(b"").greedy
 
 
@@ -142,7 +145,7 @@ def test_greedy_text_under_rules_is_transformers(name: str, built: BuiltPair) ->
     plain = reference.greedy(built.pair.target_dir, prompts, 40)
     expected = output[:, 12:].tolist()
     assert expected != plain, "the rule changes nothing"
-    requests = [Request(prompt, 40, Sampling(**values)) for prompt in prompts]
+    requests = [Request(prompt, 40, SamplingParams(**values)) for prompt in prompts]
     sequences = decoded(built, [*requests, *(Request(p, 40) for p in prompts)], drafting=True)
     assert [s.tokens for s in sequences] == expected + plain
     assert sum(s.accepted for s in sequences[:4]) > 0, "no draft was ever kept under the rule"
@@ -154,7 +157,7 @@ def test_no_end_of_text_before_min_tokens(built: BuiltPair) -> None:
     stops = frozenset(text[5] for text in plain)
     early = decoded(built, [Request(p, 40, stop_ids=stops) for p in prompts], drafting=True)
     assert all(len(s.tokens) <= 6 for s in early)
-    requests = [Request(p, 40, Sampling(min_tokens=20), stops) for p in prompts]
+    requests = [Request(p, 40, SamplingParams(min_tokens=20), stops) for p in prompts]
     for late, alone in zip(
         decoded(built, requests, drafting=True),
         decoded(built, requests, drafting=False),
@@ -166,21 +169,23 @@ def test_no_end_of_text_before_min_tokens(built: BuiltPair) -> None:
 
 
 def test_sampled_text_with_every_rule_is_repeatable(built: BuiltPair) -> None:
-    sampling = Sampling(0.9, 20, 0.95, 0.02, 1.1, 0.1, 0.1, 10, ((3,), (4, 5)), 2, 11)
+    sampling = SamplingParams(0.9, 20, 0.95, 0.02, 1.1, 0.1, 0.1, 10, ((3,), (4, 5)), 2, 11)
     request = Request(built.texts[0][:12], 40, sampling, frozenset({7}))
     alone = decoded(built, [request], drafting=True)[0]
-    others = [Request(text[:9], 30, Sampling(1.0, seed=i)) for i, text in enumerate(built.texts)]
+    others = [
+        Request(text[:9], 30, SamplingParams(1.0, seed=i)) for i, text in enumerate(built.texts)
+    ]
     assert decoded(built, [*others[:5], request], drafting=True)[-1].tokens == alone.tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_the_targets(temperature: float, built: BuiltPair) -> None:
     prompts = [text[: 10 + i] for i, text in enumerate(built.texts[:3])]
-    sampling = Sampling(temperature, repetition_penalty=1.2, logprobs=3, seed=5)
+    sampling = SamplingParams(temperature, repetition_penalty=1.2, logprobs=3, seed=5)
     requests = [
         Request(prompts[0], 20, sampling),
-        Request(prompts[1], 20, Sampling(temperature)),
-        Request(prompts[2], 20, Sampling(temperature, logprobs=0)),
+        Request(prompts[1], 20, SamplingParams(temperature)),
+        Request(prompts[2], 20, SamplingParams(temperature, logprobs=0)),
     ]
     sequences = decoded(built, requests, drafting=True)
     assert sequences[1].logprobs == []
@@ -203,7 +208,7 @@ def test_logprobs_of_the_prompt_are_the_targets(max_tokens: int, built: BuiltPai
     prompts = [text[: 1 + 19 * i] for i, text in enumerate(built.texts[:4])]
     counts = (3, 0, 1, 20)
     scored = [
-        Request(prompt, max_tokens, Sampling(logprobs=count, prompt_logprobs=True))
+        Request(prompt, max_tokens, SamplingParams(logprobs=count, prompt_logprobs=True))
         for prompt, count in zip(prompts, counts, strict=True)
     ]
     plain = [Request(prompt, max(max_tokens, 1)) for prompt in prompts]
@@ -240,14 +245,14 @@ def test_a_row_without_numbers_hurts_nobody_else(
     plain = reference.greedy(built.pair.target_dir, prompts, 30)
 
     def poisoned(x: VerifyInput, own: Any, logits: Any) -> Any:
-        for i, rules in enumerate(x.rules.tolist()):
-            if decode(rules).sampling.seed == 13 and x.rows[i, 2] > 20:
+        for i, encoded in enumerate(x.sampling.tolist()):
+            if decode(encoded).sampling.seed == 13 and x.rows[i, 2] > 20:
                 logits[i] = np.nan
-        return accept_by_rules(x, own, logits)
+        return accept(x, own, logits)
 
-    monkeypatch.setattr(rounds, "accept_by_rules", poisoned)
+    monkeypatch.setattr(rounds, "accept", poisoned)
     requests = [Request(prompt, 30) for prompt in prompts]
-    bad = Request(prompts[0], 30, Sampling(1.0, top_k, seed=13))
+    bad = Request(prompts[0], 30, SamplingParams(1.0, top_k, seed=13))
     sequences = decoded(built, [requests[0], bad, *requests[1:]], drafting=True)
     assert sequences[1].finish_reason == "error"
     assert 0 < len(sequences[1].tokens) < 30

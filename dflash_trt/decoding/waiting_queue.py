@@ -1,4 +1,4 @@
-"""Things that wait, and whose turn is next."""
+"""What waits, and whose turn is next."""
 
 import heapq
 import threading
@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Turns(Generic[T]):
+class WaitingQueue(Generic[T]):
     """Clients take turns; what is one client's goes by priority, then first come, first served.
 
     Any number of threads may share it.

@@ -1,0 +1,131 @@
+"""From the target's logits to the weights that a token is sampled by, as a request asks for it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from dflash_trt.decoding.messages import Float32, Int64
+from dflash_trt.decoding.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class LogitsProcessor:
+    """One request's sampling params, and the two facts about the request that they refer to."""
+
+    sampling: SamplingParams
+    prompt_tokens: int
+    stop_ids: tuple[int, ...]  # not to be sampled before min_tokens
+
+    @cached_property
+    def needs_history(self) -> bool:
+        """Whether the tokens so far matter, not just how many they are."""
+        s = self.sampling
+        return bool(
+            s.bad_words or s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
+        )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the target's best token is always the answer, and nothing else is asked for."""
+        s = self.sampling
+        return not (s.temperature or s.min_tokens or self.needs_history) and s.logprobs is None
+
+    @cached_property
+    def only_temperature(self) -> bool:
+        """Whether tokens are sampled by logits over a temperature, and nothing else."""
+        s = self.sampling
+        cut = s.top_k or s.top_p < 1 or s.min_p or s.min_tokens
+        return bool(s.temperature) and not (cut or self.needs_history)
+
+    def scores_prompt(self, position: int) -> bool:
+        """Whether tokens from this position on are a prompt chunk, and all of them are scored."""
+        return self.sampling.prompt_logprobs and position < self.prompt_tokens
+
+    def weights(self, logits: Float32, position: int, history: Sequence[int]) -> Float32:
+        """Those of the token at `position`, `[vocab]`: probabilities times a positive factor.
+
+        history: all tokens before it, or nothing unless `needs_history`.
+        """
+        s = self.sampling
+        if position - self.prompt_tokens < s.min_tokens and self.stop_ids:
+            logits = logits.copy()
+            logits[list(self.stop_ids)] = -np.inf
+        if self.needs_history:
+            logits = self._with_penalties(logits, np.array(history, np.int64))
+            for *before, last in s.bad_words:
+                if list(history[len(history) - len(before) :]) == before:
+                    logits[last] = -np.inf
+        return weights(logits, s)
+
+    def _with_penalties(self, logits: Float32, history: Int64) -> Float32:
+        s = self.sampling
+        seen, penalty = np.unique(history), np.float32(s.repetition_penalty)
+        logits = logits.copy()
+        values = logits[seen]
+        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
+        output, counts = np.unique(history[self.prompt_tokens :], return_counts=True)
+        logits[output] -= np.float32(s.presence_penalty)
+        logits[output] -= np.float32(s.frequency_penalty) * counts.astype(np.float32)
+        return logits
+
+    def encode(self) -> bytes:
+        """As the ensemble's tensor carries it; empty for plain greedy decoding."""
+        return b"" if self.greedy else json.dumps(asdict(self)).encode()
+
+
+@lru_cache(maxsize=128)  # that of a request with the longest words is 1 MB
+def decode(encoded: bytes) -> LogitsProcessor:
+    """The inverse of `encode`; cached, since a request's stays the same round after round.
+
+    ValueError or RequestError for what `encode` never gives.
+    """
+    if not encoded:
+        return LogitsProcessor(SamplingParams(), 0, ())
+    return _ADAPTER.validate_json(encoded, strict=True)
+
+
+_ADAPTER = TypeAdapter(LogitsProcessor)
+
+
+def weights(logits: Float32, sampling: SamplingParams) -> Float32:
+    """Probabilities `[vocab]` times a positive factor, from logits `[vocab]`.
+
+    At temperature 0 only the best token has weight.
+    """
+    if sampling.temperature == 0:
+        kept = np.zeros_like(logits)
+        kept[logits.argmax()] = 1.0
+        return kept
+    return truncate(tempered(logits[None], [sampling.temperature])[0], sampling)
+
+
+def tempered(logits: Float32, temperatures: Sequence[float]) -> Float32:
+    """Weights of rows `[m, vocab]` that have a temperature and no cut: the best one has 1."""
+    kept: Float32 = logits - np.maximum.reduce(logits, -1, keepdims=True)
+    kept /= np.array(temperatures, np.float32)[:, None]
+    np.exp(kept, out=kept)
+    return kept
+
+
+def truncate(weights: Float32, sampling: SamplingParams) -> Float32:
+    """`weights` `[.., k]` after top-k, top-p and min-p, in place: what is cut has 0.
+
+    top-p keeps the smallest set of most likely tokens whose mass reaches it, at least one (as z-lab
+    samples); min-p keeps those with at least that share of the most likely one's mass.
+    """
+    if 0 < sampling.top_k < weights.shape[-1]:
+        last = np.partition(weights, -sampling.top_k, -1)[..., -sampling.top_k, None]
+        weights[weights < last] = 0.0
+    if sampling.top_p < 1.0:
+        order = np.argsort(-weights, -1, kind="stable")
+        ranked = np.take_along_axis(weights, order, -1)
+        mass_before = ranked.cumsum(-1) - ranked
+        ranked[mass_before >= sampling.top_p * ranked.sum(-1, keepdims=True)] = 0.0
+        np.put_along_axis(weights, order, ranked, -1)
+    if sampling.min_p > 0.0:
+        weights[weights < sampling.min_p * weights.max(-1, keepdims=True)] = 0.0
+    return weights
