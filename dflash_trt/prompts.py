@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dflash_trt.errors import RequestError
 from dflash_trt.files import parse_json, read_text
@@ -11,6 +11,7 @@ from dflash_trt.files import parse_json, read_text
 MAX_PROMPTS = 1 << 26  # bytes of a file of them
 Prompt = str | Sequence[Mapping[str, Any]]  # a text as it is, or messages for the chat template
 AnyPrompt = Prompt | Sequence[int]  # or token ids
+T = TypeVar("T")
 WRONG = (
     'not an object with "text" (a string), "messages" (a list of objects with a role) or "ids" '
     "(a list of integers)"
@@ -20,38 +21,35 @@ WRONG = (
 def read_prompts(
     path: Path, encode: Callable[[Prompt], list[int]], *, vocab_size: int, longest: int
 ) -> list[list[int]]:
-    """The token ids of every line; blank lines are skipped.
+    """The token ids of every line: its `ids`, otherwise its encoded text or messages.
 
     longest: tokens that a prompt may have. Raises RequestError naming file and line.
     """
-    prompts = []
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            ids = _ids(parse_json(line), encode)
-            if not ids:
-                raise ValueError("the prompt is empty")
-            if not all(0 <= token < vocab_size for token in ids):
-                raise ValueError(f"a token id is outside 0 to {vocab_size - 1}")
-            if len(ids) > longest:
-                raise ValueError(
-                    f"the prompt has {len(ids)} tokens, at most {longest} fit beside --max-tokens"
-                )
-        except ValueError as error:
-            raise RequestError(
-                f"{path}:{number}: {error}", "Correct or remove that line"
-            ) from error
-        prompts.append(ids)
-    if not prompts:
-        raise RequestError(f"{path} holds no prompt", "Give at least one line")
-    return prompts
+
+    def ids_of(entry: object) -> list[int]:
+        ids = entry["ids"] if isinstance(entry, dict) and "ids" in entry else None
+        if ids is None:
+            ids = encode(prompt_of(entry))
+        elif not isinstance(ids, list) or any(type(token) is not int for token in ids):
+            raise ValueError(WRONG)
+        if not ids:
+            raise ValueError("the prompt is empty")
+        if not all(0 <= token < vocab_size for token in ids):
+            raise ValueError(f"a token id is outside 0 to {vocab_size - 1}")
+        if len(ids) > longest:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens, at most {longest} fit beside --max-tokens"
+            )
+        return ids
+
+    return read_lines(path, ids_of)
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file of prompts; RequestError."""
+def read_lines(path: Path, parse: Callable[[object], T]) -> list[T]:
+    """`parse` of each line's JSON, blank lines skipped; RequestError names file and line of a
+    ValueError, and files without a prompt."""
     try:
-        return read_text(path, MAX_PROMPTS).split("\n")  # not at U+2028, which JSON allows
+        lines = read_text(path, MAX_PROMPTS).split("\n")  # not at U+2028, which JSON allows
     except OSError as error:
         raise RequestError(
             f"cannot read {path}: {error.strerror}",
@@ -59,20 +57,21 @@ def read_lines(path: Path) -> list[str]:
         ) from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is not UTF-8 text", "Save the prompts as UTF-8") from error
-
-
-def _ids(entry: object, encode: Callable[[Prompt], list[int]]) -> list[int]:
-    """`ids` when a line has more; ValueError says what is wrong with the line."""
-    if not isinstance(entry, dict) or "ids" not in entry:
-        return encode(prompt_of(entry))
-    ids = entry["ids"]
-    if isinstance(ids, list) and all(type(token) is int for token in ids):
-        return ids
-    raise ValueError(WRONG)
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found += [parse(parse_json(line))] if line.strip() else []
+        except ValueError as error:
+            raise RequestError(
+                f"{path}:{number}: {error}", "Correct or remove that line"
+            ) from error
+    if not found:
+        raise RequestError(f"{path} holds no prompt", "Give at least one line")
+    return found
 
 
 def prompt_of(entry: object) -> Prompt:
-    """The `messages` of a line (a list of objects with a role), else its `text`; or ValueError."""
+    """The `messages` of a line (a list of objects with a role) or its `text`; or ValueError."""
     json.dumps(entry, ensure_ascii=False).encode()  # ValueError: half a surrogate pair is no text
     if isinstance(entry, dict):
         text, messages = entry.get("text"), entry.get("messages")

@@ -25,18 +25,15 @@ from statistics import median
 
 from bench_table import FIXED, PYCODE, THREADS, config_of, fill, pair_of
 
-from dflash_trt.bench.engine import Plan, measure_engine
-from dflash_trt.bench.page import Table
-from dflash_trt.bench.prompts import load_task
-from dflash_trt.bench.results import Cell, versions
-from dflash_trt.bench.stats import full_rates, verified
+from dflash_trt.bench import Cell, Plan, Table, full_rates, load_task, measure_engine, verified
 from dflash_trt.build.run import build
-from dflash_trt.cli.progress import reporting
+from dflash_trt.cli.output import reporting
 from dflash_trt.decoding import check_lossless, in_process
 from dflash_trt.decoding.speculation import keep_profile, this_machine
 from dflash_trt.decoding.speculation import measure as measure_costs
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.onnxruntime import use_one_pool
+from dflash_trt.machine import versions
 
 PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
@@ -157,7 +154,11 @@ def write(shape: str, cells: Sequence[Cell]) -> None:
         f"Least of adaptive / plain: {least(gains)}; of adaptive / best fixed: {least(of_best)}; "
         f"of adaptive / {DRAFTS[0]} drafts with one stream: {least(of_whole[:alone])}."
     )
-    table = Table(f"{shape}: the policy and fixed settings", note, HEAD, rows)
+    table = Table(
+        f"{shape}: the policy and fixed settings",
+        note,
+        [dict(zip(HEAD, row, strict=True)) for row in rows],
+    )
     fill(PAGE, f"{Path(__file__).name} --shapes {shape}", versions(), table)
 
 

@@ -21,17 +21,28 @@ from statistics import median
 
 from peers import Work, peer_versions, start_peers
 
-from dflash_trt.bench.engine import Plan, measure_engine
-from dflash_trt.bench.page import Page, Table, to_markdown
-from dflash_trt.bench.prompts import load_task
-from dflash_trt.bench.results import Cell, Run, Sample, machine, measured_on, versions
-from dflash_trt.bench.stats import plain_of, rates, speedups, spread
+from dflash_trt.bench import (
+    Cell,
+    Page,
+    Plan,
+    Run,
+    Sample,
+    Table,
+    load_task,
+    measure_engine,
+    measured_on,
+    plain_of,
+    rates,
+    speedups,
+    spread,
+    to_markdown,
+)
 from dflash_trt.build.run import build
-from dflash_trt.cli.progress import reporting
-from dflash_trt.config import BuildConfig
-from dflash_trt.config.build import Speculation
+from dflash_trt.cli.output import reporting
+from dflash_trt.config import BuildConfig, Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.engines.onnxruntime import use_one_pool
+from dflash_trt.machine import machine, versions
 
 ROOT = Path(__file__).parents[1]
 PYCODE = ROOT / "examples" / "pycode"
@@ -141,7 +152,11 @@ def write(rows: list[list[str]]) -> None:
         "included, medians. tau is empty where one token comes at a time or the server does not "
         "say."
     )
-    table = Table("Plain decoding, DFlash and others", note, head, rows)
+    table = Table(
+        "Plain decoding, DFlash and others",
+        note,
+        [dict(zip(head, row, strict=True)) for row in rows],
+    )
     fill(PAGE, Path(__file__).name, {**versions(), **peer_versions()}, table)
 
 

@@ -26,12 +26,9 @@ from typing import Any
 
 import httpx
 
-from dflash_trt.bench.load import Goal, Load, measure_server
-from dflash_trt.bench.prompts import load_asked
-from dflash_trt.bench.protocols import Ask
-from dflash_trt.bench.results import Level, Sample
+from dflash_trt.bench import Ask, Goal, Level, Load, Sample, load_asked, measure_server
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.server import free_ports
 
 START, STOP = 300.0, 20.0  # seconds that a server has
 GOAL = Goal(first_token=1.0, inter_token=1.0)  # not looked at

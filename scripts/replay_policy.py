@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from dflash_trt.bench.prompts import load_task
-from dflash_trt.config.build import Speculation
+from dflash_trt.bench import load_task
+from dflash_trt.config import Speculation
 from dflash_trt.decoding import Request, RoundOutput, RunRound, Scheduler, VerifyInput, in_process
 from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.acceptance import parents_of

@@ -1,1 +1,58 @@
-"""Measuring: our engines, any server, and reports that compare like with like."""
+"""Methods of decoding and servers, measured: runs, their files, reports and comparisons.
+
+Everything here loads the runtime's modules: import it where it is used.
+"""
+
+from dflash_trt.bench.engine import METHODS, Plan, measure_engine
+from dflash_trt.bench.load import Goal, Load, measure_server
+from dflash_trt.bench.page import Page, Table, to_html, to_markdown, write_page
+from dflash_trt.bench.prompts import load_asked, load_task
+from dflash_trt.bench.protocols import Ask
+from dflash_trt.bench.report import engine_page, measured_on, published_tables, server_page
+from dflash_trt.bench.results import Cell, Level, Run, Sample, ServerRun, read_run, write_run
+from dflash_trt.bench.run import run_engine
+from dflash_trt.bench.stats import (
+    compare,
+    full_rates,
+    plain_of,
+    rates,
+    speedups,
+    spread,
+    verified,
+)
+
+__all__ = [
+    "METHODS",
+    "Ask",
+    "Cell",
+    "Goal",
+    "Level",
+    "Load",
+    "Page",
+    "Plan",
+    "Run",
+    "Sample",
+    "ServerRun",
+    "Table",
+    "compare",
+    "engine_page",
+    "full_rates",
+    "load_asked",
+    "load_task",
+    "measure_engine",
+    "measure_server",
+    "measured_on",
+    "plain_of",
+    "published_tables",
+    "rates",
+    "read_run",
+    "run_engine",
+    "server_page",
+    "speedups",
+    "spread",
+    "to_html",
+    "to_markdown",
+    "verified",
+    "write_page",
+    "write_run",
+]

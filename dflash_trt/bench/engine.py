@@ -1,21 +1,21 @@
-"""`dflash-trt bench engine`: ways of decoding, measured in turns over the same prompts."""
+"""`dflash-trt bench engine`: methods of decoding, measured in turns over the same prompts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import cycle, product
 from math import ceil
 from pathlib import Path
-from typing import Any
 
-from dflash_trt.bench.passes import Pass, TimedEngine, Way, run_in_turns
+from dflash_trt.bench.passes import Decoder, Pass, TimedEngine, run_in_turns
 from dflash_trt.bench.results import Cell
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding import DraftModel, Request, SamplingParams, in_process, rounds_with
 from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strategy
 from dflash_trt.engines.step import Engine
 from dflash_trt.errors import RequestError
 
 METHODS = ("plain", "dflash", "adaptive", "lookup", "draft-model")
+DRAFTS: dict[str, tuple[int | None, ...]] = {"plain": (0,), "adaptive": (None,)}
 WARM_UP_TOKENS = 16
 Progress = Callable[[int, int], None]
 
@@ -26,9 +26,11 @@ class Plan:
 
     tasks: dict[str, list[list[int]]]  # prompts by task
     max_tokens: int
-    staggered: bool = False  # the first texts of a batch end one after another, as users' do
+    staggered: bool = (
+        False  # the first texts of a batch end one after another, as those of users do
+    )
     methods: tuple[str, ...] = ("plain", "dflash", "adaptive")
-    draft_tokens: tuple[int | None, ...] = (None,)  # of dflash, lookup and draft-model
+    draft_tokens: tuple[int | None, ...] = (None,)  # for methods not in `DRAFTS`
     batches: tuple[int, ...] = (1,)
     contexts: tuple[int | None, ...] = (None,)
     temperatures: tuple[float, ...] = (0.0,)
@@ -42,9 +44,9 @@ def measure_engine(
 ) -> None:
     """Hand a cell to `take` for each setting; a group's cells come together.
 
-    `engines` holds `target/` and `drafter/`. Where their cache rows are enough for all ways at
-    once, these take turns of a few rounds (`passes.run_in_turns`), else of whole passes: noise of
-    the machine meets all. RequestError for a plan that these engines cannot run.
+    `engines` holds `target/` and `drafter/`. Where their cache rows are enough for all methods at
+    once, these take turns of a few rounds (`passes.run_in_turns`), otherwise of whole passes: noise
+    of the machine meets all. RequestError for a plan that these engines cannot run.
     """
     target, drafter = TimedEngine(engines / "target"), TimedEngine(engines / "drafter")
     model = TimedEngine(plan.draft_model / "engines" / "target") if plan.draft_model else None
@@ -58,28 +60,39 @@ def measure_engine(
             )
             for i, prompt in enumerate(of_length(prompts, context))
         ]
-        ways = [
-            _way(cell, engines, target, drafter, model)
-            for cell in _cells(plan, task, batch, context, threads, temperature)
+        decoders = [
+            _decoder(
+                Cell(
+                    task=task,
+                    method=method,
+                    draft_tokens=drafts,
+                    batch=batch,
+                    context=context,
+                    threads=threads,
+                    temperature=temperature,
+                ),
+                *(engines, target, drafter, model),
+            )
+            for method in plan.methods
+            for drafts in DRAFTS.get(method, plan.draft_tokens)
         ]
-        together = len(ways) * batch <= target.info.slots
+        together = len(decoders) * batch <= target.info.slots
         warm_up = [replace(r, max_tokens=min(r.max_tokens, WARM_UP_TOKENS)) for r in requests]
-        if together:
-            _side_by_side(ways, batch)
-        for way in ways:
-            Pass(way, target, warm_up[: 2 * batch], batch).run()
         for repeat in range(plan.repeats):
-            turn = repeat % len(ways)
-            order = ways[turn:] + ways[:turn]
-            if together:
-                _side_by_side(order, batch)
-            for some in [order] if together else [[way] for way in order]:
-                run_in_turns([Pass(way, target, requests, batch) for way in some])
+            turn = repeat % len(decoders)
+            order = decoders[turn:] + decoders[:turn]
+            for i, decoder in enumerate(order):
+                # others in another order: where the rows lie makes a percent or two
+                decoder.first_row = i * batch if together else 0
+                if repeat == 0:
+                    Pass(decoder, warm_up[: 2 * batch], batch).run()
+            for some in [order] if together else [[decoder] for decoder in order]:
+                run_in_turns([Pass(decoder, requests, batch) for decoder in some])
                 passes += len(some)
-                progress(passes, len(groups) * len(ways) * plan.repeats)
-        plain = next((way for way in ways if way.cell.method == "plain"), None)
-        for way in ways:
-            take(_finished(way, plain))
+                progress(passes, len(groups) * len(decoders) * plan.repeats)
+        plain = next((each for each in decoders if each.cell.method == "plain"), None)
+        for decoder in decoders:
+            take(_finished(decoder, plain))
 
 
 def tokens_of(plan: Plan, batch: int, i: int) -> int:
@@ -125,78 +138,48 @@ def check_plan(plan: Plan, target: Engine, drafter: Engine, model: Engine | None
             )
 
 
-def _cells(
-    plan: Plan, task: str, batch: int, context: int | None, threads: int, temperature: float
-) -> Iterator[Cell]:
-    for method in plan.methods:
-        unlike = method not in ("plain", "adaptive")
-        for drafts in plan.draft_tokens if unlike else (0,) if method == "plain" else (None,):
-            yield Cell(
-                task=task,
-                method=method,
-                draft_tokens=drafts,
-                batch=batch,
-                context=context,
-                threads=threads,
-                temperature=temperature,
-            )
-
-
-def _way(
-    cell: Cell,
-    engines: Path,
-    target: TimedEngine,
-    drafter: TimedEngine,
-    model: TimedEngine | None,
-) -> Way:
+def _decoder(
+    cell: Cell, engines: Path, target: TimedEngine, drafter: TimedEngine, model: TimedEngine | None
+) -> Decoder:
     rounds, used = in_process(target, None), [target]
     if cell.method in ("dflash", "adaptive"):
         rounds, used = in_process(target, drafter), [target, drafter]
-    elif cell.method == "draft-model":
-        assert model is not None
+    elif model is not None and cell.method == "draft-model":
         rounds, used = rounds_with(target, DraftModel(model)), [target, model]
-    block_size = drafter.info.block_size
     if cell.method == "adaptive":
-        costs = profile_of(engines, "in_process", rounds, cell.threads)
-        return Way(cell, rounds, *strategy(Speculation(), target.info, costs), used)
-    drafts = 0 if cell.method == "plain" else cell.draft_tokens or block_size - 1
+        profile = profile_of(engines, "in_process", rounds, cell.threads)
+        return Decoder(cell, rounds, *strategy(Speculation(), target.info, profile), used)
+    drafts = drafter.info.block_size - 1 if cell.draft_tokens is None else cell.draft_tokens
     proposer = Proposer(drafts, lookup=True) if cell.method == "lookup" else Proposer()
-    return Way(cell, rounds, Fixed(drafts), proposer, used)
+    return Decoder(cell, rounds, Fixed(drafts), proposer, used)
 
 
-def _side_by_side(order: Sequence[Way], batch: int) -> None:
-    """Cache rows for each; in another order others, since where they lie makes a percent or two."""
-    for i, way in enumerate(order):
-        way.first_row = i * batch
-
-
-def _finished(way: Way, plain: Way | None) -> Cell:
+def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
     """The cell with what its texts say: how far rounds got, and how many are plain decoding's."""
-    committed = [n for each in way.passes for text in each for n in text.committed_per_round]
+    committed = [n for each in decoder.passes for text in each for n in text.committed_per_round]
     kept = [
         sum(count > i for count in committed) / len(committed)
         for i in range(1, max(committed, default=1))
     ]
     if plain is None:
-        return replace(way.cell, kept=kept)
-    pairs = [
-        (own.tokens, its.tokens)
-        for ours, theirs in zip(way.passes, plain.passes, strict=True)
+        return replace(decoder.cell, kept=kept)
+    same = [
+        own.tokens == its.tokens
+        for ours, theirs in zip(decoder.passes, plain.passes, strict=True)
         for own, its in zip(ours, theirs, strict=True)
     ]
-    return replace(way.cell, kept=kept, identical=(sum(a == b for a, b in pairs), len(pairs)))
+    return replace(decoder.cell, kept=kept, identical=(sum(same), len(same)))
 
 
 def of_length(prompts: Sequence[list[int]], context: int | None) -> list[list[int]]:
-    """The prompts as they are, or of `context` tokens each: cut, or with the next ones behind."""
+    """The prompts as they are, or of `context` tokens each: cut, or continued by the next ones."""
     if context is None:
         return list(prompts)
-    doubled = [*prompts, *prompts]
     made: list[list[int]] = []
     for i in range(len(prompts)):
+        following = cycle([*prompts[i:], *prompts[:i]])
         tokens: list[int] = []
-        following: Any = iter(doubled[i:])
         while len(tokens) < context:
-            tokens += next(following, prompts[0])
+            tokens = tokens + next(following)
         made.append(tokens[:context])
     return made

@@ -1,20 +1,18 @@
-"""Load on a server: so many users who each wait for their answer, or arrivals by chance."""
+"""Load on a server: so many users who each wait for their answer, or random arrivals."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle, islice
 from statistics import median
 
 import numpy as np
 
-from dflash_trt.bench.protocols import Answer, Ask, Client, open_client
+from dflash_trt.bench.protocols import Answer, Ask, Asking, open_client
 from dflash_trt.bench.results import PERCENTILES, Level
 from dflash_trt.errors import BenchError
 
-Asking = Callable[[Ask], Awaitable[Answer]]
 WARM_UP = 2  # requests before the first load
 
 
@@ -49,31 +47,30 @@ async def measure_server(
 
     BenchError when the first request fails, so that a wrong URL does not run for minutes.
     """
-    most = max([load.users or count for load in loads])
-    answered = 0
+    answered, total = 0, count * len(loads)
+    connections = max(load.users or count for load in loads)
+    async with open_client(protocol, url, model, connections) as asking:
 
-    async def ask(client: Client, which: Ask) -> Answer:
-        nonlocal answered
-        answer = await client.ask(which)
-        answered += 1
-        progress(min(answered, count * len(loads)), count * len(loads))
-        return answer
+        async def ask(which: Ask) -> Answer:
+            nonlocal answered
+            answer = await asking(which)
+            answered += 1
+            progress(answered, total)
+            return answer
 
-    async with open_client(protocol, url, model, most) as client:
         for which in islice(cycle(asks), WARM_UP):
-            if (error := (await client.ask(which)).error) is not None:
+            if (error := (await asking(which)).error) is not None:
                 raise BenchError(
                     f"{url} does not answer by {protocol}: {error}",
                     "Check that the server runs, and its port and protocol",
                 )
         for load in loads:
-            wanted = list(islice(cycle(asks), count))
+            requests = list(islice(cycle(asks), count))
             start = time.perf_counter()
-            if load.users is not None:
-                answers = await _closed(partial(ask, client), wanted, load.users)
+            if load.rate is None:
+                answers = await _closed(ask, requests, load.users or 1)
             else:
-                assert load.rate is not None
-                answers = await _open(partial(ask, client), wanted, load.rate)
+                answers = await _open(ask, requests, load.rate)
             done.append(summarise(load, answers, start, goal))
 
 
@@ -90,13 +87,14 @@ async def _closed(ask: Asking, asks: list[Ask], users: int) -> list[Answer]:
 
 async def _open(ask: Asking, asks: list[Ask], rate: float) -> list[Answer]:
     gaps = np.random.default_rng(asks[0].seed).exponential(1 / rate, size=len(asks))
-    running = []
-    next_at = time.perf_counter()
-    for which, gap in zip(asks, gaps.tolist(), strict=True):
-        next_at += gap
-        await asyncio.sleep(max(0.0, next_at - time.perf_counter()))
-        running.append(asyncio.ensure_future(ask(which)))
-    return list(await asyncio.gather(*running))
+    start = time.perf_counter()
+
+    async def arrive(which: Ask, at: float) -> Answer:
+        await asyncio.sleep(max(0.0, at - time.perf_counter()))
+        return await ask(which)
+
+    times = (start + np.cumsum(gaps)).tolist()
+    return await asyncio.gather(*map(arrive, asks, times))
 
 
 def summarise(load: Load, answers: Sequence[Answer], start: float, goal: Goal) -> Level:

@@ -1,6 +1,6 @@
 """A report: one self-contained HTML file, and Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -22,12 +22,15 @@ svg { max-width: 100%; height: auto; margin: 1rem 0; border: 1px solid #e5e7eb; 
 
 @dataclass(frozen=True)
 class Table:
-    """`note` says what the numbers are and their units."""
+    """Rows of the same columns, by name; `note` says what the numbers are and their units."""
 
     title: str
     note: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Mapping[str, str]]
+
+    @property
+    def head(self) -> list[str]:
+        return list(self.rows[0])
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,10 @@ def to_markdown(page: Page) -> str:
     lines = [f"# {page.title}", ""]
     for about in page.about:
         lines += [about, ""]
-    for table in page.tables:
+    for table in filter(lambda table: table.rows, page.tables):
         lines += [f"## {table.title}", "", table.note, ""]
         rule = ["---", *["---:"] * (len(table.head) - 1)]
-        lines += [*map(_row, (table.head, rule, *table.rows)), ""]
+        lines += [*map(_row, (table.head, rule, *(row.values() for row in table.rows))), ""]
     return "\n".join(lines)
 
 
@@ -68,13 +71,15 @@ def to_html(page: Page) -> str:
     body = [f"<h1>{escape(page.title)}</h1>"]
     body += [f'<p class="note">{escape(line)}</p>' for line in page.about]
     body += page.charts
-    for table in page.tables:
+    for table in filter(lambda table: table.rows, page.tables):
         body.append(f'<h2>{escape(table.title)}</h2><p class="note">{escape(table.note)}</p>')
         body.append("<table><tr>")
         body += [f"<th>{escape(cell)}</th>" for cell in table.head]
         body.append("</tr>")
         for row in table.rows:
-            body.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+            body.append(
+                "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.values()) + "</tr>"
+            )
         body.append("</table>")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -83,5 +88,5 @@ def to_html(page: Page) -> str:
     )
 
 
-def _row(cells: Sequence[str]) -> str:
+def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,4 +1,4 @@
-"""A pass of one way of decoding over the prompts, which other ways' turns may interrupt."""
+"""A pass of one method over the prompts, which turns of other methods may interrupt."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +13,11 @@ from dflash_trt.decoding import Request, RunRound, Scheduler
 from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.speculation import Policy, Proposer
 from dflash_trt.engines.load import load_engine
-from dflash_trt.engines.step import Engine, Step
+from dflash_trt.engines.step import Step
 
-TURN = 32  # tokens of each stream: all ways come to the same stretch of text at about the same time
-TURN_SECONDS = 0.1  # where that is sooner: what else the machine does must meet all ways
+# a turn is the shorter of both: what else the machine does must meet all methods
+TURN = 32  # tokens of each stream, so that all are at the same stretch of text
+TURN_SECONDS = 0.1
 
 
 class TimedEngine:
@@ -46,7 +47,7 @@ class TimedEngine:
 
 
 @dataclass
-class Way:
+class Decoder:
     """One method with its scheduler's parts and what it has decoded."""
 
     cell: Cell
@@ -59,18 +60,19 @@ class Way:
 
 
 class Pass:
-    """All requests, `batch` at a time; stop tokens are ignored, so that all ways do the same."""
+    """All requests, `batch` at a time; stop tokens are ignored, so that all methods do the same."""
 
-    def __init__(self, way: Way, target: Engine, requests: Sequence[Request], batch: int) -> None:
-        self._way = way
+    def __init__(self, decoder: Decoder, requests: Sequence[Request], batch: int) -> None:
+        self._decoder = decoder
+        longest = decoder.engines[0].info.max_seq_len
         self._scheduler = Scheduler(
-            way.rounds,
+            decoder.rounds,
             slots=batch,
-            max_seq_len=target.info.max_seq_len,
-            prefill_chunk=target.info.max_seq_len,
-            policy=way.policy,
-            proposer=way.proposer,
-            first_slot=way.first_row,
+            max_seq_len=longest,
+            prefill_chunk=longest,
+            policy=decoder.policy,
+            proposer=decoder.proposer,
+            first_slot=decoder.first_row,
         )
         self._streams = min(batch, len(requests))
         self._sequences = [self._scheduler.submit(request) for request in requests]
@@ -82,22 +84,22 @@ class Pass:
 
     @property
     def pace(self) -> float:
-        """Seconds that a token of each stream took; to be asked behind the first."""
+        """Seconds that a token of each stream took; there must have been one."""
         return self._streams * self._sample.seconds / self._sample.tokens
 
     def run(self, tokens: float = inf) -> None:
-        """On until its streams have had about so many tokens each in all, or to the end."""
+        """Continue until its streams have had about so many tokens each in all, or to the end."""
         while not self.ended and self._sample.tokens < tokens * self._streams:
             self._step()
 
     def keep(self) -> None:
-        """Hand what was measured and decoded to the way."""
+        """Hand what was measured and decoded to the decoder."""
         self._sample.rounds = sum(sequence.rounds for sequence in self._sequences)
-        self._way.cell.samples.append(self._sample)
-        self._way.passes.append(self._sequences)
+        self._decoder.cell.samples.append(self._sample)
+        self._decoder.passes.append(self._sequences)
 
     def _step(self) -> None:
-        sample, engines = self._sample, self._way.engines
+        sample, engines = self._sample, self._decoder.engines
         before = [engine.seconds for engine in engines]
         start = time.perf_counter()
         stepped = self._scheduler.step()
@@ -108,11 +110,13 @@ class Pass:
             sample.prefill += took
             sample.tokens += len(stepped)  # those whose prompt is in have their first one
             return
-        in_engines = [engine.seconds - was for engine, was in zip(engines, before, strict=True)]
+        in_target, *others = (
+            engine.seconds - was for engine, was in zip(engines, before, strict=True)
+        )
         sample.steps += 1
-        sample.verify += in_engines[0]
-        sample.draft += sum(in_engines[1:])
-        sample.sampling += report.round_trip - sum(in_engines)
+        sample.verify += in_target
+        sample.draft += sum(others)
+        sample.sampling += report.round_trip - in_target - sum(others)
         sample.scheduler += took - report.round_trip
         for choice in report.choices:
             sample.choices[choice] = sample.choices.get(choice, 0) + 1
@@ -124,10 +128,10 @@ class Pass:
 
 
 def run_in_turns(passes: Sequence[Pass]) -> None:
-    """All of them to their ends.
+    """Run all of them to their ends.
 
-    In another order each time: the first rounds behind a way that drafts take longer, which would
-    always meet the same way.
+    In another order each time: the first rounds after those of a method that drafts take longer,
+    which would always meet the same method.
     """
     dice, tokens = Random(0), 1.0
     while going := [each for each in passes if not each.ended]:

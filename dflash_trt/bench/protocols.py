@@ -2,9 +2,11 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import Any
 
 import httpx
 
@@ -26,6 +28,12 @@ class Ask:
     temperature: float
     seed: int
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every protocol calls by the same name."""
+        options = {name: getattr(self, name) for name in ("max_tokens", "temperature", "seed")}
+        return {**options, "ignore_eos": True}
+
 
 @dataclass
 class Answer:
@@ -39,180 +47,124 @@ class Answer:
     error: str | None = None
 
 
-class Client(Protocol):
-    """One connection, or a pool of them, to a server."""
-
-    async def __aenter__(self) -> Self: ...
-    async def __aexit__(self, *_: object) -> None: ...
-    async def ask(self, ask: Ask) -> Answer: ...
+Asking = Callable[[Ask], Awaitable[Answer]]
 
 
-def open_client(protocol: str, url: str, model: str | None, connections: int) -> Client:
-    """A client for a server at `url`; model: the name it knows, for OpenAI's protocol.
+@asynccontextmanager
+async def open_client(
+    protocol: str, url: str, model: str | None, connections: int
+) -> AsyncIterator[Asking]:
+    """What asks the server at `url`; model: the name it knows, for OpenAI's protocol.
 
-    RequestError for an unknown protocol.
+    RequestError for an unknown protocol, BenchError when no model is named and none is listed.
     """
+    if protocol not in PROTOCOLS:
+        raise RequestError(f"there is no protocol {protocol}", f"Known: {', '.join(PROTOCOLS)}")
     if protocol == "triton-grpc":
-        return TritonGrpc(url)
-    if protocol == "triton-http":
-        return TritonHttp(url, connections)
+        async with AsyncClient(url, retries=0) as client:
+            yield partial(_ask_grpc, client)
+        return
+    base = url if "://" in url else f"http://{url}"
     if protocol == "openai":
-        return OpenAi(url, model, connections)
-    raise RequestError(f"there is no protocol {protocol}", f"Known: {', '.join(PROTOCOLS)}")
+        base = base.rstrip("/").removesuffix("/v1")
+    limits = httpx.Limits(max_connections=connections)
+    async with httpx.AsyncClient(base_url=base, limits=limits, timeout=TIMEOUT) as http:
+        if protocol == "triton-http":
+            yield partial(_ask_triton, http)
+        else:
+            yield partial(_ask_openai, http, model or await _first_model(http))
 
 
-class TritonGrpc:
-    """Our own client, without its retries."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    async def __aenter__(self) -> Self:
-        self._client = AsyncClient(self._url, retries=0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
-
-    async def ask(self, ask: Ask) -> Answer:
-        answer = Answer(time.perf_counter())
-        try:
-            async for chunk in self._client.stream(
-                ask.prompt,
-                max_tokens=ask.max_tokens,
-                temperature=ask.temperature,
-                seed=ask.seed,
-                ignore_eos=True,
-                chat_template_kwargs=None if isinstance(ask.prompt, str) else TEMPLATE_OPTIONS,
-                timeout=TIMEOUT,
-            ):
-                if chunk.token_ids:
-                    answer.came.append(time.perf_counter())
-                    answer.tokens += len(chunk.token_ids)
-                if chunk.final is not None:
-                    answer.prompt_tokens, answer.rounds = (
-                        chunk.final.prompt_tokens,
-                        chunk.final.rounds,
-                    )
-        except DflashError as error:
-            answer.error = str(error)
-        return answer
+async def _ask_grpc(client: AsyncClient, ask: Ask) -> Answer:
+    answer = Answer(time.perf_counter())
+    template = None if isinstance(ask.prompt, str) else TEMPLATE_OPTIONS
+    try:
+        async for chunk in client.stream(
+            ask.prompt, **ask.options, chat_template_kwargs=template, timeout=TIMEOUT
+        ):
+            if chunk.token_ids:
+                answer.came.append(time.perf_counter())
+                answer.tokens += len(chunk.token_ids)
+            if chunk.final is not None:
+                answer.prompt_tokens = chunk.final.prompt_tokens
+                answer.rounds = chunk.final.rounds
+    except DflashError as error:
+        answer.error = str(error)
+    return answer
 
 
-class _Http:
-    """JSON out, server-sent events back, over one pool of connections."""
+async def _ask_triton(http: httpx.AsyncClient, ask: Ask) -> Answer:
+    """By Triton's `generate_stream`."""
+    answer = Answer(time.perf_counter(), rounds=0)
+    prompt: dict[str, Any] = {"text_input": ask.prompt}
+    if not isinstance(ask.prompt, str):
+        messages, template = json.dumps(ask.prompt), json.dumps(TEMPLATE_OPTIONS)
+        prompt = {"messages": messages, "chat_template_kwargs": template}
+    body = {**prompt, **ask.options, "stream": True}
+    async for event in _events(http, "/v2/models/dflash/generate_stream", body, answer):
+        if event["completion_tokens"] > answer.tokens:
+            answer.came.append(time.perf_counter())
+        answer.tokens, answer.rounds = event["completion_tokens"], event["rounds"]
+        answer.prompt_tokens = event["prompt_tokens"]
+    return answer
 
-    def __init__(self, url: str, connections: int) -> None:
-        limits = httpx.Limits(max_connections=connections)
-        base = url if "://" in url else f"http://{url}"
-        self._client = httpx.AsyncClient(base_url=base, limits=limits, timeout=TIMEOUT)
 
-    async def __aenter__(self) -> Self:
-        return self
+async def _ask_openai(http: httpx.AsyncClient, model: str, ask: Ask) -> Answer:
+    """By `/v1/completions` or, for messages, `/v1/chat/completions`: ours, vLLM, SGLang, .."""
+    answer = Answer(time.perf_counter())
+    path = "/v1/completions"
+    prompt: dict[str, Any] = {"prompt": ask.prompt}
+    if not isinstance(ask.prompt, str):
+        path = "/v1/chat/completions"
+        prompt = {"messages": ask.prompt, "chat_template_kwargs": TEMPLATE_OPTIONS}
+    body = {"model": model, **prompt, **ask.options, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    async for event in _events(http, path, body, answer):
+        if any(map(_has_text, event.get("choices") or [])):
+            answer.came.append(time.perf_counter())
+        if usage := event.get("usage"):
+            answer.tokens = usage["completion_tokens"]
+            answer.prompt_tokens = usage["prompt_tokens"]
+            answer.rounds = usage.get("rounds")
+    if answer.error is None and not answer.tokens:
+        answer.error = "the server told no usage at the end of the stream"
+    return answer
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
 
-    async def events(
-        self, path: str, body: Mapping[str, Any], answer: Answer
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Each event's JSON; a failure is noted in `answer`."""
-        try:
-            async with self._client.stream("POST", path, json=dict(body)) as response:
-                if response.status_code != 200:
-                    text = (await response.aread()).decode(errors="replace")
-                    answer.error = f"HTTP {response.status_code}: {text[:300]}"
+async def _events(
+    http: httpx.AsyncClient, path: str, body: Mapping[str, Any], answer: Answer
+) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of each server-sent event; a failure is noted in `answer`."""
+    try:
+        async with http.stream("POST", path, json=dict(body)) as response:
+            if response.status_code != 200:
+                text = (await response.aread()).decode(errors="replace")
+                answer.error = f"HTTP {response.status_code}: {text[:300]}"
+                return
+            async for line in response.aiter_lines():
+                if not line.startswith("data:"):
+                    continue
+                data = line.removeprefix("data:").strip()
+                if data == "[DONE]":
                     return
-                async for line in response.aiter_lines():
-                    if not line.startswith("data:"):
-                        continue
-                    data = line.removeprefix("data:").strip()
-                    if data == "[DONE]":
-                        return
-                    event = json.loads(data)
-                    if "error" in event:
-                        answer.error = str(event["error"])[:300]
-                        return
-                    yield event
-        except (httpx.HTTPError, ValueError) as error:
-            answer.error = f"{type(error).__name__}: {error}"
+                event = json.loads(data)
+                if "error" in event:
+                    answer.error = str(event["error"])[:300]
+                    return
+                yield event
+    except (httpx.HTTPError, ValueError) as error:
+        answer.error = f"{type(error).__name__}: {error}"
 
 
-class TritonHttp(_Http):
-    """Triton's `generate_stream`."""
-
-    async def ask(self, ask: Ask) -> Answer:
-        answer = Answer(time.perf_counter())
-        prompt: dict[str, Any] = {"text_input": ask.prompt}
-        if not isinstance(ask.prompt, str):
-            prompt = {"messages": ask.prompt, "chat_template_kwargs": TEMPLATE_OPTIONS}
-            prompt = {name: json.dumps(value) for name, value in prompt.items()}
-        body = {
-            **prompt,
-            "max_tokens": ask.max_tokens,
-            "temperature": ask.temperature,
-            "seed": ask.seed,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        rounds = 0
-        async for event in self.events("/v2/models/dflash/generate_stream", body, answer):
-            if event["completion_tokens"] > answer.tokens:
-                answer.came.append(time.perf_counter())
-            answer.tokens, rounds = event["completion_tokens"], event["rounds"]
-            answer.prompt_tokens = event["prompt_tokens"]
-        answer.rounds = rounds
-        return answer
-
-
-class OpenAi(_Http):
-    """`/v1/completions`, of messages `/v1/chat/completions`: ours, vLLM, SGLang, llama.cpp, .."""
-
-    def __init__(self, url: str, model: str | None, connections: int) -> None:
-        super().__init__(url.rstrip("/").removesuffix("/v1"), connections)
-        self._model = model
-
-    async def __aenter__(self) -> Self:
-        if self._model is None:
-            try:
-                listed = (await self._client.get("/v1/models")).json()
-                self._model = listed["data"][0]["id"]
-            except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-                await self._client.aclose()
-                raise BenchError(
-                    f"the server does not list its models at /v1/models ({error})",
-                    "Check the URL, or name one with --model",
-                ) from error
-        return self
-
-    async def ask(self, ask: Ask) -> Answer:
-        answer = Answer(time.perf_counter())
-        path = "/v1/completions"
-        prompt: dict[str, Any] = {"prompt": ask.prompt}
-        if not isinstance(ask.prompt, str):
-            path = "/v1/chat/completions"
-            prompt = {"messages": ask.prompt, "chat_template_kwargs": TEMPLATE_OPTIONS}
-        body = {
-            "model": self._model,
-            **prompt,
-            "max_tokens": ask.max_tokens,
-            "temperature": ask.temperature,
-            "seed": ask.seed,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        async for event in self.events(path, body, answer):
-            if any(map(_has_text, event.get("choices") or [])):
-                answer.came.append(time.perf_counter())
-            usage = event.get("usage")
-            if usage:
-                answer.tokens = usage["completion_tokens"]
-                answer.prompt_tokens = usage["prompt_tokens"]
-                answer.rounds = usage.get("rounds")
-        if answer.error is None and not answer.tokens:
-            answer.error = "the server told no usage at the end of the stream"
-        return answer
+async def _first_model(http: httpx.AsyncClient) -> str:
+    try:
+        listed = (await http.get("/v1/models")).json()
+        return str(listed["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise BenchError(
+            f"the server does not list its models at /v1/models ({error})",
+            "Check the URL, or name one with --model",
+        ) from error
 
 
 def _has_text(choice: Mapping[str, Any]) -> bool:

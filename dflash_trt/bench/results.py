@@ -1,17 +1,18 @@
 """What a benchmark measured, as it lies in its JSON file."""
 
 import json
-import resource
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.errors import RequestError
-from dflash_trt.files import read_json
+from dflash_trt.files import read_as
 from dflash_trt.machine import machine, versions
 
 PERCENTILES = (50, 90, 99)
+GROUP = ("task", "batch", "context", "threads", "temperature")
+SETTING = (*GROUP, "method", "draft_tokens")
 
 
 @dataclass(kw_only=True)
@@ -27,7 +28,7 @@ class Sample:
     sampling: float = 0.0  # accepting and proposing
     scheduler: float = 0.0
     prefill: float = 0.0
-    full_seconds: float = 0.0  # of rounds in which all streams took part, and what they committed
+    full_seconds: float = 0.0  # in rounds in which all streams took part, and their tokens
     full_tokens: int = 0
     # rounds of single sequences by what was verified, as metrics count it
     choices: dict[str, int] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Cell:
     temperature: float
     samples: list[Sample] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)  # share of rounds that kept draft 1, 2, ..
-    # texts equal to plain decoding's, and all; None: drawn, so that they are others
+    # texts equal to plain decoding's, and all; None: sampled, so that they differ
     identical: tuple[int, int] | None = None
 
     @property
@@ -57,20 +58,12 @@ class Cell:
     @property
     def setting(self) -> tuple[Any, ...]:
         """What makes two cells comparable."""
-        return (
-            self.task,
-            self.method,
-            self.draft_tokens,
-            self.batch,
-            self.context,
-            self.threads,
-            self.temperature,
-        )
+        return tuple(getattr(self, name) for name in SETTING)
 
     @property
     def group(self) -> tuple[Any, ...]:
         """Cells of a group ran in turns: their samples pair up."""
-        return (self.task, self.batch, self.context, self.threads, self.temperature)
+        return tuple(getattr(self, name) for name in GROUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,27 +129,6 @@ class ServerRun:
     format: int = 1
 
 
-def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list[str]:
-    """Machine and versions in words."""
-    load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
-    return [
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory'] / 2**30:.0f} GiB, {machine['system']}; load {load}.",
-        "Versions: " + ", ".join(f"{name} {value}" for name, value in versions.items()) + ".",
-    ]
-
-
-def in_words(options: Mapping[str, Any]) -> str:
-    """What was chosen, on a line."""
-    chosen = {name.replace("_", " "): value for name, value in options.items() if value != "None"}
-    return ", ".join(f"{name} {value}" for name, value in chosen.items())
-
-
-def peak_memory() -> int:
-    """Bytes that this process had resident at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def write_run(path: Path, run: Run | ServerRun) -> None:
     """RequestError when the file cannot be written."""
     try:
@@ -168,23 +140,16 @@ def write_run(path: Path, run: Run | ServerRun) -> None:
 def read_run(path: Path) -> Run:
     """RequestError when the file is not a run of engines that `write_run` wrote."""
     try:
-        values = read_json(path)
-        if "levels" in values and "url" in values:
-            raise RequestError(
-                f"{path} is a result of `dflash-trt bench serve`; only runs of `bench engine` are "
-                "compared, whose passes ran in turns",
-                "Put the reports of the two server runs side by side (--report)",
-            )
-        cells = []
-        for cell in values.pop("cells"):
-            samples = [Sample(**sample) for sample in cell.pop("samples")]
-            identical = cell.pop("identical")
-            cells.append(
-                Cell(**cell, samples=samples, identical=identical and (identical[0], identical[1]))
-            )
-        return Run(**values, cells=cells)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        run: Run | ServerRun = read_as(path, Run | ServerRun)  # type: ignore[arg-type]
+    except (OSError, ValueError) as error:
         raise RequestError(
             f"{path} is not a result of `dflash-trt bench engine` ({error})",
             "Give the file that it wrote with --output",
         ) from error
+    if isinstance(run, Run):
+        return run
+    raise RequestError(
+        f"{path} is a result of `dflash-trt bench serve`; only runs of `bench engine` are "
+        "compared, whose passes ran in turns",
+        "Put the reports of the two server runs side by side (--report)",
+    )

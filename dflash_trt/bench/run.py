@@ -1,14 +1,19 @@
-"""A benchmark of a built directory, from its options to its results."""
+"""A benchmark of a built directory: a process for each number of threads, since these are set once
+a process and its memory is its own."""
 
-from collections.abc import Mapping
+import multiprocessing
+import resource
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.bench.child import measure_with_threads
-from dflash_trt.bench.engine import Plan
+from dflash_trt.bench.engine import Plan, measure_engine
 from dflash_trt.bench.results import Cell, Run
 from dflash_trt.build.manifest import read_manifest
-from dflash_trt.checkpoints import Report
+from dflash_trt.errors import BenchError, DflashError
+
+STOPPED = 10.0  # seconds that an interrupted process has to end
 
 
 def run_engine(
@@ -16,7 +21,7 @@ def run_engine(
     plan: Plan,
     threads: tuple[int, ...],
     options: Mapping[str, Any],
-    report: Report,
+    report: Callable[[str, int, int], None],
 ) -> Run:
     """Measure `plan` with each number of threads; interrupted, what there is comes back."""
     manifest = read_manifest(directory)
@@ -36,8 +41,8 @@ def run_engine(
             break
     return Run(
         name=manifest["name"],
-        target=describe(manifest["target"]),
-        drafter=describe(manifest["drafter"]),
+        target=_describe(manifest["target"]),
+        drafter=_describe(manifest["drafter"]),
         options=options,
         cells=cells,
         peak_memory=memory,
@@ -46,7 +51,55 @@ def run_engine(
     )
 
 
-def describe(spec: Mapping[str, Any]) -> str:
+def measure_with_threads(
+    engines: Path, threads: int, plan: Plan, progress: Callable[[int, int], None], done: list[Cell]
+) -> int:
+    """Append the cells to `done` as they come; returns the process's peak memory in bytes.
+
+    Raises what the process raised if it is ours, otherwise BenchError.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, its = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(its, engines, threads, plan), daemon=True)
+    process.start()
+    its.close()
+    try:
+        while True:
+            match ours.recv():
+                case (int(passes), int(total)):
+                    progress(passes, total)
+                case Cell() as cell:
+                    done.append(cell)
+                case DflashError() as error:
+                    raise error
+                case int(peak):
+                    return peak
+    except EOFError:
+        process.join(STOPPED)
+        raise BenchError(
+            f"the benchmark's process ended by itself (exit code {process.exitcode})",
+            "Look for what it said above; -9 is a lack of memory: try a smaller --batch",
+        ) from None
+    finally:
+        process.terminate()
+        process.join(STOPPED)
+
+
+def _work(out: Connection, engines: Path, threads: int, plan: Plan) -> None:
+    from dflash_trt.engines.onnxruntime import use_one_pool  # noqa: PLC0415
+
+    use_one_pool(threads)
+    try:
+        measure_engine(engines, threads, plan, lambda *passes: out.send(passes), out.send)
+    except DflashError as error:
+        out.send(error)
+    except KeyboardInterrupt:
+        return
+    else:
+        out.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _describe(spec: Mapping[str, Any]) -> str:
     """A model in a few words, from its spec in a manifest."""
     kind = spec.get("model_type") or f"DFlash drafter, block {spec['block_size']}"
     return (

@@ -1,25 +1,40 @@
-"""What passes over the same prompts say together."""
+"""What passes over the same prompts say together, and what changed between two runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from dflash_trt.bench.results import Cell, Run
 from dflash_trt.decoding.speculation import VERIFIED
+from dflash_trt.errors import BenchError
 
 RESAMPLES = 2000
 CONFIDENCE = 0.99
+Figure = Literal["speedup", "tau", "identical texts", "tokens/s"]
+Verdict = Literal["worse", "better", "same"]
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Median, smallest and largest of some passes."""
 
     middle: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One figure of one setting, in both runs."""
+
+    setting: str
+    figure: Figure
+    before: float
+    after: float
+    relative: Spread  # of the change; low and high are its interval
+    verdict: Verdict
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -53,12 +68,12 @@ def plain_of(run: Run, cell: Cell) -> Cell | None:
 
 
 def speedups(cell: Cell, plain: Cell) -> list[float]:
-    """Of each pass against the plain pass beside it: noise of the machine meets both."""
+    """Of each pass over the plain pass beside it: noise of the machine meets both."""
     return [own / its for own, its in zip(rates(cell), rates(plain), strict=False)]
 
 
 def phases(cell: Cell) -> dict[str, float]:
-    """Milliseconds of a round (a step of the whole batch) by what they went to; medians."""
+    """Median milliseconds of a round (a step of the whole batch) by what they went to."""
     names = ("verify", "draft", "sampling", "scheduler")
     return {
         name: median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
@@ -78,9 +93,72 @@ def change(before: Sequence[float], after: Sequence[float]) -> Spread:
     random = np.random.default_rng(0)
     medians = []
     for values in (before, after):
-        drawn = random.integers(len(values), size=(RESAMPLES, len(values)))
-        medians.append(np.median(np.array(values)[drawn], axis=1))
+        picked = random.integers(len(values), size=(RESAMPLES, len(values)))
+        medians.append(np.median(np.array(values)[picked], axis=1))
     ratios = medians[1] / medians[0] - 1
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(ratios, [tail, 1 - tail])
     return Spread(median(after) / median(before) - 1, float(low), float(high))
+
+
+def compare(before: Run, after: Run, limit: float, absolute: bool) -> list[Change]:
+    """Every setting that both runs measured.
+
+    A figure is worse (better) when its whole interval is below -limit (above limit), which is a
+    share: 0.05. Speedups compare with plain decoding in the same run, so that they hold on a
+    machine that has become slower; absolute: tokens/s, too. BenchError if nothing can be compared.
+    """
+    old = {cell.setting: cell for cell in before.cells}
+    found = [
+        Change(
+            setting=describe(new),
+            figure=figure,
+            before=median(was),
+            after=median(now),
+            relative=relative,
+            verdict=_verdict(relative, 0.0 if figure == "identical texts" else limit),
+        )
+        for new in after.cells
+        if new.setting in old
+        for figure, was, now in _figures(before, after, old[new.setting], new)
+        if figure != "tokens/s" or absolute
+        for relative in [change(was, now) if any(was) else Spread(0.0, 0.0, 0.0)]
+    ]
+    if not found:
+        raise BenchError(
+            "the two runs have no setting in common that can be compared",
+            "Run both with the same options; without the method plain add --absolute",
+        )
+    return found
+
+
+def _figures(
+    before: Run, after: Run, old: Cell, new: Cell
+) -> Iterator[tuple[Figure, list[float], list[float]]]:
+    """Each with its values in both runs; a single value has no noise."""
+    old_plain, new_plain = plain_of(before, old), plain_of(after, new)
+    if new.method != "plain":
+        yield "tau", [old.tau], [new.tau]
+        if old_plain is not None and new_plain is not None:
+            yield "speedup", speedups(old, old_plain), speedups(new, new_plain)
+    if old.identical and new.identical:
+        was, now = (same / texts for same, texts in (old.identical, new.identical))
+        yield "identical texts", [was], [now]
+    yield "tokens/s", rates(old), rates(new)
+
+
+def _verdict(relative: Spread, limit: float) -> Verdict:
+    if relative.high < -limit:
+        return "worse"
+    return "better" if relative.low > limit else "same"
+
+
+def describe(cell: Cell) -> str:
+    """A setting in words."""
+    drafts = "auto" if cell.draft_tokens is None else str(cell.draft_tokens)
+    parts = [cell.task, cell.method]
+    parts += [f"{drafts} drafts"] * (cell.method != "plain")
+    parts += [f"batch {cell.batch}", f"{cell.threads} thread{'s' * (cell.threads != 1)}"]
+    parts += [f"context {cell.context}"] * (cell.context is not None)
+    parts += [f"temperature {cell.temperature:g}"] * bool(cell.temperature)
+    return ", ".join(parts)

@@ -26,7 +26,7 @@ from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.roofline import Machine, machine
 from dflash_trt.tensorrt_llm.args import check_args, choose_args, env_vars
-from dflash_trt.tensorrt_llm.chosen import LlmArgs
+from dflash_trt.tensorrt_llm.arguments import LlmArgs
 
 Options = Sequence[tuple[str, object]]  # None: the option alone
 
@@ -178,7 +178,7 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
 def _sequences(args: LlmArgs) -> int | None:
     """Of all ranks: with attention-DP each has max_batch_size of its own."""
     ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
-    return args.max_batch_size and args.max_batch_size * ranks
+    return args.max_batch_size * ranks if args.max_batch_size else None
 
 
 def _name(source: Source) -> str:

@@ -28,8 +28,8 @@ from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.roofline import machine
 from dflash_trt.tensorrt_llm.args import check_args, choose_args
+from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.bundle import checkpoint_files, drafter_name, write_bundle
-from dflash_trt.tensorrt_llm.chosen import LlmArgs
 
 
 def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints import dflash2
+from dflash_trt.checkpoints.fields import Config
 from dflash_trt.checkpoints.files import check_directory, read_json
 from dflash_trt.checkpoints.spec import DrafterSpec, Shapes, layer_shapes
 from dflash_trt.checkpoints.speculators import speculators
@@ -24,6 +25,7 @@ OTHERS = {
     "mtp": "a multi-token-prediction head, which drafts one token at a time",
 }
 LANGUAGE_MODEL = ("ForCausalLM']", "ForConditionalGeneration']")  # how `architectures` end
+OUR_FORMATS = "Use a DFlash drafter in z-lab's or the speculators format"
 # tensors of vendors' own forms
 FORMS = {
     "mask_embedding": "an embedding of its own for masks (MiMo)",
@@ -46,19 +48,17 @@ def load_drafter(directory: Path) -> Drafter:
     Raises CheckpointError when a file is missing or broken or the drafter is not handled.
     """
     check_directory(directory, "drafter")
-    file = directory / "config.json"
-    config = read_json(file)
-    _check_method(file, config)
+    config = Config(directory / "config.json", read_json(directory / "config.json"))
+    _check_method(config)
     weights = Weights(directory, config)
     for part, what in FORMS.items():
         if any(part in name for name in weights.names):
             raise CheckpointError(
-                f"{directory}: the drafter has {what}, which the graphs do not have",
-                "Use a DFlash drafter in z-lab's or the speculators format",
+                f"{directory}: the drafter has {what}, which the graphs do not have", OUR_FORMATS
             )
     if "speculators_model_type" in config:
-        return Drafter(directory, speculators(file, config, weights.names), weights)
-    return Drafter(directory, zlab(file, config), weights)
+        return Drafter(directory, speculators(config, weights.names), weights)
+    return Drafter(directory, zlab(config), weights)
 
 
 def other_method(config: Mapping[str, Any]) -> str | None:
@@ -81,25 +81,25 @@ def _method(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return config.get("speculators_model_type"), projector, config.get("architectures")
 
 
-def _check_method(file: Path, config: dict[str, Any]) -> None:
+def _check_method(config: Config) -> None:
     """CheckpointError unless config.json is a DFlash drafter's."""
     kind, projector, architectures = _method(config)
     if what := other_method(config):
-        raise CheckpointError(
-            f"{file}: the drafter is {what}; dflash-trt runs DFlash drafters",
+        raise config.wrong(
+            f"the drafter is {what}; dflash-trt runs DFlash drafters",
             "Use a DFlash drafter of the same target",
         )
     known = is_drafter(config) if kind is None else kind in ("dflash", "dflash2")
     if not known and str(architectures).endswith(LANGUAGE_MODEL):
         raise CheckpointError(
-            f"the drafter {file.parent} is a language model ({architectures})",
+            f"the drafter {config.file.parent} is a language model ({architectures})",
             "Give its DFlash drafter; if target and drafter are swapped, swap them back",
         )
     if not known or projector not in (None, "dflash"):
-        raise CheckpointError(
-            f"{file}: the drafter's kind is not known to dflash-trt (architectures "
+        raise config.wrong(
+            f"the drafter's kind is not known to dflash-trt (architectures "
             f"{architectures}, speculators_model_type {kind}, projector_type {projector})",
-            "Use a DFlash drafter in z-lab's or the speculators format",
+            OUR_FORMATS,
         )
 
 

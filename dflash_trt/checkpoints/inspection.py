@@ -21,6 +21,7 @@ from dflash_trt.checkpoints.summary import (
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.checkpoints.weights import stored_types
 from dflash_trt.errors import CheckpointError
+from dflash_trt.roofline import target_size
 
 # bytes a parameter; the quantised ones with a float32 scale for each 32 (graphs/quantised.py; the
 # head, int8 where the rest is int4, is counted as the rest)
@@ -153,22 +154,11 @@ def _parameters(model: ModelSummary[Model]) -> tuple[int | None, dict[str, int] 
 
 
 def _cached(model: ModelSummary[Model]) -> int | None:
-    """Numbers that the KV caches hold for one token.
-
-    A refused model's: of latent attention (MLA) the latent; of hybrids the attention layers only.
-    """
+    """Numbers that the KV caches hold for one token; a latent for latent attention (MLA)."""
     if model.model is not None:
         layers = model.model.spec.layers
         return sum(2 * layer.num_key_value_heads * layer.head_dim for layer in layers)
-    kinds = model.values.get("layer_types")
     try:
-        count = model.number("num_hidden_layers")
-        if isinstance(kinds, list):
-            count = sum("attention" in str(kind) and kind != "linear_attention" for kind in kinds)
-        if model.values.get("kv_lora_rank") is not None:
-            return count * (model.number("kv_lora_rank") + model.number("qk_rope_head_dim"))
-        heads = model.number("num_attention_heads")
-        head_dim = _known(model, "head_dim") or model.number("hidden_size") // max(heads, 1)
-        return count * 2 * (_known(model, "num_key_value_heads") or heads) * head_dim
-    except NotKnown:
+        return sum(layer.cached for layer in target_size({"vocab_size": 1, **model.values}).layers)
+    except CheckpointError:
         return None

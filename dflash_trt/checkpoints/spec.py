@@ -40,7 +40,7 @@ class Experts:
 
     count: int  # num_experts
     per_token: int  # num_experts_per_tok
-    normalised: bool  # the weights of a token's experts add up to 1 (norm_topk_prob)
+    normalized: bool  # the weights of a token's experts add up to 1 (norm_topk_prob)
     clamped: tuple[float, float] | None = None  # gpt-oss: swiglu_alpha and swiglu_limit
 
 

@@ -2,63 +2,57 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints import dflash2
-from dflash_trt.checkpoints.fields import decoder_fields, flag, number, refuse
+from dflash_trt.checkpoints.fields import SLIDING, Config, decoder_fields
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec
 from dflash_trt.checkpoints.weights import Weights
-from dflash_trt.checkpoints.zlab import check_windows, layer_numbers
+from dflash_trt.checkpoints.zlab import check_windows, layer_numbers, mask_token
 from dflash_trt.errors import CheckpointError
 
+DRAFTER_AGAIN = "Export the drafter again"
 TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
-def speculators(file: Path, config: dict[str, Any], names: Sequence[str]) -> DrafterSpec:
+def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     """The spec of a drafter from its config.json (`DFlashSpeculatorConfig`, `DFlash2...`) and its
     tensor names.
 
     The tensors of the layers are named as z-lab's. Tap ids count the embedding as 0, so they are
     one more than z-lab's.
     """
-    inner = config.get("transformer_layer_config")
-    if not isinstance(inner, dict):
-        raise CheckpointError(f"{file} has no transformer_layer_config", "Export the drafter again")
+    if not isinstance(config.get("transformer_layer_config"), dict):
+        raise CheckpointError(f"{config.file} has no transformer_layer_config", DRAFTER_AGAIN)
+    inner = config.section("transformer_layer_config")
     ropes = inner.get("rope_parameters")
-    if isinstance(ropes, dict) and "sliding_attention" in ropes:  # then it is every layer's
-        inner = inner | {"rope_parameters": ropes["sliding_attention"]}
-    fields = decoder_fields(file, inner)
-    check_windows(file, inner, fields["layers"])
+    if isinstance(ropes, dict) and SLIDING in ropes:  # then it is every layer's
+        inner = inner.under({"rope_parameters": ropes[SLIDING]})
+    fields = decoder_fields(inner)
+    check_windows(inner, fields["layers"])
     hidden, vocab = fields["hidden_size"], fields["vocab_size"]
-    if number(file, config, "target_hidden_size", hidden) != hidden:
-        raise refuse(file, "the drafter's hidden_size and the target's differ")
-    draft_vocab = number(file, config, "draft_vocab_size", 32000)
+    if config.number("target_hidden_size", hidden) != hidden:
+        raise config.refuse("the drafter's hidden_size and the target's differ")
+    draft_vocab = config.number("draft_vocab_size", 32000)
     second, selector = config["speculators_model_type"] == "dflash2", None
-    causal = not flag(file, config, "sliding_window_non_causal", second)
+    causal = not config.flag("sliding_window_non_causal", second)
     fields["layers"] = tuple(_layer(layer, causal) for layer in fields["layers"])
     if second:
         if draft_vocab != vocab:
-            raise refuse(file, "a DFlash 2 drafter has a reduced vocabulary")
-        selector = dflash2.read_selector(file, inner | config)
-        convolution = dflash2.read_convolution(file, inner | config)
+            raise config.refuse("a DFlash 2 drafter has a reduced vocabulary")
+        values = inner.under(config)
+        selector, convolution = dflash2.read_selector(values), dflash2.read_convolution(values)
         fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
-    from_anchor = bool(flag(file, config, "sample_from_anchor"))
-    if config.get("mask_token_id") is None:
-        raise CheckpointError(
-            f"{file} has no mask_token_id",
-            "Add it: the token id that the drafter was trained with as mask",
-        )
+    from_anchor = bool(config.flag("sample_from_anchor"))
     return DrafterSpec(
         **fields,
         qk_norm=True,
-        block_size=number(file, config, "block_size", 8) + from_anchor,
-        mask_token_id=number(file, config, "mask_token_id", least=0),
+        block_size=config.number("block_size", 8) + from_anchor,
+        mask_token_id=mask_token(config, "Add it"),
         target_layer_ids=tuple(
-            tap - 1 for tap in layer_numbers(file, config, "aux_hidden_state_layer_ids")
+            tap - 1 for tap in layer_numbers(config, "aux_hidden_state_layer_ids")
         ),
         sample_from_anchor=from_anchor,
         own_tables=tuple(t for t in ("embed_tokens", "lm_head") if f"{t}.weight" in names),
@@ -79,7 +73,7 @@ def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64
         raise CheckpointError(
             f"d2t of {weights.directory} does not map its {len(ids)} tokens to as many of the "
             f"target's {spec.vocab_size}",
-            "Export the drafter again",
+            DRAFTER_AGAIN,
         )
     return ids
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_trt.checkpoints.drafter import is_drafter
 from dflash_trt.checkpoints.families import FAMILIES
-from dflash_trt.checkpoints.fields import refuse, section
+from dflash_trt.checkpoints.fields import Config
 from dflash_trt.checkpoints.files import check_directory, read_json
 from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
@@ -27,10 +27,9 @@ def load_target(directory: Path) -> Target:
     Raises CheckpointError when a file is missing or broken or the model is not handled.
     """
     check_directory(directory, "target")
-    file = directory / "config.json"
-    config = read_json(file)
-    text = section(file, config, "text_config")  # of a model that also takes images
-    config |= {name: value for name, value in text.items() if value is not None}
+    config = Config(directory / "config.json", read_json(directory / "config.json"))
+    # text_config: of a model that also takes images
+    config = config.under(config.section("text_config").stated())
     named = config.get("architectures")
     named = named if isinstance(named, list) else []
     known = [name for name in named if isinstance(name, str) and name in FAMILIES]
@@ -40,8 +39,8 @@ def load_target(directory: Path) -> Target:
             "Give the language model as the target; if the two are swapped, swap them back",
         )
     if not known:
-        raise refuse(file, f"the architecture is {config.get('architectures')}")
-    fields = FAMILIES[known[0]](file, config)
+        raise config.refuse(f"the architecture is {config.get('architectures')}")
+    fields = FAMILIES[known[0]](config)
     weights = Weights(directory, config)
     common: dict[str, Any] = {
         "model_type": str(config.get("model_type", "")),

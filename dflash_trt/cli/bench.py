@@ -4,23 +4,23 @@
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_trt.cli.output import Built, Json, print_json, reporting
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
-    from dflash_trt.bench.page import Page
-    from dflash_trt.bench.results import Run, ServerRun
+    from dflash_trt.bench import Page, Run, ServerRun
 
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
 Output = Annotated[Path | None, typer.Option(help="Write the results as JSON.")]
 ReportFolder = Annotated[
     Path | None, typer.Option(help="Write report.html and report.md to this folder.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 SERVE_OPTIONS = (
     *("requests", "prompts", "max_tokens", "temperature", "seed"),
     *("goal_first_token", "goal_inter_token", "model"),
@@ -30,7 +30,7 @@ OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # what cells do not
 
 @app.command()
 def engine(
-    directory: Annotated[Path, typer.Argument(help="Directory that `build` wrote.")],
+    directory: Built,
     prompts: Annotated[
         list[str],
         typer.Option(
@@ -38,15 +38,15 @@ def engine(
         ),
     ] = ["pycode"],  # noqa: B006
     methods: Annotated[
-        str, typer.Option(help="Of plain, dflash, adaptive, lookup, draft-model.")
+        str, typer.Option(help="Some of plain, dflash, adaptive, lookup, draft-model.")
     ] = "plain,dflash",
     draft_tokens: Annotated[str, typer.Option(help="Numbers, or auto.")] = "auto",
     batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1",
     context: Annotated[str, typer.Option(help="Tokens of each prompt, or as-is.")] = "as-is",
-    threads: Annotated[str | None, typer.Option(help="CPU threads; the build's.")] = None,
+    threads: Annotated[str | None, typer.Option(help="CPU threads. Default: the build's.")] = None,
     temperature: Annotated[str, typer.Option(help="0: greedy.")] = "0",
     max_tokens: Annotated[int, typer.Option(min=1, help="EOS is ignored.")] = 128,
-    prompt_count: Annotated[int, typer.Option(min=1, help="Of each kind, at most.")] = 16,
+    prompt_count: Annotated[int, typer.Option(min=1, help="At most, of each kind.")] = 16,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
     seed: int = 0,
     draft_model: Annotated[
@@ -56,13 +56,9 @@ def engine(
     report: ReportFolder = None,
     json_: Json = False,
 ) -> None:
-    """Plain decoding and DFlash in turns over the same prompts, in this process's engines."""
-    from dflash_trt.bench.engine import METHODS, Plan
-    from dflash_trt.bench.engine_report import engine_page
-    from dflash_trt.bench.prompts import load_task
-    from dflash_trt.bench.run import run_engine
+    """Compare methods of decoding in turns over the same prompts, in engines of its own."""
+    from dflash_trt.bench import METHODS, Plan, engine_page, load_task, run_engine
     from dflash_trt.build.manifest import read_manifest
-    from dflash_trt.cli.progress import reporting
 
     options = {name: str(value) for name, value in locals().items() if name in OPTIONS}
     manifest = read_manifest(directory)
@@ -98,7 +94,6 @@ def engine(
     with reporting() as progress:
         run = run_engine(directory, plan, counts, options, progress)
     _hand_out(run, engine_page(run), output, report, json_)
-    _end_interrupted(run)
     if any(cell.identical and cell.identical[0] < cell.identical[1] for cell in run.cells):
         print("error: texts differ from plain decoding's.", file=sys.stderr)
         raise typer.Exit(1)
@@ -110,10 +105,10 @@ def serve(
     protocol: Annotated[
         str, typer.Option(help="triton-grpc, triton-http or openai.")
     ] = "triton-grpc",
-    model: Annotated[str | None, typer.Option(help="For openai; the first listed.")] = None,
-    users: Annotated[str, typer.Option(help="Who wait for their answer; 0: none.")] = "1,4,8",
-    rates: Annotated[str, typer.Option(help="Poisson arrivals a second, too.")] = "",
-    requests: Annotated[int, typer.Option(min=1, help="Of each load.")] = 64,
+    model: Annotated[str | None, typer.Option(help="For openai; default: the first.")] = None,
+    users: Annotated[str, typer.Option(help="Users who wait for answers; 0: none.")] = "1,4,8",
+    rates: Annotated[str, typer.Option(help="Also Poisson arrivals, per second.")] = "",
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each load.")] = 64,
     prompts: Annotated[
         str, typer.Option(help="pycode, a task such as gsm8k, or a file of JSON lines.")
     ] = "pycode",
@@ -126,15 +121,19 @@ def serve(
     report: ReportFolder = None,
     json_: Json = False,
 ) -> None:
-    """Load a server and say how fast it answers: users in turns, or arrivals by chance."""
+    """Load a server and say how fast it answers: users in turns, or random arrivals."""
     import asyncio
 
-    from dflash_trt.bench.load import Goal, Load, measure_server
-    from dflash_trt.bench.prompts import load_asked
-    from dflash_trt.bench.protocols import Ask
-    from dflash_trt.bench.results import Level, ServerRun
-    from dflash_trt.bench.server_report import server_page
-    from dflash_trt.cli.progress import reporting
+    from dflash_trt.bench import (
+        Ask,
+        Goal,
+        Level,
+        Load,
+        ServerRun,
+        load_asked,
+        measure_server,
+        server_page,
+    )
 
     options = {name: str(value) for name, value in locals().items() if name in SERVE_OPTIONS}
     asks = [
@@ -149,19 +148,14 @@ def serve(
     levels: list[Level] = []
     complete = True
     with reporting() as progress:
-
-        def told(done: int, total: int) -> None:
-            progress("requests", done, total)
-
+        told = partial(progress, "requests")
+        work = measure_server(protocol, url, model, loads, asks, requests, goal, told, levels)
         try:
-            asyncio.run(
-                measure_server(protocol, url, model, loads, asks, requests, goal, told, levels)
-            )
+            asyncio.run(work)
         except KeyboardInterrupt:
             complete = False
     run = ServerRun(url=url, protocol=protocol, options=options, levels=levels, complete=complete)
     _hand_out(run, server_page(run), output, report, json_)
-    _end_interrupted(run)
     if any(level.errors for level in levels):
         print("error: not every request was answered; the table says why.", file=sys.stderr)
         raise typer.Exit(1)
@@ -175,22 +169,22 @@ def compare(
         float, typer.Option(min=0.0, help="How much worse is too much, as a share.")
     ] = 0.05,
     absolute: Annotated[
-        bool, typer.Option("--absolute", help="Tokens/s, too: for a quiet machine of one kind.")
+        bool, typer.Option("--absolute", help="Also tokens/s: for a quiet machine of one kind.")
     ] = False,
     json_: Json = False,
 ) -> None:
     """Say what changed between two runs beyond noise; exit 1 if something became worse."""
-    from dflash_trt.bench.compare import compare as compared
-    from dflash_trt.bench.results import read_run
+    from dflash_trt.bench import compare as compared
+    from dflash_trt.bench import read_run
 
     found = compared(read_run(before), read_run(after), limit, absolute)
     if json_:
-        print(json.dumps({"changes": [asdict(each) for each in found]}))
+        print_json(changes=[asdict(each) for each in found])
     for each in found if not json_ else []:
-        interval = f"{each.relative.low:+.1%} to {each.relative.high:+.1%}"
+        middle, low, high = each.relative
         print(
             f"{each.verdict:<7} {each.figure:<15} {each.before:.3g} -> {each.after:.3g} "
-            f"({each.relative.middle:+.1%}; {interval})  {each.setting}"
+            f"({middle:+.1%}; {low:+.1%} to {high:+.1%})  {each.setting}"
         )
     if any(each.verdict == "worse" for each in found):
         raise typer.Exit(1)
@@ -200,9 +194,8 @@ def compare(
 def published(
     name: Annotated[str, typer.Argument(help="A part of the drafter's name; all without.")] = "",
 ) -> None:
-    """What others measured, by pair, with the source and hardware of each figure."""
-    from dflash_trt.bench.engine_report import published_tables
-    from dflash_trt.bench.page import Page, to_markdown
+    """Show what others measured, by pair, with the source and hardware of each figure."""
+    from dflash_trt.bench import Page, published_tables, to_markdown
     from dflash_trt.roofline import published_data
 
     known_drafters = published_data()["drafters"]
@@ -217,18 +210,14 @@ def published(
 def _hand_out(
     run: "Run | ServerRun", page: "Page", output: Path | None, report: Path | None, json_: bool
 ) -> None:
-    """Write what was asked for, and say the run on stdout."""
-    from dflash_trt.bench.page import to_markdown, write_page
-    from dflash_trt.bench.results import write_run
+    """Write what was asked for, and print the run; an interrupted one ends here."""
+    from dflash_trt.bench import to_markdown, write_page, write_run
 
     if output is not None:
         write_run(output, run)
     if report is not None:
         write_page(report, page)
     print(json.dumps(asdict(run)) if json_ else to_markdown(page))
-
-
-def _end_interrupted(run: "Run | ServerRun") -> None:
     if not run.complete:
         raise typer.Exit(130)
 

@@ -1,4 +1,4 @@
-"""The reports of `dflash-trt inspect` as text: coloured on a terminal, plain elsewhere."""
+"""The reports of `inspect`, `check` and `doctor` as text, coloured on a terminal."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Line = list[tuple[str, str]]  # texts with their styles
+Styled = list[tuple[str, str]]  # the texts of a line with their styles
 
 COLOURS = {
     "passed": "green",
@@ -36,15 +36,24 @@ def show_differences(found: Mapping[str, list[str]]) -> None:
 
 def show_built(report: dict[str, Any]) -> None:
     """Print what `built.inspect_built` gave."""
-    _print(_built(report))
+    _print([[(report["name"], "bold"), (f"  {report['engine_kind']}  {report['directory']}", "")]])
+    if report["engine_kind"] == "tensorrt_llm":
+        _print([_field("costs", "TensorRT-LLM runs the rounds; nothing is measured here")])
+    elif not report["costs"]:
+        _print([_field("costs", "not measured yet; they are before a server's first round")])
     for costs in report["costs"]:
-        _print(_machine(costs))
+        about = costs["machine"]
+        gpu = f", {about['gpu']}" * bool(about["gpu"])
+        here = " (this machine)" * costs["here"]
+        title = f"costs of rounds on {about['cpu']}, {about['cores']} cores{gpu}{here}"
+        run = f"{about['library']}, {about['threads']} threads, {about['mode']}"
+        _print([[(title, "bold")], _field("run", run)])
+        console = _console()
+        # a narrow terminal wraps, rather than hide numbers
+        console.width = max(console.width, 20 + 16 * len(costs["widths"]))
         for context, verify, draft in zip(
             costs["contexts"], costs["verify_seconds"], costs["draft_seconds"], strict=True
         ):
-            console = _console()
-            # a narrow terminal wraps, rather than hide numbers
-            console.width = max(console.width, 20 + 16 * len(costs["widths"]))
             console.print(_costs(costs, context, verify, draft))
 
 
@@ -52,62 +61,67 @@ def _console() -> Console:
     return Console(soft_wrap=True, highlight=False)
 
 
-def _print(lines: Iterable[Line]) -> None:
+def _print(lines: Iterable[Styled]) -> None:
     console = _console()
     for line in lines:
         # a downloaded file may hold anything, escape sequences too
         console.print(Text.assemble(*((_printable(text), style) for text, style in line)))
 
 
-def _lines(report: dict[str, Any]) -> Iterator[Line]:
+def _lines(report: dict[str, Any]) -> Iterator[Styled]:
     for role in ("target", "drafter"):
         if role in report:
             yield from _model(role, report[role])
     yield [("checks", "bold")]
     yield from _checks(report["checks"])
-    if "measured" in report:
-        yield from _measured(report["measured"])
+    if measured := report.get("measured"):
+        kept = " ".join(f"{share:.0%}" for share in measured["kept"])
+        yield [("measured", "bold")]
+        yield _field(
+            "tau",
+            f"{measured['tau']:.2f} tokens a round over {measured['prompts']} prompts, "
+            f"{measured['tokens']} tokens; {measured['identical']} texts as the target's alone",
+        )
+        yield _field("kept", f"{kept} (rounds that kept draft token 1, 2, ..)")
     yield [("engine kinds", "bold")]
     for kind in report["engine_kinds"]:
         planned = kind["state"] == "planned"
         if not kind["fits"]:
-            yield _row("does not fit", kind["kind"] + " (planned)" * planned)
+            yield _result("does not fit", kind["kind"] + " (planned)" * planned)
         elif planned:
-            yield _row("planned", f"{kind['kind']}: nothing known against it")
+            yield _result("planned", f"{kind['kind']}: nothing known against it")
         else:
-            yield _row("fits", kind["kind"])
+            yield _result("fits", kind["kind"])
         for reason in (*kind["reasons"], *kind["notes"]):
             yield [(f"{'':<16}{reason}", "")]
 
 
-def _checks(checks: list[dict[str, Any]]) -> Iterator[Line]:
+def _checks(checks: list[dict[str, Any]]) -> Iterator[Styled]:
     for check in checks:
-        yield _row(check["result"], f"{check['name']:<22} {check['found']}")
+        yield _result(check["result"], f"{check['name']:<22} {check['found']}")
         if check["fix"]:
             yield [(f"{'':<38}-> {check['fix']}", "bold")]
 
 
-def _model(role: str, about: dict[str, Any]) -> Iterator[Line]:
+def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
+    # what a config does not say is None, and shown as "?"
+    known = {name: "?" if value is None else value for name, value in about.items()}
     yield [(role, "bold"), (f"  {about['architecture'] or 'unknown'}  {about['directory']}", "")]
     if about["refused"]:
-        yield _row("refused", f"{about['refused']['problem']}. {about['refused']['fix']}.")
+        yield _result("refused", f"{about['refused']['problem']}. {about['refused']['fix']}.")
     kinds = f" ({', '.join(about['layers'])})" if about["layers"] else ""
-    yield _field(
-        "family", f"{about['family'] or '?'}, {_count(about['num_hidden_layers'])} layers{kinds}"
-    )
+    yield _field("family", f"{known['family']}, {known['num_hidden_layers']} layers{kinds}")
     yield _field(
         "sizes",
-        f"hidden size {_count(about['hidden_size'])}, "
-        f"{_count(about['num_attention_heads'])} heads, vocabulary {_count(about['vocab_size'])}, "
-        f"{_count(about['max_position_embeddings'])} positions",
+        "hidden size {hidden_size}, {num_attention_heads} heads, vocabulary {vocab_size}, "
+        "{max_position_embeddings} positions".format_map(known),
     )
     if "taps" in about:
         taps = ", ".join(map(str, about["taps"])) if about["taps"] else "?"
         yield _field(
             "drafting",
-            f"{about['format']} format, block of {_count(about['block_size'])}, mask token "
-            f"{_count(about['mask_token_id'])}, taps {taps} of "
-            f"{_count(about['num_target_layers'])} layers",
+            "{format} format, block of {block_size}, mask token {mask_token_id}, taps {at} of "
+            "{num_target_layers} layers".format_map({**known, "at": taps}),
         )
     if weights := about["weights"]:
         dtypes = ", ".join(f"{count} x {dtype}" for dtype, count in weights["tensors"].items())
@@ -117,33 +131,6 @@ def _model(role: str, about: dict[str, Any]) -> Iterator[Line]:
         yield _field("parameters", f"{about['parameters']:,}: {memory}")
     if cached := about["kv_bytes_per_token"]:
         yield _field("KV per token", ", ".join(f"{name} {_bytes(n)}" for name, n in cached.items()))
-
-
-def _measured(measured: dict[str, Any]) -> Iterator[Line]:
-    yield [("measured", "bold")]
-    yield _field(
-        "tau",
-        f"{measured['tau']:.2f} tokens a round over {measured['prompts']} prompts, "
-        f"{measured['tokens']} tokens; {measured['identical']} texts as the target's alone",
-    )
-    kept = " ".join(f"{share:.0%}" for share in measured["kept"])
-    yield _field("kept", f"{kept} (rounds that kept draft token 1, 2, ..)")
-
-
-def _built(report: dict[str, Any]) -> Iterator[Line]:
-    yield [(report["name"], "bold"), (f"  {report['engine_kind']}  {report['directory']}", "")]
-    if report["engine_kind"] == "tensorrt_llm":
-        yield _field("costs", "TensorRT-LLM runs the rounds; nothing is measured here")
-    elif not report["costs"]:
-        yield _field("costs", "not measured yet; they are before a server's first round")
-
-
-def _machine(costs: dict[str, Any]) -> Iterator[Line]:
-    about = costs["machine"]
-    where = " (this machine)" if costs["here"] else ""
-    gpu = f", {about['gpu']}" * bool(about["gpu"])
-    yield [(f"costs of rounds on {about['cpu']}, {about['cores']} cores{gpu}{where}", "bold")]
-    yield _field("run", f"{about['library']}, {about['threads']} threads, {about['mode']}")
 
 
 def _costs(
@@ -160,16 +147,12 @@ def _costs(
     return table
 
 
-def _row(result: str, text: str) -> Line:
+def _result(result: str, text: str) -> Styled:
     return [("  ", ""), (f"{result:<14}", COLOURS.get(result, "")), (text, "")]
 
 
-def _field(name: str, text: str) -> Line:
+def _field(name: str, text: str) -> Styled:
     return [(f"  {name:<14}{text}", "")]
-
-
-def _count(value: int | None) -> str:
-    return "?" if value is None else str(value)
 
 
 def _bytes(count: int) -> str:

@@ -20,33 +20,31 @@ Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="ki
 
 
 def no_effect(names: list[str], beside: str) -> PydanticCustomError:
-    """Of fields that were given for nothing."""
     message = "{names} has no effect with {beside}"
     return PydanticCustomError("no_effect", message, {"names": ", ".join(names), "beside": beside})
 
 
 class Speculation(Section):
-    """What is proposed in each round, and how much of it."""
+    """What each round proposes, and how many tokens of it are verified."""
 
     policy: Literal["adaptive", "fixed"] = Field(
         default="adaptive",
-        description="adaptive: each round verifies what pays most by measured costs, nothing at "
-        "times (tensorrt_llm: fewer drafts in large batches, by the model of plan); fixed: always "
-        "the drafter's draft_tokens. Unset with draft_tokens given: fixed",
+        description="adaptive: verify in each round what pays most by measured costs, which may be "
+        "nothing (tensorrt_llm: fewer draft tokens in large batches, as `plan` computes); fixed: "
+        "always verify draft_tokens of the drafter. Default when draft_tokens is given: fixed",
     )
     draft_tokens: Count | None = Field(
         default=None,
-        description="draft tokens of a round, at most block size - 1, which is what unset means; "
-        "adaptive: no more than these of the drafter's",
+        description="limits the draft tokens of a round; unset: block size - 1, the most possible",
     )
     lookup: bool = Field(
-        default=True, description="adaptive: propose what followed the last tokens before"
+        default=True, description="adaptive: propose what followed the same tokens earlier"
     )
     correction: bool = Field(
-        default=True, description="adaptive: weigh drafts by the token pairs generated so far"
+        default=True, description="adaptive: reweigh drafts by token pairs generated so far"
     )
     tree: bool = Field(
-        default=True, description="adaptive: verify alternatives beside the likeliest drafts"
+        default=True, description="adaptive: verify alternatives beside the likeliest draft tokens"
     )
 
     @model_validator(mode="before")
@@ -68,32 +66,34 @@ class Speculation(Section):
 
 
 class Serving(Section):
-    """What the server holds at a time."""
+    """How the server answers, and how much it holds at a time."""
 
     style: Literal["dflash", "llmapi"] = Field(
         default="dflash",
-        description="dflash: the public models of this project; llmapi, with engine kind "
-        "tensorrt_llm: the layout and tensors of TensorRT-LLM's own Triton model",
+        description="dflash: serve this project's public models; llmapi (engine kind tensorrt_llm "
+        "only): serve the layout and tensors of TensorRT-LLM's own Triton model",
     )
     mode: Literal["ensemble", "in_process"] = Field(
         default="ensemble",
-        description="ensemble: verify and draft are Triton models; in_process: the public model "
-        "steps both engines itself, which is quicker for a small target",
+        description="ensemble: run verify and draft as Triton models; in_process: run both engines "
+        "inside the public model, faster for a small target",
     )
-    slots: Count = Field(default=4, description="sequences decoded together")
+    slots: Count = Field(default=4, description="sets how many sequences are decoded together")
     max_seq_len: Count | None = Field(
         default=None,
-        description="prompt and generated tokens of one sequence; unset: what target and "
-        "drafter know positions for (max_position_embeddings), at most 4096",
+        description="limits the tokens of one sequence, prompt included; unset: the smaller "
+        "max_position_embeddings of target and drafter, at most 4096",
     )
-    prefill_chunk: Count = Field(default=256, description="prompt tokens of one prefill step")
+    prefill_chunk: Count = Field(
+        default=256, description="sets how many prompt tokens one prefill step takes"
+    )
     max_queue: Annotated[int, Field(ge=0, strict=True)] = Field(
-        default=64, description="requests that wait for a slot before new ones are refused"
+        default=64, description="limits the requests that wait for a slot; more are refused"
     )
     max_per_client: Count | None = Field(
         default=None,
-        description="sequences of one client, running and waiting, before its next are refused; "
-        "unset: no fixed limit, but it gives way to others when the queue is full",
+        description="limits the running and waiting sequences of one client; more are refused. "
+        "Unset: no limit, but the client with most yields to others when the queue is full",
     )
 
 
@@ -101,10 +101,11 @@ class BuildConfig(Section):
     """A deployment of one target with its DFlash drafter."""
 
     name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9._-]*$", description="names the build; the default output folder"
+        pattern=r"^[a-z0-9][a-z0-9._-]*$",
+        description="names the build and its default output folder",
     )
-    target: TargetSource = Field(description="the model whose output distribution is kept")
-    drafter: Source = Field(description="the target's DFlash drafter")
+    target: TargetSource = Field(description="selects the model whose output distribution is kept")
+    drafter: Source = Field(description="selects the DFlash drafter trained for the target")
     engine: Engine = OnnxRuntime()
     speculation: Speculation = Field(default=Speculation(), validate_default=True)
     serving: Serving = Serving()
@@ -113,16 +114,6 @@ class BuildConfig(Section):
     @classmethod
     def _has_a_kind(cls, engine: object) -> object:
         return {"kind": "onnxruntime"} | engine if isinstance(engine, dict) else engine
-
-    @field_validator("engine")
-    @classmethod
-    def _reads_the_target(cls, engine: Engine, info: ValidationInfo) -> Engine:
-        target = info.data.get("target")
-        if target and target.gguf is not None and isinstance(engine, TensorRTLLM):
-            raise PydanticCustomError(
-                "gguf", "it reads no target in GGUF: give the model's safetensors"
-            )
-        return engine
 
     @field_validator("speculation")
     @classmethod
@@ -175,7 +166,7 @@ def load_config(path: Path) -> BuildConfig:
     """
     try:
         root = compose_yaml(read_text(path, MAX_YAML))
-        complaints = repeated(path, root) if root else []
+        complaints = list(repeated(path, root)) if root else []
         data = parse_yaml(root)
     except OSError as error:
         raise ConfigError(

@@ -25,22 +25,21 @@ Version = Literal[
     "1.4.0rc1",
 ]
 
-# of those that TensorRT-RTX 1.7 builds for, the ones that compute in bfloat16
+# TensorRT-RTX 1.7 builds for more, which do not compute in bfloat16
 Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]
 
 
 class Sharded(Section):
-    """Kinds whose engines several ranks can compute together."""
+    """Engines that several ranks can compute together."""
 
     tensor_parallel_size: Literal[1, 2, 4, 8] = Field(
         default=1,
-        description="ranks that the models are cut for: processes on CPUs, each with its threads, "
-        "or GPUs",
+        description="shards the models over so many ranks: GPUs, or CPU processes with `threads` "
+        "each",
     )
     shard_drafter: bool = Field(
         default=True,
-        description="whether the drafter is cut for the ranks too; else rank 0 runs all of it, "
-        "which is quicker for a small one",
+        description="shards the drafter too; false: rank 0 runs all of it, faster for a small one",
     )
 
     @property
@@ -51,35 +50,39 @@ class Sharded(Section):
 class OnnxRuntime(Sharded):
     """Graphs on any CPU."""
 
-    kind: Literal["onnxruntime"] = Field(default="onnxruntime", description="onnxruntime: any CPU")
-    threads: Count = Field(default=2, description="CPU threads of one engine call, on each rank")
+    kind: Literal["onnxruntime"] = Field(
+        default="onnxruntime", description="onnxruntime: run on any CPU"
+    )
+    threads: Count = Field(
+        default=2, description="sets the CPU threads of one engine call, per rank"
+    )
     weights: Literal["copy", "link"] = Field(
         default="copy",
-        description="copy: the build stands alone; link: it reads what it can from the original "
-        "checkpoint files, which must stay as they are; saves disk, loads more slowly",
+        description="copy: store the weights in the build; link: read what is possible from the "
+        "checkpoint files, which must not change (less disk, slower to load)",
     )
     quantize: Literal["int8", "int4"] | None = Field(
         default=None,
-        description="linear layers in int8 or int4, 32 weights with one scale; `build` measures "
-        "what it costs in accuracy; unset: as the checkpoint has them",
+        description="quantizes linear layers to int8 or int4, one scale for 32 weights; `build` "
+        "measures the loss of accuracy. Unset: keep the checkpoint's precision",
     )
 
 
 class TensorRT(Sharded):
     """Plans built from the same graphs."""
 
-    kind: Literal["tensorrt"] = Field(description="tensorrt: NVIDIA GPUs")
+    kind: Literal["tensorrt"] = Field(description="tensorrt: run on NVIDIA GPUs")
     library: Literal["tensorrt", "tensorrt_rtx"] = Field(
-        description="tensorrt: TensorRT 11, for the GPU of the machine that builds; tensorrt_rtx: "
-        "TensorRT for RTX 1.7, which needs no GPU to build"
+        description="tensorrt: build with TensorRT 11 for the GPU of this machine; tensorrt_rtx: "
+        "build with TensorRT for RTX 1.7, which needs no GPU"
     )
     dtype: Literal["bf16", "fp16"] = Field(
-        default="bf16", description="of weights, products and KV caches; the rest is in fp32"
+        default="bf16", description="sets the type of weights, matrix products and KV caches"
     )
     compute_capabilities: list[Capability] | None = Field(
         default=None,
         min_length=1,
-        description="of the GPUs that a plan of tensorrt_rtx is for; unset: all of these",
+        description="selects the GPUs that a tensorrt_rtx plan runs on; unset: all of these",
     )
 
     @field_validator("compute_capabilities", mode="before")
@@ -102,36 +105,40 @@ class TensorRT(Sharded):
 class TensorRTLLM(Section):
     """A bundle for TensorRT-LLM's PyTorch backend."""
 
-    kind: Literal["tensorrt_llm"] = Field(description="tensorrt_llm: NVIDIA GPUs, many at once")
+    kind: Literal["tensorrt_llm"] = Field(
+        description="tensorrt_llm: run on NVIDIA GPUs, one or many"
+    )
     version: Version = Field(
-        default="1.4.0rc1", description="of TensorRT-LLM; arguments are written and checked for it"
+        default="1.4.0rc1", description="selects the TensorRT-LLM release to check and write for"
     )
     hardware: Annotated[
         Annotated[str, Tag("name")] | Annotated[Machine, Tag("machine")],
         Discriminator(lambda given: "name" if isinstance(given, str) else "machine"),
     ] = Field(
-        default="dgx-b300", description="a preset's name (`dflash-trt plan`), or your own machine"
+        default="dgx-b300",
+        description="names a preset (`dflash-trt plan`), or describes your machine",
     )
-
     gpus: Count | None = Field(
-        default=None, description="GPUs that one instance takes; unset: all of the machine"
+        default=None, description="sets the GPUs of one instance; unset: all of the machine"
     )
     objective: Literal["latency", "throughput", "balanced"] = Field(
         default="balanced",
-        description="latency: the quickest answer to one; throughput: the most tokens of all",
+        description="latency: answer one request fastest; throughput: generate most tokens/s in "
+        "all; balanced: a compromise",
     )
     concurrency: Count | None = Field(
-        default=None, description="sequences decoded together; unset: by objective and memory"
+        default=None,
+        description="sets how many sequences run at once; unset: by objective and memory",
     )
     checkpoints: Literal["copy", "link", "hub"] = Field(
         default="copy",
-        description="copy: the bundle stands alone; link: it points to the checkpoint files; "
-        "hub: the target is fetched on the machine by its id and revision, the drafter is copied",
+        description="copy: store both checkpoints in the bundle; link: point to their files; hub: "
+        "fetch the target by id and revision where it runs, and copy the drafter",
     )
     args: dict[str, Any] = Field(
         default={},
-        description="arguments of TensorRT-LLM's `LLM(...)` by their own names, nested as there; "
-        "they go over those that are chosen by rule",
+        description="overrides arguments of TensorRT-LLM's `LLM(...)`, by their names and nesting "
+        "there",
     )
 
     @field_validator("hardware")

@@ -59,12 +59,18 @@ def _leave_out(data: dict[str, Any], path: tuple[int | str, ...]) -> bool:
     return True
 
 
-def repeated(path: Path, root: yaml.Node) -> list[Complaint]:
+def repeated(path: Path, node: yaml.Node) -> Iterator[Complaint]:
     """Keys that YAML would silently override."""
-    return [
-        (line, f"{path}:{line}: '{key}' is given twice", "Keep one of the two")
-        for line, key in _repeated_keys(root)
-    ]
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                yield line, f"{path}:{line}: '{key.value}' is given twice", "Keep one of the two"
+            seen.add(key.value)
+        yield from repeated(path, value)
 
 
 def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
@@ -80,46 +86,32 @@ def together(path: Path, found: Sequence[Complaint]) -> ConfigError:
 
 def _explain(path: Path, root: yaml.Node, model: type[BaseModel], error: ErrorDetails) -> Complaint:
     """Line, problem and fix."""
-    loc, given = _path(error["loc"]), error["input"]
-    if error["type"] == "union_tag_invalid":
+    kind, message, loc, given = error["type"], error["msg"], _path(error["loc"]), error["input"]
+    if kind == "union_tag_invalid":
         loc, given = (*loc, "kind"), error["ctx"]["tag"]
     field, line = ".".join(str(part) for part in loc), _line(root, loc)
-    where = f"{path}:{line}"
     if loc[:2] == ("engine", "hardware"):
-        what = "is missing" if error["type"] == "missing" else f"is wrong: {error['msg']}"
-        return (
-            line,
-            f"{where}: {field} {what}",
-            "`dflash-trt schema` shows what a machine is described by",
-        )
-    if error["type"] == "extra_forbidden":
+        problem = f"{field} {'is missing' if kind == 'missing' else f'is wrong: {message}'}"
+        fix = "`dflash-trt schema` shows what a machine is described by"
+    elif kind == "extra_forbidden":
         known = _fields(model, error["loc"][:-1])
         near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         guess = f"Did you mean '{near[0]}'? " if near else ""
-        return line, f"{where}: unknown field '{field}'", f"{guess}Known here: {', '.join(known)}"
-    if error["type"] == "missing":
-        source = field in ("target", "drafter")
-        return (
-            line,
-            f"{where}: field '{field}' is missing",
-            f"Add {field}: {'{path: DIRECTORY}' if source else 'VALUE'} to the config",
-        )
-    if error["type"] == "source":
-        return (
-            line,
-            f"{where}: {field}: {error['msg']}",
-            f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}"
-            + f" or {field}: {{gguf: FILE}}" * (field == "target"),
-        )
-    if error["type"] in ("model_type", "model_attributes_type"):
-        message = f"it takes fields: {', '.join(_fields(model, error['loc']))}"
+        problem, fix = f"unknown field '{field}'", f"{guess}Known here: {', '.join(known)}"
+    elif kind == "missing":
+        value = "{path: DIRECTORY}" if field in ("target", "drafter") else "VALUE"
+        problem, fix = f"field '{field}' is missing", f"Add {field}: {value} to the config"
+    elif kind == "source":
+        problem = f"{field}: {message}"
+        fix = f"Write {field}: {{path: DIRECTORY}} or {field}: {{hub: ORG/NAME, revision: COMMIT}}"
+        fix += f" or {field}: {{gguf: FILE}}" * (field == "target")
     else:
-        message = error["msg"][0].lower() + error["msg"][1:]
-    return (
-        line,
-        f"{where}: {field} is {given!r:.100}, but {message}",
-        f"Correct {field}; `dflash-trt schema` shows what each field takes",
-    )
+        said = message[0].lower() + message[1:]
+        if kind in ("model_type", "model_attributes_type"):
+            said = f"it takes fields: {', '.join(_fields(model, error['loc']))}"
+        problem = f"{field} is {given!r:.100}, but {said}"
+        fix = f"Correct {field}; `dflash-trt schema` shows what each field takes"
+    return line, f"{path}:{line}: {problem}", fix
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -150,24 +142,9 @@ def _fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
         annotation = model.model_fields[str(part)].annotation
         if kinds := get_args(annotation):
             kind = next(parts, "onnxruntime")
-            (annotation,) = (x for x in kinds if str(kind) in get_args(_kind_of(x)))
+            (annotation,) = (
+                x for x in kinds if str(kind) in get_args(x.model_fields["kind"].annotation)
+            )
         assert isinstance(annotation, type)  # every section is a plain class
         model = annotation
     return list(model.model_fields)
-
-
-def _kind_of(engine: type[BaseModel]) -> object:
-    return engine.model_fields["kind"].annotation
-
-
-def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """(line, key)."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen: set[str] = set()
-    for key, value in node.value:
-        if isinstance(key, yaml.ScalarNode):
-            if key.value in seen:
-                yield key.start_mark.line + 1, key.value
-            seen.add(key.value)
-        yield from _repeated_keys(value)

@@ -19,13 +19,15 @@ class Source(Section):
     places: ClassVar[tuple[str, ...]] = ("path", "hub")
 
     path: Path | None = Field(
-        default=None, description="Hugging Face directory; absolute, or relative to the config file"
+        default=None, description="names a checkpoint directory, absolute or relative to this file"
     )
     hub: str | None = Field(
-        default=None, pattern=r"^[\w.-]+/[\w.-]+$", description="id of a model on the Hub, ORG/NAME"
+        default=None,
+        pattern=r"^[\w.-]+/[\w.-]+$",
+        description="names a model on the Hugging Face Hub, ORG/NAME",
     )
     revision: str | None = Field(
-        default=None, min_length=1, description="with hub: a commit, tag or branch"
+        default=None, min_length=1, description="with hub: selects a commit, tag or branch"
     )
 
     @model_validator(mode="after")
@@ -52,12 +54,12 @@ class TargetSource(Source):
 
     gguf: Path | None = Field(
         default=None,
-        description="GGUF file; absolute, or relative to the config file, with package to that",
+        description="names a GGUF file, absolute or relative to this file (or to package)",
     )
     package: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z]\w*$",
-        description="with gguf: the installed Python package that holds the file",
+        description="with gguf: names the installed Python package that holds the file",
     )
 
     @model_validator(mode="after")

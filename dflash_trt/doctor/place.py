@@ -8,9 +8,7 @@ from pathlib import Path
 from dflash_trt.build.manifest import differences
 from dflash_trt.doctor.patient import GIB, Patient, Seen
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.launch import Ports, find_binary
-from dflash_trt.serving.server.process import check_ports
+from dflash_trt.serving.server import LOOPBACK, Ports, check_ports, find_binary
 from dflash_trt.tensorrt_llm.hub_cache import cached_target
 
 LEAST_SHARED = 1 << 30  # bytes; Docker's own 64 MiB end NCCL and Triton's Python models
@@ -61,7 +59,7 @@ def triton(patient: Patient) -> Seen:
 def ports(patient: Patient) -> Seen:
     """What `serve` takes unless told otherwise."""
     try:
-        check_ports(PORTS, Security())
+        check_ports(PORTS, LOOPBACK)
     except ServerError as error:
         return Seen("warning", error.problem, error.fix)
     return Seen("passed", f"{PORTS.http}, {PORTS.grpc} and {PORTS.metrics} are free")

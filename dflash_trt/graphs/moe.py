@@ -50,10 +50,10 @@ def _route(
     biased = experts.clamped is not None
     router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
     scores = linear(g, x, router, bias=biased, exact=True)
-    if not experts.normalised:
+    if not experts.normalized:
         scores = g.op("Softmax", scores, axis=-1)
     share, chosen = g.ops("TopK", scores, g.ints(experts.per_token), outputs=2, axis=-1)
-    if experts.normalised:  # equals the softmax over all experts, divided by the sum of the chosen
+    if experts.normalized:  # equals the softmax over all experts, divided by the sum of the chosen
         share = g.op("Softmax", share, axis=-1)
     return Routed(x, chosen, share)
 

@@ -25,8 +25,8 @@ from dflash_trt.roofline import (
     target_size,
 )
 from dflash_trt.tensorrt_llm.args import choose_args
-from dflash_trt.tensorrt_llm.choices import PAGED
-from dflash_trt.tensorrt_llm.pace import CONTEXT, kv_bytes, layout_of, target_values
+from dflash_trt.tensorrt_llm.context import PAGED, target_values
+from dflash_trt.tensorrt_llm.draft_len import CONTEXT, kv_bytes, layout_of
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default

@@ -13,8 +13,8 @@ from typing import Any
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.internal import new_key
+from dflash_trt.serving.ports import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 # 26.07; older ones have known holes, up to a way around the very keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)
 CHANGES = ("model-repository", "shared-memory", "trace", "logging")  # always behind a key
@@ -118,11 +118,6 @@ def read_security(
         admin_key=_read_key("--admin-key-file", admin_key_file),
         api_key=api_key,
     )
-
-
-def reach(host: str) -> str:
-    """Where this machine finds what listens on `host`."""
-    return LOOPBACK if host == "0.0.0.0" else host
 
 
 def certificate_name(tls: Tls) -> str:

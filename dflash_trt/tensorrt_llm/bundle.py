@@ -18,7 +18,7 @@ from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.files import copy_file
 from dflash_trt.roofline import machine, published_acceptance
 from dflash_trt.tensorrt_llm.args import env_vars
-from dflash_trt.tensorrt_llm.chosen import LlmArgs
+from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
 
 SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh", "task.sh")

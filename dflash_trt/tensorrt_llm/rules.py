@@ -1,215 +1,204 @@
-"""How the arguments of `LLM(...)` are chosen: one table, each rule with its source.
+"""How the arguments of `LLM(...)` are chosen: the functions that rules.yaml names, in its order.
 
-A rule is left out where its argument is overridden, where the version does not have it, and where
-the checkpoint does not say what it needs.
+A rule sees the deployment and what the rules before it have chosen, overrides of `engine.args`
+included. It gives UNSET to leave upstream's default.
 """
 
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from math import ceil
 from typing import Any
 
-from dflash_trt.tensorrt_llm import choices
-from dflash_trt.tensorrt_llm.case import Case
-from dflash_trt.tensorrt_llm.choices import UNSET, Before
+from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.tensorrt_llm.arguments import find, has, read_table
+from dflash_trt.tensorrt_llm.context import Context, undivided
+from dflash_trt.tensorrt_llm.draft_len import pays_from, rounds_of, schedule
 
-Choose = Callable[[Case, Before], Any]
+UNSET: Any = object()
+TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
+MAX_SEQ_LEN = 131072  # tokens, where the models know more
+BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
+BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
+MARGIN = 0.8  # of the acceptance rate from which drafts pay
+MAX_DRAFTS = 1024  # published drafters have up to 15
+
+Before = Mapping[str, Any]  # what is chosen already, by dotted argument
 
 
 @dataclass(frozen=True)
 class Rule:
+    """A row of rules.yaml, whose head explains the fields."""
+
     argument: str  # of LLM(...), dotted
-    choose: Choose
     how: str
     source: str
+    choose: str = ""
+    value: Any = None
+    when: str = ""
+
+    def __call__(self, context: Context, chosen: Before) -> Any:
+        """Its value, or UNSET."""
+        if self.choose:
+            function: Callable[[Context, Before], Any] = globals()[self.choose]
+            return function(context, chosen)
+        return self.value if not self.when or chosen[self.when] else UNSET
+
+    def applies(self, context: Context, chosen: "Values") -> bool:
+        """Neither it nor a section that it lies in is overridden, and the version has it."""
+        parts = self.argument.split(".")
+        above = [".".join(parts[:i]) for i in range(1, len(parts))]
+        taken = any(chosen.data.get(name, {}) != {} for name in above)  # an empty one has defaults
+        if taken or self.argument in chosen.data:
+            return False
+        return has(context.engine.version, find(self.argument).since)
 
 
-def _always(value: Any) -> Choose:
-    return lambda case, chosen: value
+class Values(UserDict[str, Any]):
+    """Arguments by dotted name; those that are not set are upstream's defaults."""
+
+    def __missing__(self, name: str) -> Any:
+        return find(name).default
 
 
-def _with_attention_dp(value: Any) -> Choose:
-    return lambda case, chosen: value if chosen["enable_attention_dp"] else UNSET
+@cache
+def rules() -> tuple[Rule, ...]:
+    return tuple(Rule(**row) for row in read_table("rules.yaml"))
 
 
-ARGS = "tensorrt_llm/llmapi/llm_args.py@00043967"
-LATENCY = "examples/configs/curated/gpt-oss-120b-latency.yaml"
-THROUGHPUT = "examples/configs/curated/gpt-oss-120b-throughput.yaml"
-DATABASE = "examples/configs/database/openai/gpt-oss-120b/B200"
-GUIDE = "docs/source/deployment-guide/deployment-guide-for-gpt-oss-on-trtllm.md"
-BUDGET = "NVIDIA/TensorRT-LLM pull request 19466"
-WORKER = "tensorrt_llm/_torch/speculative/dflash.py@00679c66"
-ATTENTION = "tensorrt_llm/_torch/speculative/dflash_attention.py@0352547d"
-FLOOR = "NVIDIA/TensorRT-LLM pull request 16888"
-GATE = "tensorrt_llm/_torch/speculative/speculation_gate.py; pull request 12905"
+def model(context: Context, chosen: Before) -> Any:
+    by_hub = context.engine.checkpoints == "hub"
+    return context.config.target.hub if by_hub and context.config.target.hub else TARGET
 
-# in the order they are chosen in; paths are those of NVIDIA/TensorRT-LLM
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "model",
-        choices.model,
-        "the folder `target` beside llm_args.yaml; with `checkpoints: hub` the Hub id",
-        ARGS,
-    ),
-    Rule("revision", choices.revision, "with a Hub id the revision that was checked", ARGS),
-    Rule(
-        "tensor_parallel_size",
-        choices.tensor_parallel_size,
-        "the most of `engine.gpus` that divide the heads of both models; KV heads may be repeated",
-        f"{LATENCY}; the drafter is sharded as the target (modeling_dflash.py@009d8fa4)",
-    ),
-    Rule(
-        "gpus_per_node",
-        choices.gpus_per_node,
-        "of the machine, where an instance spreads over nodes",
-        ARGS,
-    ),
-    Rule(
-        "enable_attention_dp",
-        choices.enable_attention_dp,
-        "for throughput of a mixture of experts",
-        THROUGHPUT,
-    ),
-    *(
-        Rule(f"attention_dp_config.{name}", _with_attention_dp(value), how, THROUGHPUT)
-        for name, value, how in (
-            ("enable_balance", True, "on with attention-DP"),
-            ("batching_wait_iters", 50, "50 with attention-DP"),
-            ("timeout_iters", 1, "1 with attention-DP"),
-        )
-    ),
-    Rule(
-        "moe_expert_parallel_size",
-        choices.moe_expert_parallel_size,
-        "1 for latency, else over all ranks where they divide the experts",
-        f"{LATENCY}; {THROUGHPUT}; {DATABASE} (EP = TP)",
-    ),
-    Rule(
-        "moe_config.backend",
-        choices.moe_backend,
-        "gpt-oss: TRTLLM on SM100 and SM103, TRITON on Hopper; others: upstream's",
-        GUIDE,
-    ),
-    Rule(
-        "attn_backend",
-        choices.attn_backend,
-        "TRTLLM for Gemma 4, which upstream gives FlashInfer with one token a sequence",
-        "user reports",
-    ),
-    Rule(
-        "speculative_config.decoding_type",
-        _always("DFlash"),
-        "always",
-        ARGS,
-    ),
-    Rule(
-        "speculative_config.speculative_model",
-        _always(choices.DRAFTER),
-        "the folder `drafter` beside llm_args.yaml: it must be local",
-        ARGS,
-    ),
-    Rule(
-        "speculative_config.max_draft_len",
-        choices.max_draft_len,
-        "`speculation.draft_tokens`, else block size - 1",
-        WORKER,
-    ),
-    Rule(
-        "speculative_config.mask_token_id",
-        choices.mask_token_id,
-        "the checkpoint's, said again: upstream reads `dflash_config` only and falls back silently",
-        ARGS,
-    ),
-    Rule(
-        "speculative_config.target_layer_ids",
-        choices.target_layer_ids,
-        "the checkpoint's, said again: upstream reads `dflash_config` only and falls back silently",
-        ARGS,
-    ),
-    Rule(
-        "speculative_config.attention_backend",
-        choices.attention_backend,
-        "TRTLLM (paged) on SM100 and SM103, VANILLA (dense, flash-attn) elsewhere and for windows "
-        "that look both ways (DFlash 2)",
-        f"{ATTENTION}; pull request 19159",
-    ),
-    Rule(
-        "kv_cache_config.enable_block_reuse",
-        _always(False),
-        "off: reused tokens have no hidden states, so that the drafter misses them",
-        "tests/unittest/_torch/speculative; vllm-project/vllm issue 47930",
-    ),
-    Rule(
-        "kv_cache_config.dtype",
-        _always("auto"),
-        "auto, which is the checkpoint's own: in a pool of another dtype than bfloat16 the drafter "
-        "finds no place, and has a dense context after all",
-        WORKER,
-    ),
-    Rule(
-        "kv_cache_config.free_gpu_memory_fraction",
-        choices.free_gpu_memory_fraction,
-        "0.85; 0.8 where the drafter's dense context needs room of its own",
-        f"{DATABASE}; {BUDGET}",
-    ),
-    Rule(
-        "max_seq_len",
-        choices.max_seq_len,
-        f"`serving.max_seq_len`, else what both models have positions for, up to {choices.LONGEST}",
-        BUDGET,
-    ),
-    Rule(
-        "max_batch_size",
-        choices.max_batch_size,
-        "`engine.concurrency`, else "
-        + ", ".join(f"{size} for {goal}" for goal, size in choices.BATCH.items())
-        + "; with attention-DP a rank's share; not more than fit the dense context",
-        f"{LATENCY}; {BUDGET}",
-    ),
-    Rule(
-        "max_num_tokens",
-        choices.max_num_tokens,
-        "8192 for latency, else 16384; at least max_batch_size x (1 + max_draft_len)",
-        f"{LATENCY}; {BUDGET}",
-    ),
-    Rule(
-        "enable_chunked_prefill",
-        choices.enable_chunked_prefill,
-        "where a prompt may be longer than max_num_tokens",
-        "docs/source/features/feature-combination-matrix.md@01edceae",
-    ),
-    Rule(
-        "cuda_graph_config.enable_padding",
-        _always(True),
-        "on: a batch between two sizes would run without a graph",
-        LATENCY,
-    ),
-    Rule(
-        "cuda_graph_config.batch_sizes",
-        choices.batch_sizes,
-        "steps of an eighth or so up to max_batch_size",
-        f"{LATENCY} (up to max_batch_size); {ARGS} (upstream's own steps)",
-    ),
-    Rule(
-        "speculative_config.draft_len_schedule",
-        choices.draft_len_schedule,
-        "policy adaptive: fewer drafts in large batches, where the model of `plan` has them 5 % "
-        "faster; blocks are drafted whole all the same. Never 0, which starves the drafter. None "
-        "with attention-DP, where each rank would go by its own batch",
-        f"docs/planning.md (unmeasured); {ARGS}; {FLOOR}",
-    ),
-    Rule(
-        "speculative_config.acceptance_rate_threshold",
-        choices.acceptance_rate_threshold,
-        "policy adaptive and an `acceptance_rate_window_size` in `engine.args`: 0.8 of the rate "
-        "below which drafts pay at no batch size, by the model of `plan`. Else none: it ends "
-        "speculation for good and for everyone, and one long odd text is enough",
-        f"docs/planning.md (unmeasured); {GATE}",
-    ),
-    Rule(
-        "return_perf_metrics",
-        _always(True),
-        "on: acceptance of each request",
-        "NVIDIA/TensorRT-LLM pull request 17082",
-    ),
-    Rule("stream_interval", choices.stream_interval, "20 for throughput", THROUGHPUT),
-)
+
+def revision(context: Context, chosen: Before) -> Any:
+    return context.config.target.revision if chosen["model"] != TARGET else UNSET
+
+
+def tensor_parallel_size(context: Context, chosen: Before) -> Any:
+    return next(n for n in range(context.gpus, 0, -1) if not undivided(context, n))
+
+
+def gpus_per_node(context: Context, chosen: Before) -> Any:
+    return context.machine.gpus if context.gpus > context.machine.gpus else UNSET
+
+
+def enable_attention_dp(context: Context, chosen: Before) -> Any:
+    wide = context.experts is not None and chosen["tensor_parallel_size"] > 1
+    return True if wide and context.engine.objective == "throughput" else UNSET
+
+
+def moe_expert_parallel_size(context: Context, chosen: Before) -> Any:
+    ranks = chosen["tensor_parallel_size"]
+    if context.experts is None or ranks == 1:
+        return UNSET
+    return 1 if context.engine.objective == "latency" or context.experts % ranks else ranks
+
+
+def moe_backend(context: Context, chosen: Before) -> Any:
+    return BEST_FOR_GPT_OSS.get(context.gpu.sm, UNSET) if context.is_gpt_oss else UNSET
+
+
+def attn_backend(context: Context, chosen: Before) -> Any:
+    return "TRTLLM" if context.target.architecture.startswith("Gemma4") else UNSET
+
+
+def max_draft_len(context: Context, chosen: Before) -> Any:
+    asked = context.config.speculation.draft_tokens
+    return context.max_draft_len if asked is None else asked
+
+
+def mask_token_id(context: Context, chosen: Before) -> Any:
+    return context.drafter.number("mask_token_id")
+
+
+def target_layer_ids(context: Context, chosen: Before) -> Any:
+    return list(context.drafter.taps)
+
+
+def attention_backend(context: Context, chosen: Before) -> Any:
+    return "TRTLLM" if context.paged else "VANILLA"
+
+
+def free_gpu_memory_fraction(context: Context, chosen: Before) -> Any:
+    return 0.85 if _paged(chosen) else 0.8
+
+
+def max_seq_len(context: Context, chosen: Before) -> Any:
+    models = (context.target, context.drafter)
+    asked = context.config.serving.max_seq_len
+    if asked is not None:
+        return asked
+    return min(MAX_SEQ_LEN, *(each.number("max_position_embeddings") for each in models))
+
+
+def max_batch_size(context: Context, chosen: Before) -> Any:
+    alone = chosen["enable_attention_dp"]
+    ranks, length = chosen["tensor_parallel_size"], chosen["max_seq_len"]
+    wanted = context.engine.concurrency or BATCH[context.engine.objective]
+    wanted = ceil(wanted / ranks) if alone else wanted
+    if _paged(chosen) or length is None:
+        return wanted
+    try:
+        slot = context.dense_slot(1 if alone else ranks, length, _verified(chosen))
+        fraction = chosen["kv_cache_config.free_gpu_memory_fraction"]
+        budget = context.dense_budget(ranks, fraction)
+    except NotKnown:
+        return wanted
+    return max(1, min(wanted, budget // slot - 1))  # upstream has one more slot, for padding
+
+
+def max_num_tokens(context: Context, chosen: Before) -> Any:
+    least = 8192 if context.engine.objective == "latency" else 16384
+    return max(least, chosen["max_batch_size"] * _verified(chosen))
+
+
+def enable_chunked_prefill(context: Context, chosen: Before) -> Any:
+    length = chosen["max_seq_len"]
+    return True if length is None or length > chosen["max_num_tokens"] else UNSET
+
+
+def batch_sizes(context: Context, chosen: Before) -> Any:
+    """Few enough to capture quickly, close enough that padding to one of them costs little."""
+    largest = chosen["cuda_graph_config.max_batch_size"] or chosen["max_batch_size"]
+    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32)]
+    sizes += range(320, largest, 64)
+    return [size for size in sizes if size < largest] + [largest]
+
+
+def draft_len_schedule(context: Context, chosen: Before) -> Any:
+    given = chosen["speculative_config.max_concurrency"] is not None
+    if given or chosen["enable_attention_dp"] or not _adaptive(context, chosen):
+        return UNSET
+    found = schedule(rounds_of(context, chosen), chosen["max_batch_size"])
+    return found if len(found) > 1 else UNSET
+
+
+def acceptance_rate_threshold(context: Context, chosen: Before) -> Any:
+    window = chosen["speculative_config.acceptance_rate_window_size"]
+    if not window or not _adaptive(context, chosen):
+        return UNSET
+    pays = pays_from(rounds_of(context, chosen), chosen["max_batch_size"])
+    return round(min(MARGIN * pays, 1.0), 3)
+
+
+def stream_interval(context: Context, chosen: Before) -> Any:
+    return 20 if context.engine.objective == "throughput" else UNSET
+
+
+def _paged(chosen: Before) -> bool:
+    """The drafter's context lies in the KV cache's pool instead of an arena of its own."""
+    return bool(chosen["speculative_config.attention_backend"] == "TRTLLM")
+
+
+def _verified(chosen: Before) -> int:
+    """Tokens of one sequence that a step verifies."""
+    return 1 + (chosen["speculative_config.max_draft_len"] or 0)
+
+
+def _adaptive(context: Context, chosen: Before) -> bool:
+    """There is a draft length to choose; a longer one than was trained is refused later."""
+    drafts = chosen["speculative_config.max_draft_len"] or 0
+    adaptive = context.config.speculation.policy == "adaptive"
+    return adaptive and 1 < drafts <= min(context.max_draft_len, MAX_DRAFTS)

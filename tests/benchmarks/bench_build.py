@@ -201,3 +201,4 @@ def test_build(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
         ],
     )
     assert peak < 3, "a build must stay below 3 GB"
+    demo_pair.hold("rate of a build, of cp's", ratios, least=0.7)

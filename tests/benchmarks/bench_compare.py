@@ -12,9 +12,7 @@ from typing import Any
 import demo_pair
 import pytest
 
-from dflash_trt.bench.compare import compare
-from dflash_trt.bench.engine import Plan, measure_engine
-from dflash_trt.bench.results import Cell, Run
+from dflash_trt.bench import Cell, Plan, Run, compare, measure_engine
 from dflash_trt.decoding import rounds
 
 TRIES, LIMIT = 20, 0.05

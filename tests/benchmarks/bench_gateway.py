@@ -21,9 +21,9 @@ import demo_pair
 import pytest
 
 from dflash_trt.serving.client import Client
+from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports
 from dflash_trt.serving.security import GATEWAY_KEY, Security
-from dflash_trt.serving.server.launch import HOST, Ports
-from dflash_trt.serving.server.server import free_ports, prepare
+from dflash_trt.serving.server.run import prepare
 
 WARM_UP, TURNS = 20, 200
 STREAM_TURNS = 30
@@ -40,8 +40,8 @@ def test_infer(tokens: int, built: Path) -> None:
     body = json.dumps({"inputs": inputs})
     with both_roads(built) as (inside, ports, security):
         roads = {
-            "Triton": http.client.HTTPConnection(HOST, inside.http),
-            "gateway": http.client.HTTPConnection(HOST, ports.http),
+            "Triton": http.client.HTTPConnection(LOOPBACK, inside.http),
+            "gateway": http.client.HTTPConnection(LOOPBACK, ports.http),
         }
         seconds: dict[str, list[float]] = {name: [] for name in roads}
         for turn in range(WARM_UP + TURNS):
@@ -63,8 +63,8 @@ def test_infer(tokens: int, built: Path) -> None:
 def test_streams(streams: int, built: Path) -> None:
     with both_roads(built) as (inside, ports, _), ThreadPoolExecutor(streams) as pool:
         roads = {
-            "Triton": Client(f"{HOST}:{inside.grpc}"),
-            "gateway": Client(f"{HOST}:{ports.grpc}"),
+            "Triton": Client(f"{LOOPBACK}:{inside.grpc}"),
+            "gateway": Client(f"{LOOPBACK}:{ports.grpc}"),
         }
         seconds: dict[str, list[float]] = {name: [] for name in roads}
         for turn in range(STREAM_TURNS + 2):
@@ -102,3 +102,5 @@ def show(what: str, seconds: dict[str, list[float]]) -> None:
         f"(+{through - direct:.2f} ms, {through / direct:.3f}x), medians of "
         f"{len(seconds['Triton'])}"
     )
+    added, bar = through - direct, max(3.0, 0.1 * direct)  # milliseconds
+    demo_pair.hold(f"what the gateway adds to {what}, ms", [added], least=-bar, most=bar)

@@ -2,7 +2,8 @@
 
     python -m pytest tests/benchmarks/bench_overhead.py -o addopts= -s
 
-Bar: at most 10 %. The two engine calls are the two `run_with_iobinding` calls: filling the bound
+Bars: at most 10 %, and 25 % when sampling.
+The two engine calls are the two `run_with_iobinding` calls: filling the bound
 inputs counts as overhead, and so does everything else between two steps of the scheduler.
 """
 
@@ -22,6 +23,7 @@ from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
 NEW_TOKENS = 128
+BARS = {0.0: 0.1, 0.8: 0.25}  # by temperature
 
 
 @pytest.mark.parametrize("slots", [1, 4])
@@ -79,7 +81,7 @@ def test_overhead(
         machine=demo_pair.machine(),
     )
     demo_pair.show(
-        f"Overhead of a round, {slots} slots, temperature {temperature} (bar: 0.1)",
+        f"Overhead of a round, {slots} slots, temperature {temperature} (bar: {BARS[temperature]})",
         [
             f"two engine calls: {engine_ms:.3f} ms (median of {len(rounds)} rounds)",
             f"everything else:  {added_us:.0f} us",
@@ -87,3 +89,4 @@ def test_overhead(
             f"{sum(t for t, _ in rounds) / sum(e for _, e in rounds) - 1:.3f}",
         ],
     )
+    demo_pair.hold("overhead", overheads, most=BARS[temperature])

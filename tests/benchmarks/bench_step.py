@@ -103,3 +103,4 @@ def test_step(benchmark: BenchmarkFixture) -> None:
             f"ratio:              {demo_pair.spread(ratios)}",
         ],
     )
+    demo_pair.hold("our step of an eager one's time", ratios, most=1 / 3)

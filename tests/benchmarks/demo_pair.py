@@ -78,6 +78,12 @@ def show(title: str, lines: Sequence[str]) -> None:
     print("\n".join([f"\n{title}", f"  on {machine()}", *(f"  {line}" for line in lines)]))
 
 
+def hold(what: str, ratios: Sequence[float], *, least: float = 0.0, most: float = 1e9) -> None:
+    """AssertionError when the median is beyond its bar."""
+    middle = median(ratios)
+    assert least <= middle <= most, f"{what}: {middle:.3f} is not {least} to {most}"
+
+
 def spread(values: Sequence[float], unit: str = "") -> str:
     """Median with the smallest and the largest."""
     return f"{median(values):.3g}{unit} ({min(values):.3g} to {max(values):.3g})"

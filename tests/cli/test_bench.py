@@ -12,17 +12,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dflash_trt.bench import (
+    Cell,
+    Plan,
+    Run,
+    Sample,
+    ServerRun,
+    compare,
+    engine_page,
+    full_rates,
+    measure_engine,
+    read_run,
+    to_html,
+    to_markdown,
+    write_run,
+)
 from dflash_trt.bench import engine as bench_engine
 from dflash_trt.bench import run as bench_run
-from dflash_trt.bench.compare import compare
-from dflash_trt.bench.engine import Plan, measure_engine, tokens_of
-from dflash_trt.bench.engine_report import engine_page
-from dflash_trt.bench.page import to_html, to_markdown
+from dflash_trt.bench.engine import tokens_of
 from dflash_trt.bench.passes import Pass
-from dflash_trt.bench.results import Cell, Run, Sample, ServerRun, read_run, write_run
-from dflash_trt.bench.stats import change, full_rates
+from dflash_trt.bench.stats import change
 from dflash_trt.cli.main import main
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding import check_lossless, rounds
 from dflash_trt.errors import BenchError, RequestError
 
@@ -197,7 +208,7 @@ def test_ways_change_places(
 
     def watched(passes: Sequence[Pass]) -> None:
         for each in passes:
-            places.setdefault(each._way.cell.method, []).append(each._way.first_row)
+            places.setdefault(each._decoder.cell.method, []).append(each._decoder.first_row)
         run_in_turns(passes)
 
     monkeypatch.setattr(bench_engine, "run_in_turns", watched)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.bench.page import Table
-from dflash_trt.config.build import Speculation
+from dflash_trt.bench import Table
+from dflash_trt.config import Speculation
 from dflash_trt.decoding import check_lossless
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_only_its_own_table_is_written(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     first, second = (f"<!-- table: scripts/{name} -->\nold {name}\n<!-- end -->" for name in "ab")
     page.write_text(f"before\n{first}\nbetween\n{second}\nafter\n")
-    fill(page, "a", {}, Table("new a", "", ("head",), [["cell"]]))
+    fill(page, "a", {}, Table("new a", "", [{"head": "cell"}]))
     written = page.read_text()
     assert written.startswith("before\n<!-- table: scripts/a -->\n")
     assert written.endswith(f"<!-- end -->\nbetween\n{second}\nafter\n")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from published import PAIRS
 
-from dflash_trt.bench.engine_report import engine_page
-from dflash_trt.bench.results import Run
+from dflash_trt.bench import Run, engine_page
 from dflash_trt.cli.main import main
 from dflash_trt.roofline import published_acceptance, published_data, published_rows
 from dflash_trt.roofline.published import acceptance_tables

@@ -16,21 +16,28 @@ import pytest
 from live import openai_front
 from load import metric
 
-from dflash_trt.bench.load import Goal, Load, measure_server, summarise
-from dflash_trt.bench.page import to_html, to_markdown
-from dflash_trt.bench.prompts import load_asked
-from dflash_trt.bench.protocols import Answer, Ask, open_client
-from dflash_trt.bench.results import Level, ServerRun
-from dflash_trt.bench.server_report import server_page
+from dflash_trt.bench import (
+    Ask,
+    Goal,
+    Level,
+    Load,
+    ServerRun,
+    load_asked,
+    measure_server,
+    server_page,
+    to_html,
+    to_markdown,
+)
+from dflash_trt.bench.load import summarise
+from dflash_trt.bench.protocols import Answer, open_client
 from dflash_trt.build.run import build
 from dflash_trt.chat.render import as_chat, load_encoding
 from dflash_trt.cli.main import main
-from dflash_trt.config import Source, load_config
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Source, Speculation, load_config
 from dflash_trt.decoding import check_lossless
 from dflash_trt.errors import BenchError, RequestError
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import free_ports, running_server
+from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.server.run import running_server
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -227,8 +234,8 @@ def test_messages_are_asked_as_a_chat(servers: Servers, tmp_path: Path) -> None:
 
 def answer(protocol: str, url: str, ask: Ask) -> Answer:
     async def asked() -> Answer:
-        async with open_client(protocol, url, None, 1) as client:
-            return await client.ask(ask)
+        async with open_client(protocol, url, None, 1) as asking:
+            return await asking(ask)
 
     return asyncio.run(asked())
 

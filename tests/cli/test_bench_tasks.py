@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from dflash_trt.bench import tasks
-from dflash_trt.bench.prompts import load_asked, load_task
+from dflash_trt.bench import load_asked, load_task, tasks
 from dflash_trt.bench.tasks import PLACEHOLDER, TASKS, Task
 from dflash_trt.chat.render import as_chat
 from dflash_trt.cli.main import main

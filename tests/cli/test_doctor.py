@@ -28,7 +28,7 @@ from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.doctor import examine, place, runtime
 from dflash_trt.errors import EngineError
-from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.ports import Ports
 from dflash_trt.tensorrt_llm.first_generation import Generated
 from dflash_trt.tensorrt_llm.host import check_host, gpus, not_on_nvlink
 from dflash_trt.tensorrt_llm.hub_cache import with_cached_target

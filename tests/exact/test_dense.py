@@ -41,7 +41,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_trt.checkpoints import load_target
 from dflash_trt.checkpoints.families.gemma4 import gemma4
-from dflash_trt.checkpoints.fields import decoder_fields, rope
+from dflash_trt.checkpoints.fields import Config, decoder_fields, rope
 from dflash_trt.decoding import Request
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.errors import CheckpointError
@@ -98,7 +98,7 @@ def test_rope_is_that_of_transformers(name: str, theta: float) -> None:
         {"rope_theta": theta, "rope_scaling": old},
     ):
         config["max_position_embeddings"] = 512
-        read = rope(Path("config.json"), config, "full_attention", 32)
+        read = rope(Config(Path("config.json"), config), "full_attention", 32)
         assert read.attention_factor == factor
         np.testing.assert_allclose(inverse_frequencies(read), expected, rtol=3e-7, atol=0)
 
@@ -106,7 +106,7 @@ def test_rope_is_that_of_transformers(name: str, theta: float) -> None:
 def test_longrope_ends_where_its_frequencies_change() -> None:
     shape = SHAPE | {"head_dim": 32}
     config = LlamaConfig(**shape, rope_parameters=ROPES["longrope"] | {"rope_theta": 1e4})
-    fields = decoder_fields(Path("config.json"), config.to_dict())
+    fields = decoder_fields(Config(Path("config.json"), config.to_dict()))
     assert fields["max_position_embeddings"] == ROPES["longrope"][ORIGINAL]
 
 
@@ -435,4 +435,4 @@ def test_a_published_config_is_read_as_by_transformers(name: str, tmp_path: Path
 def test_what_gemma_4_has_beside_is_refused_by_name(change: dict[str, object], says: str) -> None:
     config = Gemma4TextConfig(**GEMMA4).to_dict()
     with pytest.raises(CheckpointError, match=says):
-        gemma4(Path("config.json"), config | change)
+        gemma4(Config(Path("config.json"), config | change))

@@ -385,10 +385,6 @@ def test_where_gguf_may_stand(tmp_path: Path) -> None:
         ("target: {path: t}\ndrafter: {gguf: d.gguf}", "unknown field 'drafter.gguf'"),
         ("target: {path: t, package: p}\ndrafter: {path: d}", "package goes with gguf"),
         ("target: {path: t, gguf: t.gguf}\ndrafter: {path: d}", "exactly one of path, hub, gguf"),
-        (
-            "target: {gguf: t.gguf}\ndrafter: {path: d}\nengine: {kind: tensorrt_llm}",
-            "reads no target in GGUF",
-        ),
     ):
         (tmp_path / "a.yaml").write_text(f"name: x\n{text}\n")
         with pytest.raises(ConfigError, match=message):

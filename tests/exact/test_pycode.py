@@ -19,7 +19,7 @@ from dflash_trt.decoding import Request, SamplingParams, Scheduler, Sequence, in
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.client import stream
-from dflash_trt.serving.server.server import running_server
+from dflash_trt.serving.server.run import running_server
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode"
 PROMPTS_FILE = PYCODE / "prompts.jsonl"

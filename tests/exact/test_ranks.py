@@ -34,8 +34,8 @@ from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import ConfigError, RankError, ServerError
 from dflash_trt.graphs.sharding import check_even
 from dflash_trt.serving.client import stream
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.reaper import processes_naming
-from dflash_trt.serving.server.server import free_ports
 
 TEXT = list(range(40, 80))
 PROMPT = "def main():"

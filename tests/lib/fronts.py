@@ -109,7 +109,7 @@ def open_front(
         speculation=Speculation(draft_tokens=3),
     )
     settings = replace(settings, **values)
-    metrics = Metrics(triton or Triton(), settings.most_drafts)
+    metrics = Metrics(triton or Triton(), settings.max_draft_tokens)
     with tempfile.TemporaryDirectory() as engines:
         describe_target(Path(engines), settings)
         groups = Groups(settings, Path(engines), model, metrics)

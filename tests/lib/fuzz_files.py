@@ -31,7 +31,7 @@ import fuzz_weights
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from dflash_trt.bench.prompts import load_asked
+from dflash_trt.bench import load_asked
 from dflash_trt.build import onnxruntime, tensorrt_llm
 from dflash_trt.build.built import inspect_built
 from dflash_trt.build.manifest import check_build, differences, read_manifest, speculation_of

@@ -12,10 +12,9 @@ import httpx
 from fake_triton import FakeTriton, fake_triton
 from live import gateway_over
 
-from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.server.gateway import Gateway
 
 WAIT = 60.0
 INFER, STREAM = "models/dflash_infer/infer", "models/dflash/generate_stream"

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from load import metric
 
-from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.log import Log
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.log import Log
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.server.gateway import Gateway
 
 WAIT = 60.0
 ROOT = Path(__file__).parents[2]

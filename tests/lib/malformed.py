@@ -15,7 +15,7 @@ from load import HOST, NO_CONNECTION, NO_STATUS, WAIT
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from dflash_trt.build.repository import read_config, templates
-from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.ports import Ports
 
 Tensor = tuple[str, str, list[int], bytes]  # name, datatype, shape, raw contents
 

@@ -67,7 +67,7 @@ def dflash_trt(arguments: list[str]) -> None:
         command += ["--url", f"127.0.0.1:{PORTS['grpc']}"]
     if arguments[0] != "serve":
         python(command)
-    from dflash_trt.serving.server.server import free_ports  # noqa: PLC0415
+    from dflash_trt.serving.server import free_ports  # noqa: PLC0415
 
     for kind, port in vars(free_ports()).items():
         command.append(f"--{kind}-port={port}")

@@ -38,9 +38,9 @@ from dflash_trt.engines.tensorrt.plan import (
 )
 from dflash_trt.errors import EngineError, ServerError
 from dflash_trt.graphs.precision import to_16_bits
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import process
-from dflash_trt.serving.server.server import free_ports
 
 pytestmark = pytest.mark.plans
 

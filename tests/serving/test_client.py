@@ -23,12 +23,12 @@ from tritonclient.grpc.model_config_pb2 import DataType
 from dflash_trt.build.repository import read_config, templates
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
 from dflash_trt.serving.client import AsyncClient, Client, Tls, stream
-from dflash_trt.serving.client.exchange import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Exchange
 from dflash_trt.serving.client.fields import DATATYPES
+from dflash_trt.serving.client.retry import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Attempts
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import process
-from dflash_trt.serving.server.launch import Ports
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.server import free_ports, running_server
+from dflash_trt.serving.server.run import running_server
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"
@@ -373,14 +373,14 @@ def test_nothing_else_is_tried_again(kind: str) -> None:
 def test_pauses_grow_with_jitter_and_end_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     monkeypatch.setattr("random.uniform", lambda low, high: asked.append(high) or high / 2)
-    exchange = Exchange("x", PROMPT, {"timeout": 60}, stream=True, retries=9)
+    exchange = Attempts("x", PROMPT, {"timeout": 60}, stream=True, retries=9)
     pauses = [exchange.failed(UnavailableError("full", "wait")) for _ in range(9)]
     assert pauses == [high / 2 for high in asked]
     assert asked[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert max(asked) == LONGEST_PAUSE
     with pytest.raises(UnavailableError):
         exchange.failed(UnavailableError("full", "wait"))
-    short = Exchange("x", PROMPT, {"timeout": FIRST_PAUSE / 3}, stream=True, retries=9)
+    short = Attempts("x", PROMPT, {"timeout": FIRST_PAUSE / 3}, stream=True, retries=9)
     with pytest.raises(UnavailableError):
         short.failed(UnavailableError("full", "wait"))
 

@@ -25,9 +25,9 @@ from dflash_trt.errors import RequestError
 from dflash_trt.serving.gateway.checks import checked
 from dflash_trt.serving.gateway.connections import HEADER_TIME, MAX_PIECES
 from dflash_trt.serving.gateway.door import BODY_LIMIT, BODY_TIME
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import GATEWAY_KEY, Security
-from dflash_trt.serving.server.server import free_ports
 
 KEY, ADMIN_KEY = "inference-0123456789", "admin-0123456789"
 
@@ -252,7 +252,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 sys.path[:0] = sys.argv[1].split(":")
 from live import gateway_over
-from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.ports import Ports
 with gateway_over(Ports(int(sys.argv[2]), 1, 1), int(sys.argv[3])):
     print("ready", flush=True)
     sys.stdin.read()

@@ -19,11 +19,10 @@ from gateway_door import GENERATE, INFER, OK, STREAM, WAIT, Door, start
 from live import gateway_over
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.log import Log, Said
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.log import Log, Said
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.server.gateway import Gateway
 
 
 @pytest.fixture

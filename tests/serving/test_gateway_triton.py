@@ -24,9 +24,9 @@ from live import serving
 from malformed_http import OPENAI, TRITON, Outcome, fault, request, send
 
 from dflash_trt.serving.client import stream
-from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.server import free_ports, running_server
+from dflash_trt.serving.server.run import running_server
 
 COUNT = int(os.environ.get("MALFORMED_COUNT", "300"))
 SEED = int(os.environ.get("MALFORMED_SEED", "0"))

@@ -15,8 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from dflash_trt.chat.harmony import MARKERS, Channels, has_channels
 from dflash_trt.decoding import Request, Sequence
 from dflash_trt.serving.front.choice import Choice
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.ports import Ports, free_ports
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode" / "target" / "tokenizer.json"
 ANSWER = (

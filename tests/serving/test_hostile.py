@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tritonclient.grpc import service_pb2_grpc
 
 from dflash_trt.serving.client import Client
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.server import free_ports
 
 COUNT = int(os.environ.get("HOSTILE_COUNT", "150"))
 SEED = int(os.environ.get("HOSTILE_SEED", "0"))

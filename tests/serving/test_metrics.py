@@ -24,8 +24,8 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from dflash_trt.decoding.speculation import CostProfile
 from dflash_trt.serving.front import metrics as module
 from dflash_trt.serving.front.metrics import HISTOGRAM, REASONS, TALLY, VERIFIED, Metrics, families
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.server import free_ports
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"

@@ -37,10 +37,10 @@ from dflash_trt.serving.front.capacity import capacity
 from dflash_trt.serving.gateway.door import BODY_LIMIT
 from dflash_trt.serving.openai.fields import ChatFields
 from dflash_trt.serving.openai.spelling import speller
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import API_KEY, Security, Tls, read_security
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import free_ports, running_server, serve
+from dflash_trt.serving.server.run import running_server, serve
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"

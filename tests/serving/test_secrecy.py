@@ -20,9 +20,9 @@ from dflash_trt.build.repository import read_config, templates
 from dflash_trt.engines.info import read_info
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.internal import SOCKET
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.reaper import SHARED_MEMORY
-from dflash_trt.serving.server.server import free_ports
 
 COUNT = int(os.environ.get("CRAFTED_COUNT", "300"))
 SEED = int(os.environ.get("CRAFTED_SEED", "0"))

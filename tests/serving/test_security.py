@@ -19,6 +19,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import (
     Security,
     Tls,
@@ -26,9 +27,8 @@ from dflash_trt.serving.security import (
     check_exposure,
     read_security,
 )
-from dflash_trt.serving.server.launch import Ports
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.server import free_ports, prepare, running_server
+from dflash_trt.serving.server.run import prepare, running_server
 
 ROOT = Path(__file__).parents[2]
 WAIT = 30.0

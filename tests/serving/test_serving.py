@@ -32,11 +32,11 @@ from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import RequestError, ServerError
 from dflash_trt.serving.client import Summary, stream
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import launch
-from dflash_trt.serving.server.launch import Ports
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.reaper import SHARED_MEMORY
-from dflash_trt.serving.server.server import free_ports, running_server, serve
+from dflash_trt.serving.server.run import running_server, serve
 
 PROMPTS = ["def f(x):", "a", "import os\n\nprint(os.environ)  # a prompt of two chunks", "é🙂"]
 NEW_TOKENS, LONG = 48, 500

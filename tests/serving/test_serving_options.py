@@ -24,8 +24,8 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 
 from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import running_server
+from dflash_trt.serving.ports import Ports
+from dflash_trt.serving.server.run import running_server
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"

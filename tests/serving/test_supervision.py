@@ -27,10 +27,10 @@ from live import serve_command, serving
 from dflash_trt.config import load_config
 from dflash_trt.errors import DflashError, ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
-from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import supervisor
-from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server
 from dflash_trt.serving.server.reaper import (
     SHARED_MEMORY,
@@ -38,7 +38,7 @@ from dflash_trt.serving.server.reaper import (
     command_line,
     processes_naming,
 )
-from dflash_trt.serving.server.server import free_ports, prepare
+from dflash_trt.serving.server.run import prepare
 
 pytestmark = pytest.mark.soak
 
@@ -63,16 +63,13 @@ class Supervised:
     told: list[str]  # to the gateway
     result: Future[None]  # of supervise()
     text: list[int]  # what the server answers while it is well
+    gateway_url: str
 
     def pid(self, model: str) -> int:
         if model == "tritonserver":
             return self.server.process.pid
         (pid,) = (pid for pid, name in self.server.stubs().items() if name == model)
         return pid
-
-    @property
-    def gateway_url(self) -> str:
-        return f"http://127.0.0.1:{self.gateway._sockets['http'].getsockname()[1]}"
 
     def regions(self) -> set[str]:
         return {path.name for path in SHARED_MEMORY.glob(f"{self.server.shm_prefix}*")}
@@ -112,7 +109,8 @@ def _infer(server: Server, max_tokens: int) -> int | None:
 def _supervised(directory: Path) -> Iterator[Supervised]:
     stop, said, told = threading.Event(), list[str](), list[str]()
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        server, gateway = prepare(stack, directory, free_ports(), Security())
+        ports = free_ports()
+        server, gateway = prepare(stack, directory, ports, Security())
         stack.enter_context(server)
         gateway.start(server.log)
         server.wait_ready()
@@ -121,7 +119,8 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
         gateway.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
         result = pool.submit(supervisor.supervise, server, gateway, stop, said.append)
         try:
-            yield Supervised(server, gateway, said, told, result, _ask(server, 32))
+            url = f"http://127.0.0.1:{ports.http}"
+            yield Supervised(server, gateway, said, told, result, _ask(server, 32), url)
         finally:
             stop.set()
             result.result(WAIT)

@@ -40,8 +40,7 @@ from malformed import Answer, Request
 from tiny import LONGEST_TEXT, alone, build_pair, length, make_prompts, write_pair
 from tritonclient.grpc import service_pb2_grpc
 
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.ports import Ports, free_ports
 
 pytestmark = pytest.mark.soak
 

@@ -15,10 +15,10 @@ import pytest
 from load import Client, Expected, Job, RefusedError, ask_all, fill, metric, resident
 from tiny import LONGEST_TEXT, alone, build_pair, length, make_prompts, write_pair
 
+from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import GATEWAY_KEY, Security
-from dflash_trt.serving.server.launch import Ports
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.server import free_ports, prepare
+from dflash_trt.serving.server.run import prepare
 
 pytestmark = pytest.mark.soak
 

@@ -22,8 +22,7 @@ from load import metric
 from tokenizers import Tokenizer
 
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.ports import Ports, free_ports
 
 pytestmark = pytest.mark.soak
 TESTS = Path(__file__).parents[1] / "lib"

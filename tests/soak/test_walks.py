@@ -29,7 +29,7 @@ from test_doctor import Machine
 
 from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.ports import free_ports
 
 FIRST_HOUR = "docs/first-hour.md"
 # walks of more than 10 s

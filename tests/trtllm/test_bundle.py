@@ -36,10 +36,10 @@ from dflash_trt.digests import entry
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, DflashError, PairError
 from dflash_trt.files import copy_file
 from dflash_trt.serving.client import stream
+from dflash_trt.serving.health import health_of
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.health import health_of
 from dflash_trt.serving.server.launch import environment, find_binary
-from dflash_trt.serving.server.server import free_ports
 from dflash_trt.tensorrt_llm.info import read_info, read_llm_args
 
 COMMIT = "0" * 39 + "7"

@@ -29,7 +29,8 @@ from dflash_trt.serving.front.front import Front
 from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.parts import Part
-from dflash_trt.serving.server.server import free_ports, running_server
+from dflash_trt.serving.ports import free_ports
+from dflash_trt.serving.server.run import running_server
 from dflash_trt.serving.settings import Settings
 from dflash_trt.tensorrt_llm.info import read_llm_args
 
@@ -81,7 +82,7 @@ def _front(directory: Path, args: dict[str, Any]) -> Iterator[tuple[Front, Tenso
     args, triton = read_llm_args(build / "engines" / "tensorrt_llm"), Triton()
     names = {"mode": "tensorrt_llm", "tokenizer": "", "engines": "", "max_queue": "9"}
     settings = Settings.from_parameters({**names, "eos_token_ids": "0", **limits(args)})
-    metrics = Metrics(triton, settings.most_drafts, rounds=False)
+    metrics = Metrics(triton, settings.max_draft_tokens, rounds=False)
     decoder = TensorRTLLM(settings, args, metrics)
     front = Front(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)
     try:

@@ -20,11 +20,11 @@ from tritonclient.grpc.model_config_pb2 import DataType
 from dflash_trt.build.repository import read_config
 from dflash_trt.config import load_config
 from dflash_trt.errors import ConfigError, ServerError
+from dflash_trt.serving.health import Health, health_of
+from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.health import Health, health_of
 from dflash_trt.serving.server.launch import command, environment, find_binary
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.server import free_ports
 
 ROOT = Path(__file__).parents[2]
 PAIR = ROOT / "examples" / "pycode"

@@ -10,7 +10,7 @@ import json
 import re
 import runpy
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,33 +20,31 @@ import pytest
 import yaml
 from llm_build import STANDINS
 
-from dflash_trt.checkpoints import Pair, engine_kinds, summarize_drafter, summarize_target
+from dflash_trt.checkpoints import (
+    TENSORRT_LLM_CHECKS,
+    Pair,
+    engine_kinds,
+    summarize_drafter,
+    summarize_target,
+)
 from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.config import BuildConfig, Version
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import PRESETS, machine
-from dflash_trt.tensorrt_llm.args import (
-    LlmArgs,
-    Values,
-    check_args,
-    choose_args,
-    env_vars,
-    flat,
+from dflash_trt.tensorrt_llm.args import LlmArgs, check_args, choose_args, env_vars
+from dflash_trt.tensorrt_llm.arguments import (
+    classes,
+    find,
+    flatten,
+    llm_args_class,
+    sections_with_keys,
+    walk,
 )
-from dflash_trt.tensorrt_llm.case import Case
-from dflash_trt.tensorrt_llm.checks.arguments import ARGUMENT_CHECKS
-from dflash_trt.tensorrt_llm.checks.table import CHECKS, name
-from dflash_trt.tensorrt_llm.pace import GAIN, pace
-from dflash_trt.tensorrt_llm.rules import RULES
-from dflash_trt.tensorrt_llm.schema import (
-    DFlashDecodingConfig,
-    TorchLlmArgs,
-    Upstream,
-    nested,
-    since,
-)
-from dflash_trt.tensorrt_llm.schema.sections import BY_ALGORITHM, KEYS
+from dflash_trt.tensorrt_llm.checks import ARGUMENT_CHECKS, CHECKS
+from dflash_trt.tensorrt_llm.context import Context
+from dflash_trt.tensorrt_llm.draft_len import GAIN, rounds_of
+from dflash_trt.tensorrt_llm.rules import Rule, Values, rules
 
 VERSIONS = get_args(Version)
 GIB = 1 << 30
@@ -436,9 +434,12 @@ CASES: dict[str, tuple[Setup, Setup]] = {
 USUAL = {"sampled-requests": "note", "penalties": "note"}  # of gpt-oss-120b on a DGX B300
 
 
+ALL_CHECKS = [*ARGUMENT_CHECKS, *TENSORRT_LLM_CHECKS, *CHECKS]
+
+
 @pytest.mark.parametrize("check", CASES)
 def test_each_check_fires_on_its_fault_and_not_beside_it(deploy: Deploy, check: str) -> None:
-    severity = {name(look): severity for look, severity in CHECKS}[check]
+    severity = {each.name: each.severity for each in ALL_CHECKS}[check]
     bad, good = CASES[check]
     found = checked(deploy, bad)[check]
     assert found.result == severity
@@ -558,13 +559,14 @@ def test_sets_that_tensorrt_llm_refuses_or_breaks_on_are_refused(
 standin_check = runpy.run_path(str(STANDINS / "tensorrt_llm" / "arguments.py"))["check"]
 
 
-@pytest.mark.parametrize("name", [*KEYS, *BY_ALGORITHM])
+@pytest.mark.parametrize("name", sections_with_keys())
 def test_a_section_has_no_key_that_upstream_refuses(deploy: Deploy, name: str) -> None:
     """By the build and by the stand-in; what upstream has passes both."""
-    known = KEYS.get(name) or next(iter(BY_ALGORITHM[name].values()))
-    right: Fields = dict.fromkeys(known, 1) | (
-        {"algorithm": next(iter(BY_ALGORITHM[name]))} if name in BY_ALGORITHM else {}
-    )
+    argument = find(name)
+    right: Fields = dict.fromkeys(argument.keys or (), 1)
+    if argument.keys_by_algorithm:
+        algorithm, keys = next(iter(argument.keys_by_algorithm.items()))
+        right = dict.fromkeys(keys, 1) | {"algorithm": algorithm}
     for section, taken in ((right, True), ({**right, "nonsense": 1}, False)):
         args: Fields = section
         for part in reversed(name.split(".")):
@@ -598,11 +600,11 @@ def test_an_empty_section_stays_and_takes_defaults(deploy: Deploy) -> None:
 
 
 def test_every_check_has_a_case() -> None:
-    names = [name(look) for look, _ in CHECKS]
+    names = [check.name for check in ALL_CHECKS]
     assert len(names) == len(set(names))
     assert set(names) == CASES.keys() | REFUSED.keys()
-    assert {name(look) for look in ARGUMENT_CHECKS} == REFUSED.keys()  # type: ignore[arg-type]
-    assert all(look.__doc__ for look, _ in CHECKS)
+    assert {check.name for check in ARGUMENT_CHECKS} == REFUSED.keys()
+    assert all(check.look.__doc__ for check in ALL_CHECKS)
 
 
 def test_the_headline_pair_has_nothing_to_find_fault_with(deploy: Deploy) -> None:
@@ -707,8 +709,8 @@ def test_drafts_get_fewer_where_the_model_has_them_faster(deploy: Deploy) -> Non
     assert max(found) == 256
     assert min(found.values()) >= 1  # with none the drafter starves
     config, pair = deploy(setup)
-    case = Case(config, pair, machine("dgx-b300"))
-    rounds = pace(case, flat_values(chosen(deploy, setup)))
+    context = Context(config, pair, machine("dgx-b300"))
+    rounds = rounds_of(context, flat_values(chosen(deploy, setup)))
     low = 1
     for rows, drafts in found.items():
         # as the model has it, where a step begins and where it ends
@@ -745,8 +747,8 @@ def test_an_acceptance_threshold_needs_a_window_of_the_users(deploy: Deploy) -> 
     assert made(config={"speculation": {"policy": "fixed"}}) is None
     found = made()
     config, pair = deploy(dense())
-    case = Case(config, pair, machine("dgx-b300"))
-    rounds = pace(case, flat_values(chosen(deploy, dense())))
+    context = Context(config, pair, machine("dgx-b300"))
+    rounds = rounds_of(context, flat_values(chosen(deploy, dense())))
     shares = [(rounds.seconds(n, 15) / rounds.seconds(n, 0) - 1) / 15 for n in (1, 16, 256)]
     assert shares == sorted(shares)
     assert found == pytest.approx(0.8 * shares[0], abs=5e-4)
@@ -755,20 +757,12 @@ def test_an_acceptance_threshold_needs_a_window_of_the_users(deploy: Deploy) -> 
 
 
 def flat_values(args: LlmArgs) -> Values:
-    return Values(dict(flat(args.to_dict(), TorchLlmArgs)))
+    return Values(flatten(args.to_dict()))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_only_what_a_version_has_is_written(deploy: Deploy, version: Version) -> None:
     """Over every preset and objective; what is written reads back as the same arguments."""
-
-    def fields(values: Fields, model: type[Upstream]) -> Iterator[tuple[str, Version]]:
-        for key, value in values.items():
-            info = model.model_fields[key]
-            yield key, since(info, value if isinstance(value, str) else None)
-            inner = nested(info)
-            if inner is not None and isinstance(value, dict):
-                yield from fields(value, inner)
 
     config, pair = deploy(Setup(engine={"version": version}))
     for preset in PRESETS.values():
@@ -777,18 +771,22 @@ def test_only_what_a_version_has_is_written(deploy: Deploy, version: Version) ->
             made = config.model_copy(update={"engine": engine})
             args = choose_args(made, pair, preset)
             assert args.version == version
-            for key, first in fields(args.to_dict(), TorchLlmArgs):
-                assert VERSIONS.index(first) <= VERSIONS.index(version), key
-            again = TorchLlmArgs.model_validate(yaml.safe_load(args.to_yaml()))
+            for path, inside, key, value in walk(args.to_dict()):
+                argument = classes()[inside][key]
+                first = argument.since
+                if isinstance(value, str):
+                    first = argument.values_since.get(value, first)
+                assert VERSIONS.index(first) <= VERSIONS.index(version), path
+            again = llm_args_class().model_validate(yaml.safe_load(args.to_yaml()))
             assert again.model_dump(exclude_unset=True) == args.to_dict()
             errors = [f for f in check_args(made, pair, preset, args) if f.result == "error"]
             assert errors == []
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.argument)
-def test_every_rule_can_be_overridden(deploy: Deploy, rule: Any) -> None:
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.argument)
+def test_every_rule_can_be_overridden(deploy: Deploy, rule: Rule) -> None:
     """With what it would choose, or upstream's default; the source says who chose it."""
-    own = at(chosen(deploy, Setup()).model_dump(), rule.argument)
+    own = at(chosen(deploy, Setup()).typed.model_dump(), rule.argument)
     value = Values()[rule.argument] if own is None else own
     *sections, last = rule.argument.split(".")
     args: Fields = {last: value}
@@ -809,14 +807,9 @@ def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
     # a section is merged, a mapping that is a value is not
     assert args.kv_cache_config.enable_block_reuse is False
     schedule = {8: 9, 64: 1}
-    assert chosen(
-        deploy, Setup(args=spec(draft_len_schedule=schedule))
-    ).speculative_config == DFlashDecodingConfig.model_validate(
-        {
-            **chosen(deploy, Setup()).to_dict()["speculative_config"],
-            "draft_len_schedule": schedule,
-        }
-    )
+    own = chosen(deploy, Setup()).to_dict()["speculative_config"]
+    made = chosen(deploy, Setup(args=spec(draft_len_schedule=schedule))).to_dict()
+    assert made["speculative_config"] == {**own, "draft_len_schedule": schedule}
     assert chosen(deploy, Setup(args=graphs(max_batch_size=32))).to_dict()["cuda_graph_config"] == {
         "batch_sizes": [1, 2, 4, 8, 16, 24, 32],
         "max_batch_size": 32,
@@ -893,14 +886,14 @@ def test_the_kinds_say_the_same(deploy: Deploy) -> None:
 
 def rendered() -> list[str]:
     """The tables of docs/tensorrt_llm.md on rules and checks."""
-    rules = ["| argument | how it is chosen | source |", "|---|---|---|"]
-    rules += [f"| `{rule.argument}` | {rule.how} | {rule.source} |" for rule in RULES]
+    chosen_by = ["| argument | how it is chosen | source |", "|---|---|---|"]
+    chosen_by += [f"| `{rule.argument}` | {rule.how} | {rule.source} |" for rule in rules()]
     checks = ["| check | severity | without it |", "|---|---|---|"]
-    for look, severity in CHECKS:
-        assert look.__doc__
-        first = look.__doc__.strip().split("\n\n")[0]
-        checks.append(f"| `{name(look)}` | {severity} | {' '.join(first.split())} |")
-    return ["\n".join(rules), "\n".join(checks)]
+    for check in ALL_CHECKS:
+        assert check.look.__doc__
+        first = check.look.__doc__.strip().split("\n\n")[0]
+        checks.append(f"| `{check.name}` | {check.severity} | {' '.join(first.split())} |")
+    return ["\n".join(chosen_by), "\n".join(checks)]
 
 
 def test_the_documented_tables_are_these() -> None:

@@ -69,7 +69,7 @@ def test_a_machine_is_a_name_or_a_description(tmp_path: Path) -> None:
     engine = load_config(write(tmp_path, LLM + MACHINE)).engine
     assert isinstance(engine, TensorRTLLM)
     assert isinstance(engine.hardware, Machine)
-    assert engine.hardware.gpu.flops == {"bf16": 1}
+    assert engine.hardware.gpu.flops.bf16 == 1
 
 
 def test_compute_capabilities_may_be_numbers(tmp_path: Path) -> None:
@@ -132,7 +132,12 @@ def test_the_demo_config_is_as_the_readme_shows_it() -> None:
         (LLM + "  hardware: 8\n", 6, "engine.hardware", "schema"),
         (LLM + "  hardware: {name: x, gpus: 8}\n", 6, "engine.hardware.gpu is missing", "schema"),
         (LLM + MACHINE + "    colour: red\n", 10, "engine.hardware.colour", "schema"),
-        (LLM + MACHINE.replace("bf16", "fp2"), 9, "engine.hardware.gpu.flops.fp2", "schema"),
+        (
+            LLM + MACHINE.replace("bf16: 1", "bf16: 1, fp2: 1"),
+            9,
+            "engine.hardware.gpu.flops.fp2",
+            "schema",
+        ),
         (GOOD + "name: y\n", 4, "name", "Keep one"),
         ("name: x\ndrafter: {path: b}\n", 1, "target", "{path: DIRECTORY}"),
         ("name: x\ntarget: a\ndrafter: {path: b}\n", 2, "target", "fields: path"),

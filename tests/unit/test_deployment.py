@@ -34,7 +34,7 @@ from dflash_trt.build import deployment
 from dflash_trt.build.deployment import resource_name, write_deployment
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.roofline import machine
-from dflash_trt.serving.server.server import free_ports
+from dflash_trt.serving.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = Path(__file__).parents[1] / "schemas"
@@ -124,7 +124,7 @@ def test_the_image_has_all_that_is_imported() -> None:
     declared = {re.match(r"[\w.-]+", each)[0] for each in required}  # type: ignore[index]
     assert installed <= declared
     modules = ("cli", "doctor", "serving.front", "serving.client", "serving.server")
-    modules += ("bench.load", "bench.prompts", "bench.protocols", "bench.server_report")
+    modules += ("bench.load", "bench.prompts", "bench.protocols", "bench.report")
     code = f"""
 import importlib, importlib.metadata, sys
 class Finder:

@@ -14,7 +14,7 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import DraftInput, RoundOutput, VerifyInput
 from dflash_trt.decoding.messages import DraftOutput, VerifyOutput
 from dflash_trt.serving.front.parts import Part
-from dflash_trt.serving.settings import Settings, most_drafts
+from dflash_trt.serving.settings import Settings, max_draft_tokens
 
 LAYER = LayerSpec(
     num_key_value_heads=2,
@@ -122,11 +122,11 @@ def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
         ("fixed", 8, False, 7),
     ],
 )
-def test_most_drafts_of_a_round(
+def test_max_draft_tokens_of_a_round(
     policy: str, block_size: int, tensorrt_llm: bool, expected: int
 ) -> None:
     speculation = Speculation.model_validate({"policy": policy})
-    assert most_drafts(speculation, block_size, tensorrt_llm) == expected
+    assert max_draft_tokens(speculation, block_size, tensorrt_llm) == expected
 
 
 def test_in_process_has_the_public_models_only(tmp_path: Path) -> None:

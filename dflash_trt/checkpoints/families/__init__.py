@@ -1,11 +1,10 @@
 """Target families: what config.json says, as fields of TargetSpec. A family is a file here.
 
-A description takes the path of config.json (for messages) and its content, and gives the fields of
-TargetSpec except those that `load_target` reads for every family.
+A description takes config.json and gives the fields of TargetSpec, except those that `load_target`
+reads for every family.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.families.gemma import gemma2, gemma3
@@ -14,10 +13,12 @@ from dflash_trt.checkpoints.families.gpt_oss import gpt_oss
 from dflash_trt.checkpoints.families.llama import llama
 from dflash_trt.checkpoints.families.mistral import mistral
 from dflash_trt.checkpoints.families.qwen2 import qwen2
-from dflash_trt.checkpoints.families.qwen3 import qwen3
-from dflash_trt.checkpoints.families.qwen3_moe import qwen3_moe
+from dflash_trt.checkpoints.families.qwen3 import qwen3, qwen3_moe
+from dflash_trt.checkpoints.fields import Config
 
-FAMILIES: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {  # by architecture
+__all__ = ["FAMILIES"]
+
+FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {  # by architecture
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3,

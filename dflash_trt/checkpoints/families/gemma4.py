@@ -1,18 +1,9 @@
 """The text part of Gemma 4, where every layer has its own keys and values and no experts."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.fields import (
-    FULL,
-    SLIDING,
-    decoder_fields,
-    layer_types,
-    number,
-    optional,
-    refuse,
-)
+from dflash_trt.checkpoints.fields import FULL, SLIDING, Config, decoder_fields, layer_types
 
 DEFAULTS = {  # transformers Gemma4TextConfig
     "hidden_size_per_layer_input": 256,
@@ -25,30 +16,30 @@ DEFAULTS = {  # transformers Gemma4TextConfig
 }
 
 
-def gemma4(file: Path, config: dict[str, Any]) -> dict[str, Any]:
-    config = DEFAULTS | {name: value for name, value in config.items() if value is not None}
+def gemma4(config: Config) -> dict[str, Any]:
+    config = Config(config.file, DEFAULTS | config.stated())
     for name, what in (
         ("hidden_size_per_layer_input", "each layer has an embedding of its own"),
         ("num_kv_shared_layers", "layers share keys and values"),
         ("enable_moe_block", "layers have experts"),
     ):
         if config.get(name):
-            raise refuse(file, f"{what} ({name})")
+            raise config.refuse(f"{what} ({name})")
     if config.get("use_bidirectional_attention") == "all":
-        raise refuse(file, "a token sees those behind it (use_bidirectional_attention)")
-    kinds = [*layer_types(file, config, every=6)[:-1], FULL]  # the last always, as in transformers
+        raise config.refuse("a token sees those after it (use_bidirectional_attention)")
+    kinds = [*layer_types(config, every=6)[:-1], FULL]  # the last always, as in transformers
     shared = bool(config.get("attention_k_eq_v"))
-    wide = {"head_dim": number(file, config, "global_head_dim")}
+    wide = {"head_dim": config.number("global_head_dim")}
     if shared:
-        fewer = number(file, config, "num_key_value_heads")
-        wide["num_key_value_heads"] = number(file, config, "num_global_key_value_heads", fewer)
+        fewer = config.number("num_key_value_heads")
+        wide["num_key_value_heads"] = config.number("num_global_key_value_heads", fewer)
     by_index = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
     own = {
         "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
         "layer_types": kinds,
         "per_layer_config": config.get("per_layer_config") or by_index,
     }
-    fields = decoder_fields(file, config | own)
+    fields = decoder_fields(config.under(own))
     layers = (replace(x, value_is_key=shared and x.window is None) for x in fields["layers"])
     return fields | {
         "layers": tuple(layers),
@@ -59,5 +50,5 @@ def gemma4(file: Path, config: dict[str, Any]) -> dict[str, Any]:
         "layer_scalar": True,
         "embedding_scale": fields["hidden_size"] ** 0.5,
         "attention_scale": 1.0,
-        "final_logit_softcapping": optional(file, config, "final_logit_softcapping"),
+        "final_logit_softcapping": config.optional("final_logit_softcapping"),
     }

@@ -1,10 +1,9 @@
 """Llama 2 and 3."""
 
-from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.fields import decoder_fields
+from dflash_trt.checkpoints.fields import Config, decoder_fields
 
 
-def llama(file: Path, config: dict[str, Any]) -> dict[str, Any]:
-    return decoder_fields(file, config)
+def llama(config: Config) -> dict[str, Any]:
+    return decoder_fields(config)

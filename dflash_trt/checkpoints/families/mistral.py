@@ -1,14 +1,12 @@
-"""Mistral: Llama with one window on all layers, or none."""
+"""Mistral, dense: a window on all layers, or none."""
 
-from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.fields import FULL, SLIDING, decoder_fields, number
+from dflash_trt.checkpoints.fields import FULL, SLIDING, Config, decoder_fields
 
 
-def mistral(file: Path, config: dict[str, Any]) -> dict[str, Any]:
+def mistral(config: Config) -> dict[str, Any]:
     window = config.get("sliding_window", 4096)  # left out, transformers takes 4096; null is none
     kind = FULL if window is None else SLIDING
-    layer_types = [kind] * number(file, config, "num_hidden_layers")
-    own = {"sliding_window": window, "layer_types": layer_types}
-    return decoder_fields(file, config | own)
+    layer_types = [kind] * config.number("num_hidden_layers")
+    return decoder_fields(config.under({"sliding_window": window, "layer_types": layer_types}))

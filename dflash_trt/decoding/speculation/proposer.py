@@ -65,7 +65,8 @@ class Proposer:
 
     def _drafted(self, sequence: "Sequence", count: int) -> Proposal:
         assert sequence.candidates is not None
-        ids, probs = (each[:count] for each in sequence.candidates)
+        ids, probs = sequence.candidates
+        ids, probs = ids[:count], probs[:count]
         probs = probs.reshape(len(ids), -1, ids.shape[1])  # one line, or one by candidate before
         sampled = _is_sampled(sequence)
         if sampled:

@@ -1,15 +1,13 @@
 """Call the public model over gRPC: `Client`, `AsyncClient`, or `stream` for a single request."""
 
 from collections.abc import Generator
-
-from typing_extensions import Unpack
+from typing import Unpack
 
 from dflash_trt.prompts import AnyPrompt
-from dflash_trt.serving.client.asynchronous import AsyncClient
+from dflash_trt.serving.client.clients import AsyncClient, Client
 from dflash_trt.serving.client.connection import Tls
 from dflash_trt.serving.client.fields import Options
 from dflash_trt.serving.client.results import Choice, Chunk, Completion, Summary
-from dflash_trt.serving.client.synchronous import Client
 
 __all__ = [
     "AnyPrompt",

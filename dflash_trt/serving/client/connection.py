@@ -1,6 +1,5 @@
-"""How the server is reached: address, TLS, headers."""
+"""How the server is reached: its address and TLS."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +56,3 @@ def open_channel(transport: Any, address: str, tls: Tls | None) -> Any:
         return transport.insecure_channel(address, CHANNEL_OPTIONS)
     name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
     return transport.secure_channel(address, tls.credentials(), [*CHANNEL_OPTIONS, *name])
-
-
-def to_metadata(headers: Mapping[str, str] | None) -> list[tuple[str, str]]:
-    """gRPC metadata, whose names are in lower case."""
-    return [(name.lower(), value) for name, value in (headers or {}).items()]

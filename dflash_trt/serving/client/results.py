@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,17 +45,13 @@ class Chunk:
 
 
 @dataclass
-class Choice:
-    """One whole answer; the fields are those of `Chunk`."""
+class Choice(Chunk):
+    """One whole answer."""
 
-    index: int
-    text: str
-    token_ids: list[int]
-    token_sources: list[str]
-    round_tokens: list[int]
-    logprobs: list[float]
-    top_logprobs: list[dict[int, float]]
-    summary: Summary
+    @property
+    def summary(self) -> Summary:
+        assert self.final is not None  # `Attempts.end` has seen it
+        return self.final
 
 
 @dataclass
@@ -70,66 +66,62 @@ class Completion:
         return self.choices[0].text
 
 
+LISTS = ("token_ids", "round_tokens", "token_sources", "logprobs", "top_logprobs")
+TOTALS = ("completion_tokens", "rounds", "drafted", "accepted", "acceptance_length")
+
+
 def to_completion(chunks: Iterable[Chunk]) -> Completion:
     """The chunks of all choices, in the order they came, put together."""
-    by_index: dict[int, list[Chunk]] = {}
+    choices: dict[int, Choice] = {}
     for chunk in chunks:
-        by_index.setdefault(chunk.index, []).append(chunk)
-    return Completion([_choice(index, parts) for index, parts in sorted(by_index.items())])
-
-
-def _choice(index: int, chunks: Sequence[Chunk]) -> Choice:
-    summary = chunks[-1].final
-    assert summary is not None  # `Exchange.end` has seen it
-    return Choice(
-        index=index,
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=[token for chunk in chunks for token in chunk.token_ids],
-        token_sources=[source for chunk in chunks for source in chunk.token_sources],
-        round_tokens=[count for chunk in chunks for count in chunk.round_tokens],
-        logprobs=[value for chunk in chunks for value in chunk.logprobs],
-        top_logprobs=[values for chunk in chunks for values in chunk.top_logprobs],
-        summary=summary,
-    )
+        choice = choices.setdefault(chunk.index, Choice("", [], [], None, chunk.index))
+        choice.text += chunk.text
+        for name in LISTS:
+            getattr(choice, name).extend(getattr(chunk, name))
+        choice.final, choice.prompt_tokens = chunk.final, chunk.prompt_tokens
+        choice.completion_tokens = chunk.completion_tokens
+    return Completion([choices[index] for index in sorted(choices)])
 
 
 def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Chunk]:
     """One chunk a choice of a response; `start`: when the request was sent, `time.monotonic()`."""
-    values = _arrays(response)
-    reasons = values["finish_reason"].tolist()
-    count = len(reasons)
-    tokens = _parts(values["token_ids"], values["completion_tokens"])
-    rounds = _parts(values["round_tokens"], values["rounds"])
-    logprobs = values["token_logprobs"].tolist()
-    tops = [
-        dict(zip(ids, probs, strict=True))
-        for ids, probs in zip(
-            values["top_token_ids"].tolist(),
-            values["top_logprobs"].tolist(),
-            strict=True,
-        )
-    ]
+    values = {
+        output.name: _array(output, content)
+        for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+    tokens = _by_choice(values["token_ids"], values["completion_tokens"])
+    rounds = _by_choice(values["round_tokens"], values["rounds"])
     sources = [SOURCES[source] for source in values["token_sources"].tolist()]
+    logprobs = values["token_logprobs"].tolist()
+    pairs = zip(values["top_token_ids"].tolist(), values["top_logprobs"].tolist(), strict=True)
+    tops = [dict(zip(ids, probs, strict=True)) for ids, probs in pairs]
+    prompt_tokens = int(values["prompt_tokens"][0])
     chunks = []
-    for k in range(count):
-        chunks.append(
-            Chunk(
-                text=values["text_output"][k].decode(),
-                token_ids=values["token_ids"][tokens[k]].tolist(),
-                round_tokens=values["round_tokens"][rounds[k]].tolist(),
-                final=_summary(values, k, start) if reasons[k] else None,
-                index=int(values["index"][k]),
-                token_sources=sources[tokens[k]],
-                logprobs=logprobs[tokens[k]],
-                top_logprobs=tops[tokens[k]],
-                prompt_tokens=int(values["prompt_tokens"][0]),
-                completion_tokens=int(values["completion_tokens"][k]),
-            )
+    for k, reason in enumerate(values["finish_reason"].tolist()):
+        summary = Summary(
+            finish_reason=reason.decode(),
+            prompt_tokens=prompt_tokens,
+            seconds=time.monotonic() - start,
+            time_to_first_token=values["time_to_first_token"][k].item(),
+            **{name: values[name][k].item() for name in TOTALS},
         )
+        chunk = Chunk(
+            text=values["text_output"][k].decode(),
+            token_ids=values["token_ids"][tokens[k]].tolist(),
+            round_tokens=values["round_tokens"][rounds[k]].tolist(),
+            final=summary if reason else None,
+            index=int(values["index"][k]),
+            token_sources=sources[tokens[k]],
+            logprobs=logprobs[tokens[k]],
+            top_logprobs=tops[tokens[k]],
+            prompt_tokens=prompt_tokens,
+            completion_tokens=summary.completion_tokens,
+        )
+        chunks.append(chunk)
     return chunks
 
 
-def _parts(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> list[slice]:
+def _by_choice(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> list[slice]:
     """Which of the concatenated items belong to which choice.
 
     A response of one choice holds new items, of which `totals` counts more than these; one of
@@ -142,26 +134,10 @@ def _parts(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> lis
     return [slice(*pair) for pair in itertools.pairwise(ends)]
 
 
-def _summary(values: "dict[str, np.ndarray[Any, Any]]", k: int, start: float) -> Summary:
-    return Summary(
-        finish_reason=values["finish_reason"][k].decode(),
-        prompt_tokens=int(values["prompt_tokens"][0]),
-        completion_tokens=int(values["completion_tokens"][k]),
-        rounds=int(values["rounds"][k]),
-        drafted=int(values["drafted"][k]),
-        accepted=int(values["accepted"][k]),
-        acceptance_length=float(values["acceptance_length"][k]),
-        seconds=time.monotonic() - start,
-        time_to_first_token=float(values["time_to_first_token"][k]),
-    )
-
-
-def _arrays(response: service_pb2.ModelInferResponse) -> "dict[str, np.ndarray[Any, Any]]":
-    arrays = {}
-    for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
-        if output.datatype == "BYTES":
-            array = deserialize_bytes_tensor(content)
-        else:
-            array = np.frombuffer(content, triton_to_np_dtype(output.datatype))
-        arrays[output.name] = array.reshape(tuple(output.shape))
-    return arrays
+def _array(output: Any, content: bytes) -> "np.ndarray[Any, Any]":
+    array: np.ndarray[Any, Any]
+    if output.datatype == "BYTES":
+        array = deserialize_bytes_tensor(content)
+    else:
+        array = np.frombuffer(content, triton_to_np_dtype(output.datatype))
+    return array.reshape(tuple(output.shape))

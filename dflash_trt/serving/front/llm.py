@@ -20,7 +20,7 @@ from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.serving.front.front import INTERNAL, INVALID, Report
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.server.process_end import end_process
+from dflash_trt.serving.internal import end_process
 from dflash_trt.serving.settings import Settings
 from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.tensorrt_llm.info import ARGS_FILE

@@ -13,9 +13,8 @@ import triton_python_backend_utils as pb
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.errors import RankError, RequestError
 from dflash_trt.serving.front.tensors import from_request, to_tensors
-from dflash_trt.serving.internal import KEY, given, hide_shared_memory, without_key
-from dflash_trt.serving.server.log import configure
-from dflash_trt.serving.server.process_end import end_process
+from dflash_trt.serving.internal import KEY, end_process, given, hide_shared_memory, without_key
+from dflash_trt.serving.log import configure
 
 
 class EngineStep:

@@ -35,9 +35,8 @@ class State:
     ready: bool = False
     draining: bool = False
     running: set["asyncio.Task[None]"] = field(default_factory=set)
-    relays: dict[asyncio.Transport, None] = field(
-        default_factory=dict
-    )  # gRPC, the longest silent first
+    # gRPC, the longest silent first
+    relays: dict[asyncio.Transport, None] = field(default_factory=dict)
     buffered: int = 0  # bytes of bodies
     drained: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -130,6 +129,8 @@ class Door:
     ) -> tuple[int, str] | None:
         """Runs the application until its end, the client's going or the gateway's stop."""
         given = [{"type": "http.request", "body": body, "more_body": False}]
+        task = asyncio.current_task()
+        assert task is not None
 
         async def replay() -> Message:
             if given:
@@ -137,32 +138,26 @@ class Door:
             await asyncio.Event().wait()  # that the client has gone is seen below
             raise AssertionError
 
-        async def gone() -> None:
+        async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
+            if not answer.complete:
+                task.cancel()
 
-        async def run() -> None:
-            await self.app(scope, replay, answer.send)
-
-        running, watching = asyncio.create_task(run()), asyncio.create_task(gone())
-        self.state.running.add(running)
+        watching = asyncio.create_task(watch())
+        self.state.running.add(task)
         try:
-            await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
-            if not running.done() and not answer.complete:
-                running.cancel()
-            await asyncio.wait((running,))
-        finally:
-            running.cancel()
-            watching.cancel()
-            self.state.leave(running)
-        if running.cancelled():
+            await self.app(scope, replay, answer.send)
+        except asyncio.CancelledError:
             return 503, STOPPING
-        error = running.exception()
-        if isinstance(error, UnavailableError):
+        except UnavailableError as error:
             return 503, str(error)
-        if error is not None:
-            log.error("a request failed", exc_info=error)
+        except Exception:
+            log.exception("a request failed")
             return 500, FAILED
+        finally:
+            watching.cancel()
+            self.state.leave(task)
         return None
 
     async def _fail(

@@ -14,8 +14,9 @@ from dflash_trt.serving.gateway.checks import checked
 from dflash_trt.serving.gateway.door import Door, State
 from dflash_trt.serving.gateway.routes import Refusal, Route, check_access, find
 from dflash_trt.serving.internal import client_parameters
+from dflash_trt.serving.ports import LOOPBACK
 from dflash_trt.serving.request_id import HEADER, current
-from dflash_trt.serving.security import GATEWAY_KEY, LOOPBACK, Security
+from dflash_trt.serving.security import GATEWAY_KEY, Security
 
 PUBLIC = (MODEL, f"{MODEL}_infer")  # the models whose fields are known
 JSON_SIZE = "inference-header-content-length"

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from dflash_trt.serving.gateway.connections import HEADER_TIME, limit
 from dflash_trt.serving.gateway.door import State
-from dflash_trt.serving.security import LOOPBACK
+from dflash_trt.serving.ports import LOOPBACK
 
 
 class _End(asyncio.Protocol):

@@ -14,7 +14,7 @@ from dflash_trt.serving.gateway.door import State
 from dflash_trt.serving.gateway.proxy import open_session, triton_door
 from dflash_trt.serving.gateway.relay import Relay
 from dflash_trt.serving.gateway.settings import LISTENING, codec
-from dflash_trt.serving.server.log import configure
+from dflash_trt.serving.log import configure
 
 KEEP_ALIVE = 60  # seconds without a request
 GRACE = 2  # seconds for answers that are about to end, and for the last words of others
@@ -39,7 +39,7 @@ async def run() -> None:
         security = settings.security
         doors[_port(sockets["http"])] = triton_door(settings.triton.http, security, state, session)
         if "openai" in sockets:
-            from dflash_trt.serving.openai.run import openai_door  # noqa: PLC0415
+            from dflash_trt.serving.gateway.openai_door import openai_door  # noqa: PLC0415
 
             door, client = openai_door(settings, state)
             await stack.enter_async_context(client)

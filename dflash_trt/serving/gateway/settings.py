@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.launch import Ports
 
 LISTENING = "listening"  # what it answers
 

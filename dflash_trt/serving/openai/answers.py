@@ -1,40 +1,27 @@
 """Our client's results in the shapes of OpenAI's API."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from dflash_trt.chat.harmony import Channels
-from dflash_trt.serving.client import Choice, Chunk, Summary
+from dflash_trt.serving.client import Chunk, Summary
 from dflash_trt.serving.openai.spelling import Spell
 
 Json = dict[str, Any]
 LEAST = -9999.0  # OpenAI's word for minus infinity, which JSON cannot say
 
 
-@dataclass(frozen=True)
-class Style:
-    """How one of the two endpoints says it; `offset`: characters of tokens given before."""
-
-    id_prefix: str
-    object: str
-    chunk_object: str
-    whole: Callable[[Choice, Spell], Json]
-    piece: Callable[[Chunk, Spell, int | None], Json]  # offset None: the choice's first
-
-
-def usage(choices: Sequence[Summary], each_n: int) -> Json:
+def usage(summaries: Sequence[Summary], each_n: int) -> Json:
     """Token counts as OpenAI has them, and how drafting went; each_n: choices of a prompt."""
-    prompt = sum(choice.prompt_tokens for choice in choices) // each_n
     completion, rounds, drafted, accepted = (
-        sum(getattr(each, name) for each in choices)
+        sum(getattr(each, name) for each in summaries)
         for name in ("completion_tokens", "rounds", "drafted", "accepted")
     )
-    committed = sum(each.acceptance_length * each.rounds for each in choices)
+    committed = sum(each.acceptance_length * each.rounds for each in summaries)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        **_tokens(sum(each.prompt_tokens for each in summaries) // each_n, completion),
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -46,16 +33,12 @@ def usage(choices: Sequence[Summary], each_n: int) -> Json:
     }
 
 
-def so_far(chunk: Chunk) -> Json:
+def usage_so_far(chunk: Chunk) -> Json:
     """Token counts of a choice up to this chunk."""
-    return {
-        "prompt_tokens": chunk.prompt_tokens,
-        "completion_tokens": chunk.completion_tokens,
-        "total_tokens": chunk.prompt_tokens + chunk.completion_tokens,
-    }
+    return _tokens(chunk.prompt_tokens, chunk.completion_tokens)
 
 
-def metrics(summary: Summary, round_tokens: Sequence[int], most_drafts: int) -> Json:
+def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int) -> Json:
     """The figures of one choice as vLLM's `--per-request-spec-decode-metrics` gives them.
 
     AIPerf reads them and drops them unless they add up.
@@ -64,107 +47,100 @@ def metrics(summary: Summary, round_tokens: Sequence[int], most_drafts: int) -> 
     if accepted:  # an answer may end with a draft, before the own token of its last round
         accepted[-1] += summary.accepted - sum(accepted)
     steps = len(accepted)
+    histogram = [accepted.count(count) for count in range(max_draft_tokens + 1)]
     return {
         "speculative_decoding": {
             "num_spec_steps": steps,
-            "num_spec_tokens": most_drafts,
+            "num_spec_tokens": max_draft_tokens,
             "num_draft_tokens": summary.drafted,
             "num_accepted_draft_tokens": sum(accepted),
             "mean_acceptance_length": 1 + sum(accepted) / steps if steps else 0.0,
             "draft_acceptance_rate": sum(accepted) / max(1, summary.drafted),
-            "acceptance_histogram": [accepted.count(count) for count in range(most_drafts + 1)],
+            "acceptance_histogram": histogram,
             "per_step_accepted": accepted,
         }
     }
 
 
-def _chat_whole(choice: Choice, spell: Spell) -> Json:
-    return {
-        "index": choice.index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": _chat_logprobs(choice, spell),
-        "finish_reason": choice.summary.finish_reason,
-    }
+@dataclass
+class ChoiceWriter:
+    """Writes one choice, whole or piece by piece.
 
+    channels: the model's, whose thoughts are told apart as other servers of gpt-oss do; echo: the
+    prompt comes first.
+    """
 
-def _chat_piece(chunk: Chunk, spell: Spell, offset: int | None) -> Json:
-    role = {"role": "assistant"} if offset is None else {}
-    return {
-        "index": chunk.index,
-        "delta": {**role, "content": chunk.text},
-        "logprobs": _chat_logprobs(chunk, spell),
-        "finish_reason": chunk.final.finish_reason if chunk.final else None,
-    }
+    spell: Spell
+    chat: bool
+    echo: bool
+    stream: bool
+    channels: Channels | None
+    _first: bool = field(default=True, init=False)
+    _offset: int = field(default=0, init=False)  # characters of tokens given before
 
+    def write(self, chunk: Chunk) -> Json:
+        said = self._message(chunk) if self.chat else {"text": chunk.text}
+        logprobs = None
+        if chunk.logprobs:
+            logprobs = self._chat_logprobs(chunk) if self.chat else self._text_logprobs(chunk)
+        self._first = False
+        reason = chunk.final.finish_reason if chunk.final else None
+        return {"index": chunk.index, **said, "logprobs": logprobs, "finish_reason": reason}
 
-def tell_apart(message: Json, channels: Channels, *, last: bool) -> None:
-    """Moves what was thought out of a message's `content`, as other servers of gpt-oss do."""
-    message["reasoning_content"], message["content"] = channels.push(message["content"], last=last)
+    def _message(self, chunk: Chunk) -> Json:
+        message: Json = {"role": "assistant"} if self._first else {}
+        message["content"] = chunk.text
+        if not self.stream:
+            message["refusal"] = None
+        if self.channels:
+            last = chunk.final is not None
+            thought, message["content"] = self.channels.push(chunk.text, last=last)
+            message["reasoning_content"] = thought
+        return {"delta" if self.stream else "message": message}
 
+    def _chat_logprobs(self, chunk: Chunk) -> Json:
+        def entry(token: int, logprob: float) -> Json:
+            spelled = self.spell(token)
+            return {
+                "token": spelled.decode(errors="replace"),
+                "bytes": list(spelled),
+                "logprob": max(logprob, LEAST),
+            }
 
-def _text_whole(choice: Choice, spell: Spell) -> Json:
-    return {
-        "index": choice.index,
-        "text": choice.text,
-        "logprobs": _text_logprobs(choice, spell, 0),
-        "finish_reason": choice.summary.finish_reason,
-    }
+        tops = chunk.top_logprobs or [{} for _ in chunk.logprobs]
+        content = [
+            {**entry(token, logprob), "top_logprobs": [entry(*pair) for pair in top.items()]}
+            for token, logprob, top in zip(chunk.token_ids, chunk.logprobs, tops, strict=True)
+        ]
+        return {"content": content, "refusal": None}
 
-
-def _text_piece(chunk: Chunk, spell: Spell, offset: int | None) -> Json:
-    return {
-        "index": chunk.index,
-        "text": chunk.text,
-        "logprobs": _text_logprobs(chunk, spell, offset or 0),
-        "finish_reason": chunk.final.finish_reason if chunk.final else None,
-    }
-
-
-def _chat_logprobs(part: Choice | Chunk, spell: Spell) -> Json | None:
-    def entry(token: int, logprob: float) -> Json:
-        spelled = spell(token)
+    def _text_logprobs(self, chunk: Chunk) -> Json:
+        texts = [self._text(token) for token in chunk.token_ids]
+        offsets = list(accumulate(map(len, texts), initial=self._offset))
+        self._offset = offsets.pop()
+        values: list[float | None] = [max(value, LEAST) for value in chunk.logprobs]
+        # the better of two that read alike
+        tops: list[Json | None] = [
+            {self._text(token): max(value, LEAST) for token, value in reversed(top.items())}
+            for top in chunk.top_logprobs
+        ]
+        if self.echo and self._first:  # nothing comes before it that would predict it
+            values[0] = tops[0] = None
         return {
-            "token": spelled.decode(errors="replace"),
-            "bytes": list(spelled),
-            "logprob": max(logprob, LEAST),
+            "tokens": texts,
+            "token_logprobs": values,
+            "top_logprobs": tops,
+            "text_offset": offsets,
         }
 
-    if not part.logprobs:
-        return None
-    tops = part.top_logprobs or [{} for _ in part.logprobs]
-    content = [
-        {**entry(token, logprob), "top_logprobs": [entry(*pair) for pair in top.items()]}
-        for token, logprob, top in zip(part.token_ids, part.logprobs, tops, strict=True)
-    ]
-    return {"content": content, "refusal": None}
+    def _text(self, token: int) -> str:
+        """A token as text, with U+FFFD for the bytes of a character that it splits."""
+        return self.spell(token).decode(errors="replace")
 
 
-def _text_logprobs(part: Choice | Chunk, spell: Spell, offset: int) -> Json | None:
-    if not part.logprobs:
-        return None
-    texts = [text(token, spell) for token in part.token_ids]
+def _tokens(prompt: int, completion: int) -> Json:
     return {
-        "tokens": texts,
-        "token_logprobs": [max(value, LEAST) for value in part.logprobs],
-        "top_logprobs": [
-            # the better of two that read alike
-            {text(token, spell): max(value, LEAST) for token, value in reversed(top.items())}
-            for top in part.top_logprobs
-        ],
-        "text_offset": [offset + sum(map(len, texts[:k])) for k in range(len(texts))],
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
     }
-
-
-def without_first(choice: Json) -> None:
-    """The first token of an echoed prompt has no log-probability."""
-    if logprobs := choice["logprobs"]:
-        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
-
-
-def text(token: int, spell: Spell) -> str:
-    """A token as text, with U+FFFD for the bytes of a character that it splits."""
-    return spell(token).decode(errors="replace")
-
-
-CHAT = Style("chatcmpl-", "chat.completion", "chat.completion.chunk", _chat_whole, _chat_piece)
-TEXT = Style("cmpl-", "text_completion", "text_completion", _text_whole, _text_piece)

@@ -4,7 +4,8 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +14,15 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from dflash_trt.chat.harmony import Channels
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
-from dflash_trt.serving.client import AsyncClient, Chunk, Summary
+from dflash_trt.serving.client import AnyPrompt, AsyncClient, Chunk, Options, Summary
+from dflash_trt.serving.health import Health
 from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.openai import answers, failures
-from dflash_trt.serving.openai.answers import CHAT, TEXT, Style
+from dflash_trt.serving.openai.answers import ChoiceWriter
 from dflash_trt.serving.openai.failures import Failure
-from dflash_trt.serving.openai.fields import ChatFields, TextFields
+from dflash_trt.serving.openai.fields import ChatFields, StreamOptions, TextFields
 from dflash_trt.serving.openai.spelling import Spell
 from dflash_trt.serving.request_id import HEADER, current
-from dflash_trt.serving.server.health import Health
 
 DONE = b"data: [DONE]\n\n"
 NOT_READY = "The server is not ready."
@@ -34,7 +35,7 @@ class Served:
     models: tuple[str, ...]  # the names a request may give
     max_model_len: int  # tokens of a prompt and its answer
     spell: Spell
-    most_drafts: int  # of a round
+    max_draft_tokens: int  # of a round
     client: AsyncClient
     client_key: str  # see `internal.client_parameters`
     triton: Health
@@ -50,11 +51,11 @@ def create_app(served: Served) -> FastAPI:
 
     @v1.post("/chat/completions")
     async def chat(fields: ChatFields, request: Request) -> Response:
-        return await _answer(served, fields, request, CHAT)
+        return await _answer(served, fields, request)
 
     @v1.post("/completions")
     async def completions(fields: TextFields, request: Request) -> Response:
-        return await _answer(served, fields, request, TEXT)
+        return await _answer(served, fields, request)
 
     def entry(name: str) -> dict[str, Any]:
         return {
@@ -92,103 +93,84 @@ def create_app(served: Served) -> FastAPI:
     return app
 
 
-async def _answer(
-    served: Served, fields: ChatFields | TextFields, request: Request, style: Style
-) -> Response:
+async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
     _check_model(served, fields.model)
     prompts, options = fields.request()
     host = request.client.host if request.client else ""
     who = client_parameters(host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get()}
+    chunks = _merged(served.client, prompts, options, fields)
+    chat, stream = isinstance(fields, ChatFields), bool(fields.stream)
+    kind = "chat.completion.chunk" if stream else "chat.completion"
     head = {
-        "id": style.id_prefix + uuid.uuid4().hex,
-        "object": style.chunk_object if fields.stream else style.object,
+        "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
+        "object": kind if chat else "text_completion",
         "created": int(time.time()),
         "model": fields.model,
     }
-    if fields.stream:
-        streams = [served.client.stream(prompt, **options) for prompt in prompts]
-        chunks = _merged(streams, fields)
+
+    def writer() -> ChoiceWriter:
+        channels = Channels() if served.channels and chat else None
+        return ChoiceWriter(served.spell, chat, bool(fields.echo), stream, channels)
+
+    if stream:
         first = await anext(chunks)  # what is wrong before it still gets its own status code
-        events = _events(served, head, style, first, chunks, fields)
+        events = _events(served, head, writer, first, chunks, fields)
         return StreamingResponse(
             events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
-    tasks = [asyncio.ensure_future(served.client.generate(each, **options)) for each in prompts]
-    try:
-        completions = await asyncio.gather(*tasks)
-    except RequestError as error:
-        raise fields.refused(error) from None
-    finally:
-        for task in tasks:
-            task.cancel()
-    found = [choice for completion in completions for choice in completion.choices]
-    for each in found:
-        _check_end(each.summary)
-    only = found[0] if len(found) == 1 else None
-    choices = [
-        {**style.whole(choice, served.spell), "index": index} for index, choice in enumerate(found)
-    ]
-    for choice in choices if fields.echo else ():
-        answers.without_first(choice)
-    if served.channels and style is CHAT:
-        for choice in choices:
-            answers.tell_apart(choice["message"], Channels(), last=True)
-    return JSONResponse(
-        {
-            **head,
-            "choices": choices,
-            "usage": answers.usage([choice.summary for choice in found], fields.n or 1),
-            "metrics": only
-            and answers.metrics(only.summary, only.round_tokens, served.most_drafts),
-        }
-    )
+    found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
+    summaries = [_checked(chunk.final) for chunk in found if chunk.final]
+    choices = [writer().write(chunk) for chunk in found]
+    totals = _totals(served, fields, summaries, found[0].round_tokens)
+    return JSONResponse({**head, "choices": choices, **totals})
 
 
 async def _events(
     served: Served,
     head: dict[str, Any],
-    style: Style,
+    writer: Callable[[], ChoiceWriter],
     first: Chunk,
     rest: AsyncGenerator[Chunk, None],
     fields: ChatFields | TextFields,
 ) -> AsyncIterator[bytes]:
     """The server-sent events of a stream; closing it closes `rest`, which cancels the request."""
-    offsets: dict[int, int] = {}
-    rounds: list[int] = []
-    ended: list[Summary] = []
-    channels: dict[int, Channels] = {}
-    nothing = {"usage": None} if fields.include_usage else {}  # OpenAI has it in every chunk then
+    writers = defaultdict[int, ChoiceWriter](writer)
+    rounds, ended = list[int](), list[Summary]()
+    options = fields.stream_options or StreamOptions()
+    # OpenAI has it in every chunk then
+    usage: dict[str, Any] = {"usage": None} if options.include_usage else {}
+    chunk: Chunk | None = first
     try:
-        async for chunk in _chain(first, rest):
-            if chunk.final:
-                _check_end(chunk.final)
-                ended.append(chunk.final)
-            choice = style.piece(chunk, served.spell, offsets.get(chunk.index))
-            if served.channels and style is CHAT:
-                known = channels.setdefault(chunk.index, Channels())
-                answers.tell_apart(choice["delta"], known, last=chunk.final is not None)
-            if fields.echo and chunk.index not in offsets:
-                answers.without_first(choice)
-            offsets.setdefault(chunk.index, 0)
-            if chunk.logprobs:
-                texts = [answers.text(token, served.spell) for token in chunk.token_ids]
-                offsets[chunk.index] += sum(map(len, texts))
+        while chunk is not None:
             rounds += chunk.round_tokens
-            so_far = {"usage": answers.so_far(chunk)} if fields.continuous_usage else nothing
-            yield to_event({**head, "choices": [choice], **so_far})
-        if fields.include_usage:
-            only = ended[0] if len(ended) == 1 else None
-            totals = {
-                "usage": answers.usage(ended, fields.n or 1),
-                "metrics": only and answers.metrics(only, rounds, served.most_drafts),
-            }
-            yield to_event({**head, "choices": [], **totals})
+            if chunk.final:
+                ended.append(_checked(chunk.final))
+            if options.include_usage and options.continuous_usage_stats:
+                usage = {"usage": answers.usage_so_far(chunk)}
+            choice = writers[chunk.index].write(chunk)
+            yield to_event({**head, "choices": [choice], **usage})
+            chunk = await anext(rest, None)
+        if options.include_usage:
+            yield to_event({**head, "choices": [], **_totals(served, fields, ended, rounds)})
     except (DflashError, Failure) as error:
         yield to_event(failures.to_failure(error).body())
     finally:
         await rest.aclose()
     yield DONE
+
+
+def _totals(
+    served: Served,
+    fields: ChatFields | TextFields,
+    ended: Sequence[Summary],
+    round_tokens: Sequence[int],
+) -> dict[str, Any]:
+    """round_tokens: of the only choice; of several, no figures are given."""
+    metrics = None
+    if len(ended) == 1:
+        metrics = answers.metrics(ended[0], round_tokens, served.max_draft_tokens)
+    return {"usage": answers.usage(ended, fields.n or 1), "metrics": metrics}
 
 
 def _check_model(served: Served, name: str) -> None:
@@ -200,20 +182,31 @@ def _check_model(served: Served, name: str) -> None:
 
 
 async def _merged(
-    streams: list[AsyncGenerator[Chunk, None]], fields: ChatFields | TextFields
+    client: AsyncClient,
+    prompts: Sequence[AnyPrompt],
+    options: Options,
+    fields: ChatFields | TextFields,
 ) -> AsyncGenerator[Chunk, None]:
-    """What comes for any of several prompts; choices of the next one follow those of the last."""
+    """What comes for any of several prompts, pieces or whole choices; choices of the next prompt
+    follow those of the last."""
     came: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(1)
 
-    async def read(number: int) -> None:
+    async def read(number: int, prompt: AnyPrompt) -> None:
         try:
-            async for chunk in streams[number]:
-                await came.put(replace(chunk, index=number * (fields.n or 1) + chunk.index))
+            if fields.stream:
+                async for chunk in client.stream(prompt, **options):
+                    await put(number, chunk)
+            else:
+                for choice in (await client.generate(prompt, **options)).choices:
+                    await put(number, choice)
             await came.put(None)
         except Exception as error:
             await came.put(error)
 
-    tasks = [asyncio.create_task(read(number)) for number in range(len(streams))]
+    async def put(number: int, chunk: Chunk) -> None:
+        await came.put(replace(chunk, index=number * (fields.n or 1) + chunk.index))
+
+    tasks = [asyncio.create_task(read(*each)) for each in enumerate(prompts)]
     try:
         left = len(tasks)
         while left:
@@ -232,20 +225,15 @@ async def _merged(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _chain(first: Chunk, rest: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    yield first
-    async for chunk in rest:
-        yield chunk
-
-
-def to_event(data: dict[str, Any]) -> bytes:
-    """As a server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
-
-
-def _check_end(summary: Summary) -> None:
+def _checked(summary: Summary) -> Summary:
     """OpenAI has no finish_reason for an answer that was broken off: it is an error."""
     if summary.finish_reason == "cancelled":
         raise DeadlineError("the request took longer than its timeout", "Give a longer timeout")
     if summary.finish_reason == "error":
         raise ServerError("a choice ended with an error", "Look at the server's log")
+    return summary
+
+
+def to_event(data: dict[str, Any]) -> bytes:
+    """As a server-sent event."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"

@@ -4,8 +4,10 @@ Beside OpenAI's fields, the extensions that vLLM's users know. A field that woul
 refused unless its value asks for nothing; so is an unknown one.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -35,15 +37,7 @@ class FirstFault(FailFast):
 Many = Annotated[list[T], FirstFault()]
 
 
-def _not_done(*neutral: Any) -> AfterValidator:
-    """A field of which only the values that ask for nothing are accepted."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value not in neutral:
-            raise ValueError("is not supported by this server")
-        return value
-
-    return AfterValidator(check)
+UNSUPPORTED = yaml.safe_load(Path(__file__).with_name("unsupported.yaml").read_text())
 
 
 def _best_of(value: int | None, info: ValidationInfo) -> int | None:
@@ -79,6 +73,8 @@ class Fields(BaseModel):
     """What both kinds of request share."""
 
     model_config = ConfigDict(extra="forbid")
+    kind: ClassVar[str]
+    prompt_field: ClassVar[str]
     model: str
     max_tokens: int | None = None
     temperature: float | None = None  # None: 1.0, as OpenAI has it
@@ -100,54 +96,22 @@ class Fields(BaseModel):
     stop_token_ids: Many[int] | None = None
     priority: int | None = None
     timeout: float | None = Field(None, gt=0, le=3600)  # seconds
-    # accepted, without effect on the answer
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    parallel_tool_calls: Any = None
-    # refused
-    logit_bias: Annotated[Any, _not_done({})] = None
-    response_format: Annotated[Any, _not_done({"type": "text"})] = None
-    skip_special_tokens: Annotated[Any, _not_done(True)] = None
-    spaces_between_special_tokens: Annotated[Any, _not_done(True)] = None
-    include_stop_str_in_output: Annotated[Any, _not_done(False)] = None
-    truncate_prompt_tokens: Annotated[Any, _not_done()] = None
-    allowed_token_ids: Annotated[Any, _not_done()] = None
-    logits_processors: Annotated[Any, _not_done([])] = None
-    prompt_logprobs: Annotated[Any, _not_done()] = None
-    return_token_ids: Annotated[Any, _not_done(False)] = None
-    return_tokens_as_token_ids: Annotated[Any, _not_done(False)] = None
     best_of: Annotated[int | None, AfterValidator(_best_of)] = None
-    use_beam_search: Annotated[Any, _not_done(False)] = None
-    length_penalty: Annotated[Any, _not_done(1)] = None
-    structured_outputs: Annotated[Any, _not_done()] = None
-    guided_json: Annotated[Any, _not_done()] = None
-    guided_regex: Annotated[Any, _not_done()] = None
-    guided_choice: Annotated[Any, _not_done()] = None
-    guided_grammar: Annotated[Any, _not_done()] = None
-    guided_decoding_backend: Annotated[Any, _not_done()] = None
-    guided_whitespace_pattern: Annotated[Any, _not_done()] = None
-    cache_salt: Annotated[Any, _not_done()] = None
-    kv_transfer_params: Annotated[Any, _not_done()] = None
+    echo: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _few(cls, values: Any) -> Any:
-        if isinstance(values, dict) and len(values) > MAX_FIELDS:
+    def _supported(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if len(values) > MAX_FIELDS:
             raise ValueError(f"more than {MAX_FIELDS} fields")
-        return values
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        options = self.stream_options
-        return bool(options and options.include_usage and options.continuous_usage_stats)
+        neutral = UNSUPPORTED["both"] | UNSUPPORTED[cls.kind]
+        for name in neutral.keys() & values.keys():
+            if values[name] is not None and values[name] not in neutral[name]:
+                raise Failure(400, f"'{name}' is not supported by this server.", name)
+        dropped = {*UNSUPPORTED["ignored"], *neutral} - {"tool_choice"}
+        return {name: value for name, value in values.items() if name not in dropped}
 
     def names(self) -> dict[str, str]:
         """What inputs of the model are called here."""
@@ -156,30 +120,21 @@ class Fields(BaseModel):
 
     def refused(self, error: RequestError) -> Failure:
         """What the server said of it, in these words."""
-        prompt = "messages" if isinstance(self, ChatFields) else "prompt"
-        return refused(error, self.names(), prompt)
+        return refused(error, self.names(), self.prompt_field)
 
     def options(self) -> Options:
         """The fields that mean the same to our client."""
-        return Options(
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=None if self.top_k is None else max(0, self.top_k),  # vLLM: -1 is off
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=None if self.seed is None else self.seed % 2**63,  # OpenAI's may be negative
-            stop_words=([self.stop] if isinstance(self.stop, str) else self.stop) or None,
-            stop_token_ids=self.stop_token_ids or None,
-            bad_words=self.bad_words or None,
-            ignore_eos=self.ignore_eos,
-            n=self.n,
-            priority=self.priority,
-            timeout=self.timeout,
-        )
+        options = cast(Options, {name: getattr(self, name) for name in SAME})
+        options["temperature"] = 1.0 if self.temperature is None else self.temperature
+        options["top_k"] = None if self.top_k is None else max(0, self.top_k)  # vLLM: -1 is off
+        options["seed"] = None if self.seed is None else self.seed % 2**63  # may be negative
+        options["stop_words"] = ([self.stop] if isinstance(self.stop, str) else self.stop) or None
+        options["stop_token_ids"] = self.stop_token_ids or None
+        options["bad_words"] = self.bad_words or None
+        return options
+
+
+SAME = Options.__annotations__.keys() & Fields.model_fields.keys()
 
 
 class TextPart(BaseModel):
@@ -207,29 +162,17 @@ class Message(BaseModel):
 class ChatFields(Fields):
     """`/v1/chat/completions`."""
 
+    kind = "chat"
+    prompt_field = "messages"
     messages: Many[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Many[dict[str, Any]] | None = None
-    tool_choice: Annotated[Any, _not_done("auto", "none")] = None
+    tool_choice: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    echo: Annotated[Any, _not_done(False)] = None
-    add_special_tokens: Annotated[Any, _not_done(False)] = None
-    continue_final_message: Annotated[Any, _not_done(False)] = None
-    chat_template: Annotated[Any, _not_done()] = None
-    documents: Annotated[Any, _not_done([])] = None
-    include_reasoning: Annotated[Any, _not_done(True)] = None
-    mm_processor_kwargs: Annotated[Any, _not_done({})] = None
-    functions: Annotated[Any, _not_done([])] = None
-    function_call: Annotated[Any, _not_done("auto", "none")] = None
-    modalities: Annotated[Any, _not_done(["text"])] = None
-    audio: Annotated[Any, _not_done()] = None
-    prediction: Annotated[Any, _not_done()] = None
     reasoning_effort: str | None = None  # for the chat template
-    verbosity: Annotated[Any, _not_done()] = None
-    web_search_options: Annotated[Any, _not_done()] = None
 
     def names(self) -> dict[str, str]:
         renamed = self.max_completion_tokens is not None
@@ -252,12 +195,11 @@ class ChatFields(Fields):
 class TextFields(Fields):
     """`/v1/completions`."""
 
+    kind = "text"
+    prompt_field = "prompt"
     prompt: Annotated[Any, AfterValidator(_prompts)]
     max_tokens: int | None = 16  # OpenAI's default
     logprobs: int | None = Field(None, ge=0, le=20)
-    echo: bool | None = None
-    add_special_tokens: Annotated[Any, _not_done(True)] = None
-    suffix: Annotated[Any, _not_done("")] = None
 
     def names(self) -> dict[str, str]:
         return {**super().names(), "text_input": "prompt", "input_ids": "prompt"}

@@ -4,50 +4,20 @@ The binary of the `nvidia-pytriton` wheel runs in place, but its Python backend 
 this Python beside the backend library: a runtime directory of symbolic links gives it that.
 """
 
-import errno
 import importlib.util
 import os
 import shutil
-import socket
 import sys
 import sysconfig
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.request_id import HEADER
-from dflash_trt.serving.security import LOOPBACK, Security
+from dflash_trt.serving.security import Security
 
-HOST = LOOPBACK  # where a server is unless it is told otherwise
 EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it is asked to stop
-
-
-@dataclass(frozen=True)
-class Ports:
-    http: int
-    grpc: int
-    metrics: int
-
-
-def bind(kind: str, host: str, port: int) -> socket.socket:
-    """A socket of that address; ServerError where that cannot be. kind: `http` or the like."""
-    bound = socket.socket()
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except (OSError, OverflowError) as error:
-        bound.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
-            raise ServerError(
-                f"this machine does not have the address {host}",
-                "Give one that it has, or 0.0.0.0 for all: --host ADDRESS",
-            ) from None
-        raise ServerError(
-            f"port {port} ({kind}) is in use or may not be used",
-            f"Stop what listens on it, or give another: --{kind}-port PORT",
-        ) from None
-    return bound
 
 
 @dataclass(frozen=True)
@@ -126,12 +96,16 @@ def command(
 
 def environment(binary: Binary) -> dict[str, str]:
     """This process's environment, such that the models run in this very Python installation."""
-    env = dict(os.environ)
-    # the embedded interpreter takes its prefix from the first `python3` on PATH
-    _prepend(env, "PATH", [Path(sys.prefix) / "bin"])
-    libdir = sysconfig.get_config_var("LIBDIR")  # where libpython3.x.so is
-    _prepend(env, "LD_LIBRARY_PATH", [*binary.libraries, *([Path(libdir)] if libdir else [])])
-    return env
+    first = {
+        # the embedded interpreter takes its prefix from the first `python3` on PATH
+        "PATH": [Path(sys.prefix) / "bin"],
+        # where libpython3.x.so is
+        "LD_LIBRARY_PATH": [*binary.libraries, sysconfig.get_config_var("LIBDIR")],
+    }
+    return os.environ | {
+        name: os.pathsep.join(str(path) for path in (*paths, os.environ.get(name)) if path)
+        for name, paths in first.items()
+    }
 
 
 def working_directory(runtime: Path) -> Path:
@@ -152,7 +126,3 @@ def working_directory(runtime: Path) -> Path:
             if not link.is_symlink():
                 link.symlink_to(each)
     return directory
-
-
-def _prepend(env: dict[str, str], name: str, paths: Sequence[Path]) -> None:
-    env[name] = os.pathsep.join([*map(str, paths), *filter(None, [env.get(name)])])

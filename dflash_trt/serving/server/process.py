@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from dflash_trt.build.repository import LLMAPI
@@ -19,19 +19,18 @@ from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import internal
 from dflash_trt.serving.front.control import Control
-from dflash_trt.serving.security import LOOPBACK, Security, check_exposure
+from dflash_trt.serving.health import health_of
+from dflash_trt.serving.log import FORM, Form, Log, Said
+from dflash_trt.serving.ports import Ports, check_ports
+from dflash_trt.serving.security import Security, check_exposure
 from dflash_trt.serving.server import reaper
-from dflash_trt.serving.server.health import health_of
 from dflash_trt.serving.server.launch import (
     EXIT_TIMEOUT,
-    Ports,
-    bind,
     command,
     environment,
     find_binary,
     working_directory,
 )
-from dflash_trt.serving.server.log import FORM, Form, Log, Said
 from dflash_trt.serving.server.reaper import (
     KILL_TIMEOUT,
     clean_up,
@@ -78,7 +77,7 @@ class Server:
         self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
         self._variables = _variables(self.repository)
         self.health = health_of(ports, self.security)
-        check_ports(ports, self.security)
+        check_ports(ports, self.security.host)
         self._runtime = internal.new_runtime()
         self._keep_log = keep_log
         try:
@@ -289,17 +288,6 @@ def _variables(repository: Path) -> dict[str, str]:
     engine = repository.parent / "engines" / tensorrt_llm.KIND
     made = (engine / ENGINE_FILE).is_file()
     return tensorrt_llm.read_info(engine).environment if made else {}
-
-
-def check_ports(ports: Ports, security: Security) -> None:
-    """ServerError unless this machine has the address and nothing listens on the ports."""
-    with ExitStack() as stack:
-        for kind, port, host in (
-            ("http", ports.http, LOOPBACK),
-            ("grpc", ports.grpc, LOOPBACK),
-            ("metrics", ports.metrics, security.host),
-        ):
-            stack.enter_context(bind(kind, host, port)).listen()  # so that no two are the same
 
 
 def _reason(lines: list[str]) -> str:

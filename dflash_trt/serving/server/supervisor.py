@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.gateway.process import Gateway
+from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server
 
 POLL = 0.25  # seconds between two looks at the processes

@@ -1,6 +1,26 @@
-"""The named checks of a deployment, by subject; `table.py` lists them.
+"""The named checks of a deployment, by subject; those of single values are rows of checks.yaml.
 
-A check is a function of a `Case` and the chosen `LlmArgs` that gives what it found. Its name is the
-check's, its docstring says what goes wrong, silently or after the GPUs are rented, without it. It
-raises NotKnown where a checkpoint does not say enough.
+An error does not start, or never drafts well; a warning is slow, or worse than it could be; a note
+is what a user of the server may meet.
 """
+
+from dflash_trt.checkpoints.checks import Check, checks_of
+from dflash_trt.tensorrt_llm.arguments import LlmArgs
+from dflash_trt.tensorrt_llm.checks import arguments, drafting, machine, memory, serving, values
+from dflash_trt.tensorrt_llm.context import Context
+
+__all__ = ["ARGUMENT_CHECKS", "CHECKS"]
+
+ARGUMENT_CHECKS: list[Check[[Context]]] = [
+    arguments.known_arguments,
+    arguments.arguments_of_version,
+    arguments.argument_types,
+    arguments.speculation_on,
+]
+CHECKS: list[Check[[Context, LlmArgs]]] = [
+    *checks_of(values),
+    *values.VALUE_CHECKS,
+    *checks_of(drafting, memory, machine, serving),
+    arguments.deprecated_arguments,
+    arguments.unstable_arguments,
+]

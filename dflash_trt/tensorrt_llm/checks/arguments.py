@@ -1,63 +1,59 @@
 """`engine.args` against the arguments that the version takes; all are errors of the config."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from dflash_trt.checkpoints.checks import Found
-from dflash_trt.tensorrt_llm.case import Case
-from dflash_trt.tensorrt_llm.schema import (
-    Status,
-    TorchLlmArgs,
-    Upstream,
-    has,
-    nested,
-    since,
-)
+from dflash_trt.checkpoints.checks import Found, check
+from dflash_trt.tensorrt_llm.arguments import LlmArgs, classes, has, llm_args_class, walk
+from dflash_trt.tensorrt_llm.context import Context
+
+# each counts on those before it
 
 
-def known_arguments(case: Case) -> Found:
+@check("error")
+def known_arguments(context: Context) -> Found:
     """Upstream refuses keys that it does not know."""
-    unknown = [
-        (name, model) for name, model, key, _ in _walk(case) if key not in model.model_fields
-    ]
-    if not unknown:
-        return Found(True, "every argument of engine.args is one of TensorRT-LLM's")
-    name, model = unknown[0]
-    near = difflib.get_close_matches(name.rpartition(".")[2], model.model_fields, n=1)
-    return Found(
-        False,
-        f"engine.args.{name} is no argument of {model.__name__} in TensorRT-LLM "
-        f"{case.engine.version}",
-        f"Did you mean {near[0]}?" if near else f"Known: {', '.join(model.model_fields)}",
-    )
+    for name, inside, key, _ in walk(context.engine.args):
+        known = classes()[inside]
+        if key not in known:
+            version = context.engine.version
+            near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
+            return Found(
+                False,
+                f"engine.args.{name} is no argument of {inside} in TensorRT-LLM {version}",
+                f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}",
+            )
+    return Found(True, "every argument of engine.args is one of TensorRT-LLM's")
 
 
-def arguments_of_version(case: Case) -> Found:
+@check("error")
+def arguments_of_version(context: Context) -> Found:
     """An argument, or a value of one, that came with a later version is refused by upstream."""
-    version, late = case.engine.version, []
-    for name, model, key, value in _walk(case):
-        if key in model.model_fields:
-            first = since(model.model_fields[key], value if isinstance(value, str) else None)
-            if not has(version, first):
-                late.append((name, first))
-    return Found(
-        not late,
-        f"engine.args.{late[0][0]} is known from TensorRT-LLM {late[0][1]} on, engine.version is "
-        f"{version}"
-        if late
-        else f"TensorRT-LLM {version} has every argument of engine.args",
-        f"Set engine.version to {late[0][1]} or later, or leave the argument out" if late else "",
-    )
+    version = context.engine.version
+    for name, inside, key, value in walk(context.engine.args):
+        argument = classes()[inside].get(key)
+        if argument is None:
+            continue
+        first = argument.since
+        if isinstance(value, str):
+            first = argument.values_since.get(value, first)
+        if not has(version, first):
+            return Found(
+                False,
+                f"engine.args.{name} is known from TensorRT-LLM {first} on, engine.version is "
+                f"{version}",
+                f"Set engine.version to {first} or later, or leave the argument out",
+            )
+    return Found(True, f"TensorRT-LLM {version} has every argument of engine.args")
 
 
-def argument_types(case: Case) -> Found:
+@check("error")
+def argument_types(context: Context) -> Found:
     """Types and ranges as upstream has them; a number in quotes is no number."""
-    given = {"model": "target"} | case.engine.args
     try:
-        TorchLlmArgs.model_validate(given)
+        llm_args_class().model_validate({"model": "target"} | context.engine.args)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -65,50 +61,38 @@ def argument_types(case: Case) -> Found:
         return Found(
             False,
             f"engine.args.{name} is {first['input']!r}, but {message}",
-            f"Correct it as TensorRT-LLM {case.engine.version} takes it",
+            f"Correct it as TensorRT-LLM {context.engine.version} takes it",
         )
     return Found(True, "the arguments of engine.args have TensorRT-LLM's types")
 
 
-def speculation_on(case: Case) -> Found:
+@check("error")
+def speculation_on(context: Context) -> Found:
     """Without `speculative_config` the drafter is not run at all."""
-    args = case.engine.args
+    args, name = context.engine.args, "speculative_config"
     return Found(
-        "speculative_config" not in args or isinstance(args["speculative_config"], Mapping),
-        "engine.args.speculative_config "
-        + ("turns speculation off" if "speculative_config" in args else "is not given"),
+        name not in args or isinstance(args[name], Mapping),
+        f"engine.args.{name} {'turns speculation off' if name in args else 'is not given'}",
         "Leave it out, or give fields of DFlashDecodingConfig",
     )
 
 
-# in this order: the ones behind count on those before
-ARGUMENT_CHECKS: tuple[Callable[[Case], Found], ...] = (
-    known_arguments,
-    arguments_of_version,
-    argument_types,
-    speculation_on,
-)
+@check("warning")
+def deprecated_arguments(context: Context, args: LlmArgs) -> Found:
+    """Upstream will take them away."""
+    found = ", ".join(_marked(context, "deprecated"))
+    return Found(not found, f"deprecated in engine.args: {found or 'nothing'}", "Leave them out")
 
 
-def marked(case: Case, status: str) -> list[str]:
-    """The overrides that upstream marks so: "beta", "prototype" or "deprecated"."""
-    return [
-        name
-        for name, model, key, _ in _walk(case)
-        if status in [m.name for m in model.model_fields[key].metadata if isinstance(m, Status)]
-    ]
+@check("note")
+def unstable_arguments(context: Context, args: LlmArgs) -> Found:
+    """Upstream may change prototypes with any release."""
+    found = ", ".join(_marked(context, "prototype"))
+    fix = "Pin engine.version, and build again before changing it"
+    return Found(not found, f"prototypes in engine.args: {found or 'none'}", fix)
 
 
-def _walk(case: Case) -> Iterator[tuple[str, type[Upstream], str, Any]]:
-    """Each key of engine.args: its dotted name, the class it is a field of, the key, its value."""
-
-    def walk(
-        values: Mapping[str, Any], model: type[Upstream], at: str
-    ) -> Iterator[tuple[str, type[Upstream], str, Any]]:
-        for key, value in values.items():
-            yield f"{at}{key}", model, key, value
-            section = nested(model.model_fields[key]) if key in model.model_fields else None
-            if section is not None and isinstance(value, Mapping):
-                yield from walk(value, section, f"{at}{key}.")
-
-    return walk(case.engine.args, TorchLlmArgs, "")
+def _marked(context: Context, status: str) -> list[str]:
+    """The overrides that upstream marks so."""
+    given = walk(context.engine.args)
+    return [name for name, inside, key, _ in given if classes()[inside][key].status == status]

@@ -1,52 +1,46 @@
 """What must fit a GPU, and how many tokens a step takes."""
 
-from dflash_trt.checkpoints.checks import Found
-from dflash_trt.tensorrt_llm.case import Case, weight_bytes
-from dflash_trt.tensorrt_llm.chosen import LlmArgs
-from dflash_trt.tensorrt_llm.memory import (
-    OVERHEAD,
-    arena_batch,
-    arena_budget,
-    attention_ranks,
-    slot_bytes,
-)
+from dflash_trt.checkpoints.checks import Found, check
+from dflash_trt.roofline import OVERHEAD
+from dflash_trt.tensorrt_llm.arguments import LlmArgs
+from dflash_trt.tensorrt_llm.context import Context, weight_bytes
 
 GIB = 1 << 30
 CACHE = "engine.args.kv_cache_config"
 
 
-def weights_fit(case: Case, args: LlmArgs) -> Found:
+@check("error")
+def weights_fit(context: Context, args: LlmArgs) -> Found:
     """The weights of both models, divided over the ranks, leave room for everything else."""
-    ranks = args.tensor_parallel_size
-    need = (weight_bytes(case.target) + weight_bytes(case.drafter)) // ranks + OVERHEAD
-    has = case.gpu.memory_bytes
+    ranks, gpu = args.tensor_parallel_size, context.gpu
+    need = (weight_bytes(context.target) + weight_bytes(context.drafter)) // ranks + OVERHEAD
     return Found(
-        need < has,
+        need < gpu.memory_bytes,
         f"weights over {ranks} ranks and {OVERHEAD / GIB:.0f} GiB of overhead take "
-        f"{need / GIB:.1f} GiB of each {case.gpu.name}, which has {has / GIB:.1f} GiB",
+        f"{need / GIB:.1f} GiB of each {gpu.name}, which has {gpu.memory_bytes / GIB:.1f} GiB",
         "Take more GPUs (engine.gpus), a machine with more memory, or a quantised target",
     )
 
 
-def dense_context(case: Case, args: LlmArgs) -> Found:
+@check("error")
+def dense_context(context: Context, args: LlmArgs) -> Found:
     """The drafter's dense context is beside the KV cache's share and grows with max_seq_len.
 
     The formula is upstream's own check (pull request 19466), which older versions do not have.
     """
-    own, batch = args.speculative_config, args.max_batch_size or 0
+    own, batch, length = args.speculative_config, args.max_batch_size or 0, args.max_seq_len
     if own.attention_backend == "TRTLLM":
         return Found(True, "the drafter's context lies in pages of the KV cache")
     if own.skip_ctx_buffer_budget_check or args.kv_cache_config.max_tokens is not None:
         return Found(True, "the dense context is not checked: skip_ctx_buffer_budget_check or "
                      "kv_cache_config.max_tokens is set")  # fmt: skip
-    length, width = args.max_seq_len, (own.max_draft_len or 0) + 1
     if length is None:
         return Found(True, "the dense context is not known without max_seq_len")
-    fraction = args.kv_cache_config.free_gpu_memory_fraction
-    slot = slot_bytes(case, attention_ranks(args), length, width)
+    slot, width = _slot(context, args), (own.max_draft_len or 0) + 1
     need = (batch + 1) * slot
-    budget = arena_budget(case, args.tensor_parallel_size, fraction)
-    fits = arena_batch(slot, budget)
+    fraction = args.kv_cache_config.free_gpu_memory_fraction
+    budget = context.dense_budget(args.tensor_parallel_size, fraction)
+    fits = max(0, budget // slot - 1)
     return Found(
         need <= budget,
         f"the drafter's dense context takes {need / GIB:.2f} GiB of each GPU ({batch} + 1 "
@@ -57,20 +51,8 @@ def dense_context(case: Case, args: LlmArgs) -> Found:
     )
 
 
-def concurrency_met(case: Case, args: LlmArgs) -> Found:
-    """Where the drafter's context is dense, fewer sequences may fit than are asked for."""
-    asked = case.engine.concurrency or 0
-    each = args.tensor_parallel_size if args.enable_attention_dp else 1
-    together = (args.max_batch_size or 0) * each
-    return Found(
-        together >= asked,
-        f"{together} sequences are decoded together"
-        + (f", engine.concurrency is {asked}" if asked else ""),
-        "Lower serving.max_seq_len, or take more GPUs or a machine with more memory",
-    )
-
-
-def memory_fraction(case: Case, args: LlmArgs) -> Found:
+@check("warning")
+def memory_fraction(context: Context, args: LlmArgs) -> Found:
     """What the KV cache takes of the free memory is not there for graphs and the drafter."""
     fraction = args.kv_cache_config.free_gpu_memory_fraction
     most = 0.9 if args.speculative_config.attention_backend == "TRTLLM" else 0.8
@@ -82,20 +64,34 @@ def memory_fraction(case: Case, args: LlmArgs) -> Found:
     )
 
 
-def tokens_of_a_step(case: Case, args: LlmArgs) -> Found:
-    """Every sequence of a batch is verified in one step, the anchor and its drafts."""
-    batch, verified = args.max_batch_size or 0, 1 + (args.speculative_config.max_draft_len or 0)
-    asked = args.max_num_tokens or 0
+@check("warning")
+def concurrency_met(context: Context, args: LlmArgs) -> Found:
+    """Where the drafter's context is dense, fewer sequences may fit than are asked for."""
+    asked = context.engine.concurrency or 0
+    each = args.tensor_parallel_size if args.enable_attention_dp else 1
+    together = (args.max_batch_size or 0) * each
     return Found(
-        asked >= batch * verified,
-        f"max_num_tokens is {asked}, {batch} sequences of {verified} verified tokens are "
-        f"{batch * verified}",
-        f"Set max_num_tokens to at least {batch * verified}, or max_batch_size to at most "
-        f"{asked // verified}",
+        together >= asked,
+        f"{together} sequences are decoded together"
+        + (f", engine.concurrency is {asked}" if asked else ""),
+        "Lower serving.max_seq_len, or take more GPUs or a machine with more memory",
     )
 
 
-def long_prompts(case: Case, args: LlmArgs) -> Found:
+@check("error")
+def tokens_of_a_step(context: Context, args: LlmArgs) -> Found:
+    """Every sequence of a batch is verified in one step, the anchor and its drafts."""
+    batch, verified = args.max_batch_size or 0, 1 + (args.speculative_config.max_draft_len or 0)
+    asked, least = args.max_num_tokens or 0, batch * verified
+    return Found(
+        asked >= least,
+        f"max_num_tokens is {asked}, {batch} sequences of {verified} verified tokens are {least}",
+        f"Set max_num_tokens to at least {least}, or max_batch_size to at most {asked // verified}",
+    )
+
+
+@check("warning")
+def long_prompts(context: Context, args: LlmArgs) -> Found:
     """Without chunks a prompt that is longer than max_num_tokens is refused."""
     length, tokens = args.max_seq_len or 0, args.max_num_tokens or 0
     return Found(
@@ -106,56 +102,28 @@ def long_prompts(case: Case, args: LlmArgs) -> Found:
     )
 
 
-def sequence_length_stated(case: Case, args: LlmArgs) -> Found:
-    """Else upstream takes all that the models know, and sizes the drafter's context by it."""
-    return Found(
-        args.max_seq_len is not None,
-        f"max_seq_len is {args.max_seq_len}",
-        "Set serving.max_seq_len to the longest text that is served",
-    )
+@check("error")
+def target_positions(context: Context, args: LlmArgs) -> Found:
+    """The target knows no positions after these."""
+    most, asked = context.target.number("max_position_embeddings"), args.max_seq_len or 0
+    what = f"max_seq_len is {asked}, the target knows {most} positions"
+    return Found(asked <= most, what, f"Set max_seq_len to at most {most}")
 
 
-def target_positions(case: Case, args: LlmArgs) -> Found:
-    """The target knows no positions behind these."""
-    most, asked = case.target.number("max_position_embeddings"), args.max_seq_len or 0
-    return Found(
-        asked <= most,
-        f"max_seq_len is {asked}, the target knows {most} positions",
-        f"Set max_seq_len to at most {most}",
-    )
+@check("warning")
+def drafter_positions(context: Context, args: LlmArgs) -> Found:
+    """After the drafter's positions a sequence drafts nothing, and upstream only logs it."""
+    most, asked = context.drafter.number("max_position_embeddings"), args.max_seq_len or 0
+    what = f"max_seq_len is {asked}, the drafter knows {most} positions"
+    fix = f"Set max_seq_len to at most {most}, or use a drafter trained on longer texts"
+    return Found(asked <= most, what, fix)
 
 
-def drafter_positions(case: Case, args: LlmArgs) -> Found:
-    """Behind the drafter's positions a sequence drafts nothing, and upstream only logs it."""
-    most, asked = case.drafter.number("max_position_embeddings"), args.max_seq_len or 0
-    return Found(
-        asked <= most,
-        f"max_seq_len is {asked}, the drafter knows {most} positions",
-        f"Set max_seq_len to at most {most}, or use a drafter trained on longer texts",
-    )
-
-
-def block_reuse(case: Case, args: LlmArgs) -> Found:
-    """Reused tokens are not run again and give no hidden states: the drafter misses them."""
-    reused, tail = (
-        args.kv_cache_config.enable_block_reuse,
-        args.speculative_config.context_recompute_tail,
-    )
-    return Found(
-        not reused,
-        f"enable_block_reuse is {str(reused).lower()}"
-        + (f", of reused prompts the last {tail} tokens are run again" if reused else ""),
-        f"Set {CACHE}.enable_block_reuse: false; texts stay right, but acceptance drops",
-    )
-
-
-def recomputed_tail(case: Case, args: LlmArgs) -> Found:
+@check("warning")
+def recomputed_tail(context: Context, args: LlmArgs) -> Found:
     """Only whole blocks are run again, and only of prompts that are reused."""
-    tail, block = (
-        args.speculative_config.context_recompute_tail or 0,
-        args.kv_cache_config.tokens_per_block,
-    )
-    reused = args.kv_cache_config.enable_block_reuse
+    tail, cache = args.speculative_config.context_recompute_tail or 0, args.kv_cache_config
+    reused, block = cache.enable_block_reuse, cache.tokens_per_block
     return Found(
         not tail or (reused and tail % block == 0),
         f"context_recompute_tail is {tail}, blocks have {block} tokens, enable_block_reuse is "
@@ -164,24 +132,26 @@ def recomputed_tail(case: Case, args: LlmArgs) -> Found:
     )
 
 
-def cache_type_of_pool(case: Case, args: LlmArgs) -> Found:
+@check("warning")
+def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
     """Where the pool is not of the drafter's type, its context is dense after all, beside it.
 
     `DFlashWorker._managed_ctx_pool` (`_torch/speculative/dflash.py` at 00679c66) falls back so.
     """
-    dtype, own = args.kv_cache_config.dtype, args.speculative_config
-    paged = own.attention_backend == "TRTLLM"
+    dtype = args.kv_cache_config.dtype
+    paged = args.speculative_config.attention_backend == "TRTLLM"
     plain = dtype in ("auto", "bfloat16")
     what = f"the KV cache's dtype is {dtype}"
     if paged and not plain and args.max_seq_len:
-        slots = (args.max_batch_size or 0) + 1
-        slot = slot_bytes(
-            case, attention_ranks(args), args.max_seq_len, (own.max_draft_len or 0) + 1
-        )
-        what += (
-            f", the drafter's bfloat16: its context may take {slots * slot / GIB:.2f} GiB of each "
-            "GPU beside the cache"
-        )
-    return Found(
-        not paged or plain, what, f"Leave {CACHE}.dtype at auto, or see that there is as much room"
-    )
+        need = ((args.max_batch_size or 0) + 1) * _slot(context, args)
+        what += f", the drafter's bfloat16: its context may take {need / GIB:.2f} GiB of each GPU "
+        what += "beside the cache"
+    fix = f"Leave {CACHE}.dtype at auto, or see that there is as much room"
+    return Found(not paged or plain, what, fix)
+
+
+def _slot(context: Context, args: LlmArgs) -> int:
+    """Bytes of one sequence's dense context on each GPU; with attention-DP each has it whole."""
+    ranks = 1 if args.enable_attention_dp else args.tensor_parallel_size
+    width = (args.speculative_config.max_draft_len or 0) + 1
+    return context.dense_slot(ranks, args.max_seq_len, width)

@@ -1,145 +1,102 @@
-"""Values that have the right type, and that `LLM(...)` refuses all the same, drops, or breaks on.
-
-A row: the argument, whether its value is wrong, why, and what to do. Upstream's own validators are
-in `tensorrt_llm/llmapi/llm_args.py@00043967`.
-"""
+"""Checks of single values, as checks.yaml has them."""
 
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.checks import Found
-from dflash_trt.tensorrt_llm.case import Case
-from dflash_trt.tensorrt_llm.chosen import LlmArgs
-from dflash_trt.tensorrt_llm.schema.sections import BY_ALGORITHM, KEYS, known_keys
+from dflash_trt.checkpoints.checks import Check, Found, check
+from dflash_trt.tensorrt_llm.arguments import LlmArgs, find, read_table, sections_with_keys
+from dflash_trt.tensorrt_llm.context import Context
 
-Wrong = Callable[[Any, LlmArgs], bool]
-LEAVE = "Leave it out"
-
-
-def _is(*values: object) -> Wrong:
-    return lambda value, args: value in values
+TABLE = read_table("checks.yaml")
+OTHERS = ("needs", "excludes", "same_as", "with")  # what names a second argument
 
 
-def _other_than(*values: object) -> Wrong:
-    return lambda value, args: value not in values
-
-
-def _no_size(value: Any, args: LlmArgs) -> bool:
-    return value is not None and value != -1 and value < 1  # -1 is upstream's for not given
-
-
-WRONG: tuple[tuple[str, Wrong, str, str], ...] = (
-    # refused by upstream
-    (
-        "enable_lm_head_tp_in_adp",
-        lambda value, args: value and not args.enable_attention_dp,
-        "it needs attention-DP",
-        "Set enable_attention_dp, too, or leave it out",
-    ),
-    ("moe_expert_parallel_size", _no_size, "that is no number of ranks", LEAVE),
-    ("moe_tensor_parallel_size", _no_size, "that is no number of ranks", LEAVE),
-    (
-        "moe_cluster_parallel_size",
-        _other_than(None, -1, 1),
-        "clusters of experts are deprecated, and must divide the ranks",
-        LEAVE,
-    ),
-    (
-        "kv_cache_config.disk_cache_size",
-        lambda value, args: bool(value) and not args.kv_cache_config.disk_cache_path,
-        "there is no disk_cache_path",
-        "Give kv_cache_config.disk_cache_path, too, or leave it out",
-    ),
-    (
-        "kv_cache_config.pool_ratio",
-        lambda value, args: (
-            value is not None and not (min(value, default=0) > 0 and math.isclose(sum(value), 1))
-        ),
-        "its parts must be above 0 and sum to 1",
-        "Correct them, or leave it out",
-    ),
-    (
-        "prefill_capture_num_tokens",
-        lambda value, args: (
-            value is not None
-            and args.torch_compile_config is not None
-            and args.torch_compile_config.capture_num_tokens is not None
-        ),
-        "torch_compile_config.capture_num_tokens says the same",
-        "Give one of the two",
-    ),
-    (
-        "prefill_cuda_graph_backend",
-        lambda value, args: value == "breakable" and args.enable_lora,
-        "such graphs are not for LoRA",
-        "Leave it out, or enable_lora",
-    ),
-    (
-        "moe_config.load_balancer",
-        lambda value, args: isinstance(value, str) and not Path(value).is_file(),
-        "there is no such file",
-        "Give the content of the file in its place, or a path that is the same on every machine",
-    ),
-    # refused by nobody until it is too late
-    ("max_beam_width", _other_than(1), "with a drafter there is one beam", LEAVE),
-    ("encode_only", _is(True), "an encoder generates no text", LEAVE),
-    ("mm_encoder_only", _is(True), "an encoder generates no text", LEAVE),
-    (
-        "attn_backend",
-        _other_than("TRTLLM", "FLASHINFER", "VANILLA"),
-        "TensorRT-LLM would take another without a word",
-        "Use TRTLLM, FLASHINFER or VANILLA, or leave it out",
-    ),
-    ("skip_tokenizer_init", _is(True), "`doctor` generates with TensorRT-LLM's tokenizer", LEAVE),
-    ("cuda_graph_config.batch_sizes", _is([]), "graphs up to a batch of 128 would be made", LEAVE),
-    (
-        "speculative_config.max_total_draft_tokens",
-        lambda value, args: value not in (None, args.speculative_config.max_draft_len),
-        "it is overwritten by max_draft_len",
-        "Set max_draft_len in its place",
-    ),
-    (
-        "speculative_config.advanced_sampling_mode",
-        _other_than("full"),
-        "requests with top_k or top_p would be sampled without them, and not be told",
-        LEAVE,
-    ),
-    ("num_postprocess_workers", _other_than(0), "texts are made by our server", LEAVE),
-    ("orchestrator_type", _is("ray"), "our server starts the ranks by MPI", LEAVE),
-)
-
-
-def values_that_work(case: Case, args: LlmArgs) -> Found:
+@check("error")
+def values_that_work(context: Context, args: LlmArgs) -> Found:
     """Upstream refuses, drops or breaks on some values of the right type."""
-    for name, wrong, why, fix in WRONG:
-        value: Any = args
-        for key in name.split("."):
-            value = getattr(value, key, None)
+    for row in TABLE["refused"]:
+        name, value = row["argument"], args.value(row["argument"])
         absent = value is None and "." in name  # its section may be null
-        if not absent and wrong(value, args):
-            return Found(False, f"engine.args.{name} is {value!r}: {why}", fix)
+        if not absent and _is_wrong(row, value, _other(row, args)):
+            what = f"engine.args.{name} is {value!r}: {row['why']}"
+            return Found(False, what, row.get("fix", "Leave it out"))
     return Found(True, "no argument has a value that TensorRT-LLM refuses or drops")
 
 
-def keys_of_sections(case: Case, args: LlmArgs) -> Found:
+@check("error")
+def keys_of_sections(context: Context, args: LlmArgs) -> Found:
     """Upstream refuses a key that a section does not have."""
-    for name in (*KEYS, *BY_ALGORITHM):
-        section: Any = args
-        for part in name.split("."):
-            section = getattr(section, part)
+    for name in sections_with_keys():
+        section = args.value(name)
         if not isinstance(section, Mapping):  # none, or the name of a file
             continue
-        known = known_keys(name, section)
+        argument = find(name)
+        known, fix = argument.keys, ""
+        if argument.keys_by_algorithm is not None:
+            known = argument.keys_by_algorithm.get(str(section.get("algorithm")))
+            fix = f"Give one of the algorithms {', '.join(argument.keys_by_algorithm)}"
         for key in section:
-            if key not in known:
-                algorithms = BY_ALGORITHM.get(name)
+            if key not in (known or ()):
+                what = f"engine.args.{name} has the key {key!r:.60}, which TensorRT-LLM does not"
                 return Found(
-                    False,
-                    f"engine.args.{name} has the key {key!r:.60}, which TensorRT-LLM does not know",
-                    f"Known there: {', '.join(known)}"
-                    if known or algorithms is None
-                    else f"Give one of the algorithms {', '.join(algorithms)}",
+                    False, f"{what} know", f"Known there: {', '.join(known)}" if known else fix
                 )
     return Found(True, "sections have keys that TensorRT-LLM knows")
+
+
+def _check(row: Mapping[str, Any]) -> Check[[Context, LlmArgs]]:
+    """The check of a row."""
+
+    def look(context: Context, args: LlmArgs) -> Found:
+        value, other = args.value(row["argument"]), _other(row, args)
+        wrong = _is_wrong(row, value, other)
+        said = row.get("failed" if wrong else "found")
+        said = said or row["argument"].rpartition(".")[2] + " is {value}"
+        return Found(not wrong, said.format(value=_written(value), other=other), row["fix"])
+
+    look.__name__, look.__doc__ = row["name"], row["why"]
+    return Check(look, row["severity"])
+
+
+VALUE_CHECKS = [_check(row) for row in TABLE["checks"]]
+
+
+def _is_wrong(row: Mapping[str, Any], value: Any, other: Any) -> bool:
+    conditions: dict[str, Callable[[], bool]] = {
+        "is": lambda: value in row["is"],
+        "is_not": lambda: value not in row["is_not"],
+        "needs": lambda: bool(value) and not other,
+        "excludes": lambda: value not in (None, False) and other not in (None, False),
+        "same_as": lambda: value not in (None, other),
+        "wrong": lambda: WRONG[row["wrong"]](value),
+    }
+    return all(holds() for name, holds in conditions.items() if name in row)
+
+
+def _other(row: Mapping[str, Any], args: LlmArgs) -> Any:
+    return next((args.value(row[key]) for key in OTHERS if key in row), None)
+
+
+def _written(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _is_no_size(value: int | None) -> bool:
+    return value is not None and value != -1 and value < 1  # -1 is upstream's for not given
+
+
+def _are_no_parts(value: list[float]) -> bool:
+    return min(value, default=0) <= 0 or not math.isclose(sum(value), 1)
+
+
+def _is_no_file(value: object) -> bool:
+    return isinstance(value, str) and not Path(value).is_file()
+
+
+WRONG: dict[str, Callable[[Any], bool]] = {
+    "is_no_size": _is_no_size,
+    "are_no_parts": _are_no_parts,
+    "is_no_file": _is_no_file,
+}

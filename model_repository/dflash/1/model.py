@@ -23,7 +23,7 @@ from dflash_trt.serving.front.tensors import (
     to_tensors,
 )
 from dflash_trt.serving.internal import client_of, hide_shared_memory, with_key
-from dflash_trt.serving.server.log import configure
+from dflash_trt.serving.log import configure
 from dflash_trt.serving.settings import CODED_ERRORS, Settings
 from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
 
@@ -40,7 +40,7 @@ class TritonPythonModel:
             said |= llm.limits(read_llm_args(engines / KIND))
         settings = Settings.from_parameters(said)
         tokenizer = here / settings.tokenizer
-        self.metrics = Metrics(pb, settings.most_drafts, rounds=settings.mode != KIND)
+        self.metrics = Metrics(pb, settings.max_draft_tokens, rounds=settings.mode != KIND)
         self.front = Front(
             settings,
             load_tokenizer(tokenizer),

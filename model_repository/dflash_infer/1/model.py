@@ -10,7 +10,7 @@ from dflash_trt.serving.front.parts import arrays
 from dflash_trt.serving.front.side_door import Knock
 from dflash_trt.serving.front.tensors import inputs, named, parameters, timeout, to_tensors
 from dflash_trt.serving.internal import client_of, hide_shared_memory
-from dflash_trt.serving.server.log import configure
+from dflash_trt.serving.log import configure
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""One request's way through answers, failures and retries, the same for both clients."""
+"""One request through answers, failures and retries, the same for both clients."""
 
 import random
 import time
@@ -29,8 +29,8 @@ GRACE = 2.0  # seconds that the server has, after the deadline, to say that it w
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds
 
 
-class Exchange:
-    """What the loops of the clients ask between two gRPC calls."""
+class Attempts:
+    """The attempts of a request: what the loops of the clients ask between two gRPC calls."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Exchange:
         self._begun = False
         self._start = time.monotonic()
 
-    def attempt(self) -> tuple[service_pb2.ModelInferRequest, float]:
+    def next(self) -> tuple[service_pb2.ModelInferRequest, float]:
         """The request, with the time that is left of its deadline, and the call's own timeout."""
         left = self._left()
         self._request.parameters["timeout"].int64_param = max(1, round(left * 1e6))

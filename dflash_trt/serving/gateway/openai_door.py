@@ -13,13 +13,13 @@ from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
 from dflash_trt.serving.gateway.door import Door, State
 from dflash_trt.serving.gateway.settings import Settings
+from dflash_trt.serving.health import health_of
 from dflash_trt.serving.openai.app import DONE, NOT_READY, Served, create_app, to_event
 from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.spelling import speller
-from dflash_trt.serving.security import LOOPBACK, Security, certificate_name
-from dflash_trt.serving.server.health import health_of
-from dflash_trt.serving.server.launch import Ports
-from dflash_trt.serving.settings import most_drafts
+from dflash_trt.serving.ports import LOOPBACK
+from dflash_trt.serving.security import certificate_name
+from dflash_trt.serving.settings import max_draft_tokens
 from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
 
 
@@ -30,27 +30,30 @@ def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:
     """
     manifest = read_manifest(settings.directory)
     config = manifest["config"]
-    tensorrt_llm = config["engine"]["kind"] == KIND
+    by_llm = config["engine"]["kind"] == KIND
+    serving = read_llm_args(settings.directory / "engines" / KIND) if by_llm else config["serving"]
     tokenizer = load_tokenizer(settings.directory / "tokenizer")
-    security = settings.security
-    client = _connect(settings.triton, security)
+    security, key, tls = settings.security, settings.security.inference_key, None
+    if security.tls:  # it trusts no other server, and this one at any address
+        tls = Tls(security.tls.cert, server_name=certificate_name(security.tls))
+    client = AsyncClient(
+        f"{LOOPBACK}:{settings.triton.grpc}",
+        tls=tls,
+        headers={"triton-grpc-protocol-inference-key": key} if key else {},
+        retries=0,  # a client of OpenAI's has its own
+    )
+    drafts = max_draft_tokens(speculation_of(manifest), manifest["drafter"]["block_size"], by_llm)
     served = Served(
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
-        max_model_len=read_llm_args(settings.directory / "engines" / KIND)["max_seq_len"]
-        if tensorrt_llm
-        else config["serving"]["max_seq_len"],
+        max_model_len=serving["max_seq_len"],
         spell=speller(tokenizer),
         channels=has_channels(tokenizer),
-        most_drafts=most_drafts(
-            speculation_of(manifest),
-            manifest["drafter"]["block_size"],
-            tensorrt_llm,
-        ),
+        max_draft_tokens=drafts,
         client=client,
         client_key=security.client_key,
         triton=health_of(settings.triton, security),
     )
-    admit = _admission(security.api_key or security.inference_key, state)
+    admit = _admission(security.api_key or key, state)
     return Door(create_app(served), state, admit, _refuse, _event), client
 
 
@@ -76,15 +79,3 @@ def _refuse(status: int, message: str) -> Response:
 
 def _event(status: int, message: str) -> bytes:
     return to_event(Failure(status, message).body()) + DONE
-
-
-def _connect(ports: Ports, security: Security) -> AsyncClient:
-    key, tls = security.inference_key, None
-    if security.tls:  # it trusts no other server, and this one at any address
-        tls = Tls(security.tls.cert, server_name=certificate_name(security.tls))
-    return AsyncClient(
-        f"{LOOPBACK}:{ports.grpc}",
-        tls=tls,
-        headers={"triton-grpc-protocol-inference-key": key} if key else {},
-        retries=0,  # a client of OpenAI's has its own
-    )

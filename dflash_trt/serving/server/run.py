@@ -2,7 +2,6 @@
 
 import resource
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +14,10 @@ from rich.console import Console
 
 from dflash_trt.build.manifest import Depth, check_build
 from dflash_trt.serving.front.capacity import capacity
-from dflash_trt.serving.gateway.process import Gateway
-from dflash_trt.serving.security import Security, reach
-from dflash_trt.serving.server.launch import HOST, Ports
-from dflash_trt.serving.server.log import Form, to_line
+from dflash_trt.serving.log import Form, to_line
+from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports, reach
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server, find_repository
 from dflash_trt.serving.server.supervisor import supervise
 from dflash_trt.tensorrt_llm import info as tensorrt_llm
@@ -54,11 +53,15 @@ def serve(
     def say(line: str) -> None:
         if not server.log.is_output():
             server.log.add("INFO", "serve", line)
+        if log_format == "json":
+            tell(to_line(log_format, "INFO", "serve", line, {}))
+        else:
+            now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+            tell(f"{now} {line}")
+
+    def tell(line: str) -> None:
         with suppress(OSError):  # nobody may read it any more
-            if log_format == "json":
-                console.print(to_line(log_format, "INFO", "serve", line, {}))
-            else:
-                console.print(_now(), line)
+            console.print(line)
 
     build = find_repository(directory).parent
     bundle = build / "engines" / tensorrt_llm.KIND
@@ -86,11 +89,7 @@ def serve(
         if server.wait_ready(asked_to_stop, say):
             gateway.tell("ready")
             how = _how_to_call(ports, security, openai_port, holds)
-            if log_format == "json":
-                say(how)
-            else:
-                with suppress(OSError):
-                    console.print(how)
+            (say if log_format == "json" else tell)(how)
             supervise(server, gateway, asked_to_stop, say)
             gateway.tell(f"drain {drain_seconds}")
             _drain(server, drain_seconds, say)
@@ -144,15 +143,6 @@ def prepare(
     return Server(directory, inside, security, log, form, keep_log=keep_log), gateway
 
 
-def free_ports() -> Ports:
-    """Three ports of 127.0.0.1 that nothing listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return Ports(*(each.getsockname()[1] for each in sockets))
-
-
 @contextmanager
 def _told_to_stop(server: Server) -> Iterator[threading.Event]:
     """Set by the first SIGINT, SIGTERM or SIGHUP; the second kills the server."""
@@ -175,35 +165,30 @@ def _told_to_stop(server: Server) -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-
-
 def _how_to_call(ports: Ports, security: Security, openai_port: int | None, holds: str) -> str:
     http = f"http://{reach(security.http_host)}:{ports.http}"
     grpc = f"{reach(security.host)}:{ports.grpc}"
     key = " -H 'inference-key: KEY'" if security.inference_key else ""
+    openai, generate = list[str](), list[str]()
 
     def others(host: str) -> str:
         return ", and this machine's other addresses" if reach(host) != host else ""
 
+    if openai_port is not None:
+        openai = [f"  OpenAI   http://{LOOPBACK}:{openai_port}/v1"]
+    if not (security.tls or key):
+        generate = [f"  dflash-trt generate --url {grpc} 'def main():'"]
     lines = [
         "ready",
         f"  holds    {holds}",
         f"  HTTP     {http}{others(security.http_host)}",
         f"  gRPC     {grpc}{' (TLS)' if security.tls else ''}{others(security.host)}",
         f"  metrics  http://{reach(security.host)}:{ports.metrics}/metrics{others(security.host)}",
+        *openai,
+        "try",
+        *generate,
+        f"  curl -N{key} {http}/v2/models/dflash/generate_stream \\",
+        '    -d \'{"text_input": "def main():", "max_tokens": 64, "stream": true}\'',
+        "Ctrl-C stops it",
     ]
-    if openai_port is not None:
-        lines.append(f"  OpenAI   http://{HOST}:{openai_port}/v1")
-    lines.append("try")
-    if not (security.tls or key):
-        lines.append(f"  dflash-trt generate --url {grpc} 'def main():'")
-    return "\n".join(
-        [
-            *lines,
-            f"  curl -N{key} {http}/v2/models/dflash/generate_stream \\",
-            '    -d \'{"text_input": "def main():", "max_tokens": 64, "stream": true}\'',
-            "Ctrl-C stops it",
-        ]
-    )
+    return "\n".join(lines)

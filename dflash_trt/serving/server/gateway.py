@@ -3,19 +3,17 @@
 import importlib.util
 import os
 import select
-import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
 
 from dflash_trt.build.manifest import read_manifest
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.gateway.settings import LISTENING, Settings, codec
+from dflash_trt.serving.log import FORM, Log, Said
+from dflash_trt.serving.ports import LOOPBACK, Ports, listen
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.launch import HOST, Ports, bind
-from dflash_trt.serving.server.log import FORM, Log, Said
 from dflash_trt.serving.server.reaper import KILL_TIMEOUT
 
 START_TIMEOUT = 60.0  # seconds
@@ -41,25 +39,19 @@ class Gateway:
         security: Security,
         openai_port: int | None = None,
     ) -> None:
+        addresses = {"http": (security.http_host, ports.http), "grpc": (security.host, ports.grpc)}
         if openai_port is not None:
             _check_openai(directory, security)
-        self._sockets: dict[str, socket.socket] = {}
+            addresses["openai"] = LOOPBACK, openai_port
         self._process: subprocess.Popen[str] | None = None
         self._state = "unready"
-        try:
-            self._listen("http", security.http_host, ports.http)
-            self._listen("grpc", security.host, ports.grpc)
-            if openai_port is not None:
-                self._listen("openai", HOST, openai_port)
-        except ServerError:
-            self.stop()
-            raise
-        listeners = {name: each.fileno() for name, each in self._sockets.items()}
+        with ExitStack() as stack:  # nobody else takes the ports from here on
+            listeners = {
+                name: stack.enter_context(listen(name, *address)).fileno()
+                for name, address in addresses.items()
+            }
+            self._listening = stack.pop_all()
         self._settings = Settings(listeners, directory, triton, security)
-
-    def _listen(self, name: str, host: str, port: int) -> None:
-        self._sockets[name] = bind(name, host, port)
-        self._sockets[name].listen()  # so that nobody else takes the port
 
     def start(self, log: Log) -> None:
         """Returns when it answers; it is ready once it is, or was, told so.
@@ -71,12 +63,12 @@ class Gateway:
             said = Said(log, "gateway")
             process = self._launch(said)
             assert process.stdout is not None
-            if _says(process.stdout, LISTENING):
+            readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT)
+            if readable and process.stdout.readline().strip() == LISTENING:
                 return self._write(self._state)
-            if self.wait(EXIT_TIME) and process.returncode < 0:
-                continue
-            process.kill()
-            break
+            if not self.wait(EXIT_TIME) or process.returncode >= 0:
+                process.kill()
+                break
         reason = next(reversed(said.last()), "it said nothing")
         raise ServerError(f"the gateway did not start: {reason}", f"Read its log: {log.path}")
 
@@ -130,14 +122,7 @@ class Gateway:
                 self._process.kill()
                 self.wait(KILL_TIMEOUT)
             self._process.stdout.close()
-        for each in self._sockets.values():
-            each.close()
-
-
-def _says(stream: IO[str], word: str) -> bool:
-    """Whether that is its first line, in time."""
-    readable, _, _ = select.select([stream], [], [], START_TIMEOUT)
-    return bool(readable) and stream.readline().strip() == word
+        self._listening.close()
 
 
 def _check_openai(directory: Path, security: Security) -> None:

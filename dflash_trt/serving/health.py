@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from dflash_trt.serving.security import LOOPBACK, Security, reach
-from dflash_trt.serving.server.launch import Ports
+from dflash_trt.serving.ports import LOOPBACK, Ports, reach
+from dflash_trt.serving.security import Security
 
 # one token, over the whole way that a request takes
 PROBE = {

@@ -1,0 +1,107 @@
+"""`dflash-trt build`, `check`, `export` and `schema`: a build and its config."""
+# ruff: noqa: PLC0415
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dflash_trt.cli.output import Built, Config, Json, print_json, reporting
+from dflash_trt.errors import RequestError
+
+
+def build(
+    config: Config,
+    output: Annotated[Path | None, typer.Option(help="Default: build/NAME.")] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Ranks, in place of engine.tensor_parallel_size.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Check a pair and write its engines and model repository."""
+    from dflash_trt.build.run import build as run
+    from dflash_trt.config import load_config, with_ranks
+
+    settings = load_config(config)
+    if tp is not None:
+        settings = with_ranks(settings, tp)
+    directory = output or Path("build") / settings.name
+    with reporting() as report:
+        result = run(settings, directory, report)
+    for warning in result.warnings:
+        print(f"{warning.result}: {warning}", file=sys.stderr)
+    files = result.manifest["files"]
+    linked = sum(entry["size"] for entry in files.values() if "mtime_ns" in entry)
+    size = sum(entry["size"] for entry in files.values()) - linked
+    if json_:
+        print_json(
+            directory=str(result.directory),
+            built=result.built,
+            files=len(files),
+            bytes=size,
+            linked_bytes=linked,
+            seconds=round(result.seconds, 3),
+            warnings=[str(warning) for warning in result.warnings],
+        )
+        return
+    if not result.built:
+        print(f"{directory} is already built from these inputs; nothing to do")
+        return
+    print(
+        f"built {directory} in {result.seconds:.1f} s: {len(files)} files, {size / 1e6:.1f} MB"
+        + f", and {linked / 1e6:.1f} MB of the checkpoints by link" * bool(linked)
+    )
+    if (cost := result.accuracy) is not None:
+        print(
+            f"quantized weights against the unquantized target, {cost.tokens} tokens of fixed "
+            f"text: greedy token equal at {cost.agreement:.1%}, logits off by {cost.rms:.1%} rms, "
+            f"at most {cost.largest:.2f}"
+        )
+    if settings.engine.kind == "tensorrt_llm":
+        print(f"check the machine it goes to: dflash-trt doctor {directory}")
+    print(f"serve it: dflash-trt serve {directory}")
+
+
+def check(directory: Built, json_: Json = False) -> None:
+    """Compare every file of a build with its manifest; exit 1 if one differs."""
+    from dflash_trt.build.manifest import differences, read_manifest
+
+    manifest = read_manifest(directory)
+    with reporting() as report:
+        found = differences(directory, manifest, "full", report)
+    files = manifest["files"]
+    if json_:
+        print_json(directory=str(directory), intact=not found, files=len(files), **asdict(found))
+    elif not found:
+        print(f"{directory}: {len(files)} files as they were built")
+    else:
+        from dflash_trt.cli.report import show_differences
+
+        show_differences(asdict(found))
+    raise typer.Exit(1 if found else 0)
+
+
+def export(
+    engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm-serve.")],
+    config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
+) -> None:
+    """Print a script that serves the same pair on another engine, to compare like with like."""
+    from dflash_trt.build.export import ENGINES
+    from dflash_trt.build.export import export as run
+    from dflash_trt.config import load_config
+
+    if engine not in ENGINES:
+        raise RequestError(f"no engine is called {engine!r}", f"Take {', '.join(ENGINES)}")
+    with reporting() as report:
+        text = run(load_config(config), engine, report)
+    print(text, end="")
+
+
+def schema() -> None:
+    """Print the JSON Schema of the build config."""
+    from dflash_trt.config import json_schema
+
+    print(json.dumps(json_schema(), indent=2))

@@ -1,0 +1,112 @@
+"""`dflash-trt inspect` and `plan`: what a pair is, and where it fits."""
+# ruff: noqa: PLC0415
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dflash_trt.cli.output import Config, Json, print_json, reporting, write_text
+from dflash_trt.errors import RequestError
+
+
+def plan(
+    config: Config,
+    machine: Annotated[
+        str | None, typer.Option(help="A preset in place of the config's hardware.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence, for the speeds.")
+    ] = None,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Tokens a DFlash round commits with all its drafts.")
+    ] = None,
+    eagle_acceptance: Annotated[
+        float | None, typer.Option(min=1.0, help="The same of an EAGLE-3 chain of three drafts.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Draw the Pareto picture here.")] = None,
+    json_: Json = False,
+) -> None:
+    """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
+    from dflash_trt.checkpoints import locate
+    from dflash_trt.config import load_config
+    from dflash_trt.planning import draw, show
+    from dflash_trt.planning import plan as run
+    from dflash_trt.roofline import machine as named
+
+    settings = load_config(config)
+    hardware = None if machine is None else named(machine)
+    with reporting() as report:
+        target = locate(settings.target, "target", report, weights=False).directory
+        drafter = locate(settings.drafter, "drafter", report, weights=False).directory
+    found = run(
+        settings,
+        target,
+        drafter,
+        hardware=hardware,
+        context=context,
+        acceptance=acceptance,
+        eagle_acceptance=eagle_acceptance,
+    )
+    if svg is not None:
+        write_text(svg, draw(found), "--svg")
+    if json_:
+        print_json(**found)
+    else:
+        show(found)
+
+
+def inspect(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="Its directory, GGUF file or ORG/NAME@REVISION; or what `build` wrote."
+        ),
+    ],
+    drafter: Annotated[str | None, typer.Argument(help="The same of its drafter.")] = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Build engines in TMPDIR, decode, and say what is accepted."),
+    ] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(help='With --deep: JSON lines with "text" or "ids".')
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Describe a target and a drafter and check the pair; exit 1 if it cannot be built.
+
+    For a built directory: what rounds cost on the machines that ran it.
+    """
+    from dflash_trt.build.built import inspect_built, is_built
+    from dflash_trt.checkpoints import inspect as run
+    from dflash_trt.checkpoints import locate_argument
+    from dflash_trt.cli.report import show, show_built
+
+    deep = deep or prompts is not None
+    if deep and drafter is None:
+        raise RequestError("--deep measures a pair", "Give the drafter too")
+    if drafter is None and is_built(Path(target)):
+        found = inspect_built(Path(target))
+        if json_:
+            print_json(**found)
+        else:
+            show_built(found)
+        return
+    with reporting() as report:
+        at = [locate_argument(target, "target", report)]
+        if drafter is not None:
+            at.append(locate_argument(drafter, "drafter", report))
+        found = run(*at)
+        kinds = {kind["kind"]: kind for kind in found["engine_kinds"]}
+        builds = any(kind["fits"] for kind in kinds.values() if kind["state"] == "built")
+        if deep and kinds["onnxruntime"]["fits"]:
+            from dflash_trt.build.acceptance_probe import measure
+
+            found["measured"] = asdict(measure(at[0], at[1], prompts, report))
+            found["checks"].append(found["measured"].pop("finding"))
+    if json_:
+        print_json(**found)
+    else:
+        show(found)
+    raise typer.Exit(0 if builds else 1)

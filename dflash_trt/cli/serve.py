@@ -1,0 +1,78 @@
+"""`dflash-trt serve`: Triton on a built directory."""
+# ruff: noqa: PLC0415
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dflash_trt.cli.output import Built, Check
+
+Port = typer.Option(min=1, max=65535)
+
+
+def serve(
+    repo: Built,
+    http_port: Annotated[int, Port] = 8000,
+    grpc_port: Annotated[int, Port] = 8001,
+    metrics_port: Annotated[int, Port] = 8002,
+    host: Annotated[str, typer.Option(help="IPv4 address to listen on.")] = "127.0.0.1",
+    grpc_cert: Annotated[Path | None, typer.Option(help="PEM: TLS on gRPC.")] = None,
+    grpc_key: Annotated[Path | None, typer.Option(help="PEM: the certificate's key.")] = None,
+    grpc_ca: Annotated[
+        Path | None, typer.Option(help="PEM: only clients with a certificate of this CA.")
+    ] = None,
+    inference_key_file: Annotated[
+        Path | None, typer.Option(help="Holds the key that requests must send.")
+    ] = None,
+    admin_key_file: Annotated[
+        Path | None, typer.Option(help="Holds the key that management calls must send.")
+    ] = None,
+    insecure_old_server: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-old-server",
+            help="Let a tritonserver with known security holes listen beyond this machine.",
+        ),
+    ] = False,
+    openai_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Answer OpenAI's API here too.")
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long running requests may go on after SIGTERM.")
+    ] = 20.0,
+    check: Check = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Append the logs of Triton, its models and the fronts.")
+    ] = None,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Of log lines, and of what `serve` prints.")
+    ] = "text",
+) -> None:
+    """Run Triton on a built directory until it is told to stop; restart what dies."""
+    from dflash_trt.serving.server import read_security
+    from dflash_trt.serving.server import serve as run
+
+    security = read_security(
+        host,
+        grpc_cert=grpc_cert,
+        grpc_key=grpc_key,
+        grpc_ca=grpc_ca,
+        inference_key_file=inference_key_file,
+        admin_key_file=admin_key_file,
+        old_server_exposed=insecure_old_server,
+    )
+    raise typer.Exit(
+        run(
+            repo,
+            http_port,
+            grpc_port,
+            metrics_port,
+            security,
+            openai_port,
+            drain_seconds,
+            check,
+            log_file,
+            log_format,
+        )
+    )

@@ -1,0 +1,211 @@
+"""What the rules and the checks look at: the pair, the machine and the goal."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from dflash_trt.checkpoints import (
+    INDEX,
+    MODELOPT_FILE,
+    SLIDING,
+    Drafter,
+    ModelSummary,
+    Pair,
+    Target,
+    read_json,
+)
+from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.errors import CheckpointError, ConfigError
+from dflash_trt.roofline import (
+    ARENA_SHARE,
+    OVERHEAD,
+    Gpu,
+    Machine,
+    ModelSize,
+    Values,
+    arena_slot,
+    drafter_size,
+    section,
+    target_size,
+)
+
+Model = ModelSummary[Target] | ModelSummary[Drafter]
+PAGED = (100, 103)  # compute capabilities with the drafter's paged attention
+
+
+class Heads(NamedTuple):
+    """The heads of a model's attention."""
+
+    query: int
+    kv: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """One deployment."""
+
+    config: BuildConfig
+    pair: Pair
+    machine: Machine
+
+    @cached_property
+    def engine(self) -> TensorRTLLM:
+        if not isinstance(self.config.engine, TensorRTLLM):
+            raise ConfigError(
+                f"engine.kind is {self.config.engine.kind}", "Use engine: {kind: tensorrt_llm}"
+            )
+        return self.config.engine
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.machine.gpu
+
+    @property
+    def gpus(self) -> int:
+        """Those of one instance; ConfigError when the machine has fewer."""
+        asked = self.engine.gpus
+        if asked is not None and asked > self.machine.all_gpus:
+            raise ConfigError(
+                f"engine.gpus is {asked}, but {self.machine.name} has {self.machine.all_gpus}",
+                f"Set it to at most {self.machine.all_gpus}, or leave it out",
+            )
+        return asked or self.machine.all_gpus
+
+    @property
+    def target(self) -> ModelSummary[Target]:
+        return self.pair.target
+
+    @property
+    def drafter(self) -> ModelSummary[Drafter]:
+        return self.pair.drafter
+
+    @cached_property
+    def is_gpt_oss(self) -> bool:
+        return self.target.architecture.startswith("GptOss")
+
+    @cached_property
+    def experts(self) -> int | None:
+        """Experts of each of the target's layers; None: it is dense."""
+        return known(self.target, "num_local_experts", "num_experts", "n_routed_experts")
+
+    @cached_property
+    def windows(self) -> bool:
+        """Layers of the drafter see only what is near."""
+        if self.drafter.model is not None:
+            return any(layer.window for layer in self.drafter.layers)
+        kinds = self.drafter.values.get("layer_types")
+        return isinstance(kinds, list) and SLIDING in kinds
+
+    @cached_property
+    def two_sided_windows(self) -> bool:
+        """What is near lies after them in the block, too."""
+        if self.drafter.model is not None:
+            return any(layer.window and not layer.causal for layer in self.drafter.layers)
+        values = self.drafter.values
+        return self.windows and False in (values.get("is_causal"), values.get("causal"))
+
+    @property
+    def paged(self) -> bool:
+        """The drafter's attention can be TRTLLM's, whose context lies in the KV cache's pool."""
+        return self.gpu.sm in PAGED and not self.two_sided_windows
+
+    @property
+    def max_draft_len(self) -> int:
+        """Drafts that the drafter was trained to make."""
+        return self.drafter.number("block_size") - 1
+
+    @cached_property
+    def target_values(self) -> Values:
+        return target_values(self.target.directory, self.target.values)
+
+    @cached_property
+    def sizes(self) -> tuple[ModelSize, ModelSize]:
+        """Target and drafter; NotKnown where a config.json does not state them."""
+        try:
+            target = target_size(self.target_values)
+            return target, drafter_size(self.drafter.values, target)
+        except CheckpointError as error:
+            raise NotKnown(str(error)) from None
+
+    def dense_slot(self, ranks: int, max_seq_len: int, width: int) -> int:
+        """Bytes on each GPU of one sequence's dense drafter context.
+
+        ranks: over which the drafter's KV heads are divided; width: max_draft_len + 1.
+        `DFlashWorker._lazy_init_ctx_buffers` (`_torch/speculative/dflash.py` at 00679c66).
+        """
+        return arena_slot(self.sizes[1], ranks, max_seq_len + width)
+
+    def dense_budget(self, ranks: int, kv_fraction: float | None) -> int:
+        """Bytes that upstream lets the dense context take of each GPU; ranks: tensor parallel.
+
+        `TorchLlmArgs._validate_dflash_ctx_budget` (pull request 19466).
+        """
+        free = self.gpu.memory_bytes - weight_bytes(self.target) // ranks - OVERHEAD
+        kept = 1 - (0.9 if kv_fraction is None else kv_fraction)  # upstream's default
+        return max(0, int(free * kept * ARENA_SHARE))
+
+
+def target_values(directory: Path, values: Values) -> Values:
+    """config.json, with what ModelOpt writes beside it about the quantization."""
+    if not (file := directory / MODELOPT_FILE).is_file():
+        return values
+    more = section(read_json(file), "quantization")
+    return {**values, "quantization_config": more | section(values, "quantization_config")}
+
+
+def heads(model: Model) -> Heads:
+    """NotKnown where config.json does not say enough. Where layers differ, the first's."""
+    query = model.number("num_attention_heads")
+    if model.model is not None:
+        first = model.model.spec.layers[0]
+        return Heads(query, first.num_key_value_heads, first.head_dim)
+    kv = known(model, "num_key_value_heads") or query
+    dim = known(model, "head_dim") or model.number("hidden_size") // max(query, 1)
+    if min(query, kv, dim) < 1:
+        raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads of {dim}")
+    return Heads(query, kv, dim)
+
+
+def undivided(context: Context, ranks: int) -> list[str]:
+    """What cannot be divided over so many ranks; KV heads may be repeated instead."""
+    found = []
+    for model in (context.target, context.drafter):
+        own = heads(model)
+        if own.query % ranks:
+            found.append(f"the {model.role}'s {own.query} heads")
+        if own.kv % ranks and ranks % own.kv:
+            found.append(f"the {model.role}'s {own.kv} KV heads")
+    linear = known(context.target, "linear_num_key_heads")  # of hybrids
+    if linear and linear % ranks:
+        found.append(f"the target's {linear} heads of linear attention")
+    return found
+
+
+def known(model: Model, *names: str) -> int | None:
+    """The first of the fields that is there."""
+    for name in names:
+        try:
+            return model.number(name)
+        except NotKnown:
+            continue
+    return None
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of the weights, by their index, for they may still be on the Hub, or by the files.
+
+    NotKnown where there are neither.
+    """
+    index = model.directory / INDEX
+    about = read_json(index).get("metadata") if index.is_file() else None
+    total = about.get("total_size") if isinstance(about, dict) else None
+    if isinstance(total, int) and total > 0:
+        return total
+    files = model.weights.files if model.weights else model.directory.glob("model*.safetensors")
+    found = sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
+    if not found:
+        raise NotKnown(f"the {model.role} has no weights here")
+    return found
