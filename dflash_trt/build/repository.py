@@ -15,7 +15,7 @@ from dflash_trt.errors import BuildError
 from dflash_trt.serving.front.llmapi import model_yaml
 from dflash_trt.serving.security import INTERNAL
 from dflash_trt.serving.settings import Settings
-from dflash_trt.tensorrt_llm.info import KIND
+from dflash_trt.tensorrt_llm import KIND
 
 TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")

@@ -27,9 +27,14 @@ from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.roofline import machine
-from dflash_trt.tensorrt_llm.args import check_args, choose_args
-from dflash_trt.tensorrt_llm.arguments import LlmArgs
-from dflash_trt.tensorrt_llm.bundle import checkpoint_files, drafter_name, write_bundle
+from dflash_trt.tensorrt_llm import (
+    LlmArgs,
+    check_args,
+    checkpoint_files,
+    choose_args,
+    drafter_name,
+    write_bundle,
+)
 
 
 def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:

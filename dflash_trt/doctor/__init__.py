@@ -11,7 +11,7 @@ from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.doctor import gpus, place, runtime
 from dflash_trt.doctor.patient import Patient, Seen
 from dflash_trt.errors import DflashError
-from dflash_trt.tensorrt_llm.info import KIND
+from dflash_trt.tensorrt_llm import KIND
 
 Look = Callable[[Patient], Seen]
 ANY_KIND: tuple[Look, ...] = (place.files, place.shared_memory, place.triton, place.ports)

@@ -76,7 +76,7 @@ def this_machine(engines: Path, mode: str, threads: int | None = None) -> Machin
         library, gpu = f"{kind} {versions()[kind]}", ""
     else:
         # here, because CPUs need none of it
-        from dflash_trt.tensorrt_llm.host import gpus  # noqa: PLC0415
+        from dflash_trt.tensorrt_llm import gpus  # noqa: PLC0415
 
         library = f"{info.plan.library} {info.plan.version}"
         gpu = ", ".join(each.name for each in gpus()[: info.ranks])

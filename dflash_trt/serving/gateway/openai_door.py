@@ -20,7 +20,7 @@ from dflash_trt.serving.openai.spelling import speller
 from dflash_trt.serving.ports import LOOPBACK
 from dflash_trt.serving.security import certificate_name
 from dflash_trt.serving.settings import max_draft_tokens
-from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
+from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
 def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:

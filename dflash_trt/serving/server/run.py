@@ -20,8 +20,8 @@ from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server, find_repository
 from dflash_trt.serving.server.supervisor import supervise
+from dflash_trt.tensorrt_llm import check_host
 from dflash_trt.tensorrt_llm import info as tensorrt_llm
-from dflash_trt.tensorrt_llm.host import check_host
 
 FILES = 65536  # open at once, at most, where the machine allows so many
 DRAIN_POLL = 0.1  # seconds between two looks at what is still running
