@@ -106,11 +106,11 @@ class Groups:
             if group.scheduler.active or self._may_take(group):
                 held = group.scheduler.sequences
                 try:
-                    self._step(group)
+                    self._step(group, held)
                 except Exception as error:
                     self._give_up(group, held, error)
 
-    def _step(self, group: _Group) -> None:
+    def _step(self, group: _Group, held: list[Sequence]) -> None:
         scheduler = group.scheduler
         for sequence in scheduler.sequences:
             if sequence.dropped:
@@ -119,6 +119,7 @@ class Groups:
         before, start = scheduler.active, time.perf_counter()
         news = scheduler.step(take=self._may_take(group))
         seconds = time.perf_counter() - start
+        held += news  # one may have come and ended in this very step
         for sequence in news:
             self._report(sequence)
         self._measure_step(scheduler, seconds)
@@ -190,7 +191,7 @@ class Groups:
     def _give_up(self, group: _Group, held: list[Sequence], error: Exception) -> None:
         """A step failed: its sequences end with an error, the group starts anew.
 
-        held: those that had rows before it; some may have ended in it, unreported.
+        held: those that had slots before or after it; some may have ended in it, unreported.
         """
         log.error("a round failed", exc_info=error)
         sequences = dict.fromkeys([*held, *group.scheduler.sequences])
