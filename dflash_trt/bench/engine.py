@@ -10,10 +10,7 @@ from dflash_trt.bench.passes import Decoder, Pass, TimedEngine, run_in_turns
 from dflash_trt.bench.results import Cell
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import DraftModel, Request, SamplingParams, in_process, rounds_with
-from dflash_trt.decoding.speculation.kept_costs import costs_of
-from dflash_trt.decoding.speculation.lookup import PromptLookup
-from dflash_trt.decoding.speculation.policy import Fixed
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strategy
 from dflash_trt.engines.step import Engine
 from dflash_trt.errors import RequestError
 
@@ -147,15 +144,14 @@ def _decoder(
     rounds, used = in_process(target, None), [target]
     if cell.method in ("dflash", "adaptive"):
         rounds, used = in_process(target, drafter), [target, drafter]
-    elif cell.method == "lookup":
-        rounds = rounds_with(target, PromptLookup())
     elif model is not None and cell.method == "draft-model":
         rounds, used = rounds_with(target, DraftModel(model)), [target, model]
     if cell.method == "adaptive":
-        costs = costs_of(engines, "in_process", rounds, cell.threads)
-        return Decoder(cell, rounds, *strategy(Speculation(), target.info, costs), used)
+        profile = profile_of(engines, "in_process", rounds, cell.threads)
+        return Decoder(cell, rounds, *strategy(Speculation(), target.info, profile), used)
     drafts = drafter.info.block_size - 1 if cell.draft_tokens is None else cell.draft_tokens
-    return Decoder(cell, rounds, Fixed(drafts), None, used)
+    proposer = Proposer(drafts, lookup=True) if cell.method == "lookup" else Proposer()
+    return Decoder(cell, rounds, Fixed(drafts), proposer, used)
 
 
 def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:

@@ -11,8 +11,7 @@ from random import Random
 from dflash_trt.bench.results import Cell, Sample
 from dflash_trt.decoding import Request, RunRound, Scheduler
 from dflash_trt.decoding import Sequence as Decoded
-from dflash_trt.decoding.speculation.policy import Policy
-from dflash_trt.decoding.speculation.proposals import Proposer
+from dflash_trt.decoding.speculation import Policy, Proposer
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.step import Step
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dflash_trt.bench.results import Cell, Run
-from dflash_trt.decoding.speculation.offers import VERIFIED
+from dflash_trt.decoding.speculation import VERIFIED
 from dflash_trt.errors import BenchError
 
 RESAMPLES = 2000

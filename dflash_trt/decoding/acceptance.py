@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from dflash_trt.decoding.gumbel import NO_TOKEN, sample
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode, tempered
 from dflash_trt.decoding.messages import NO_HISTORY, Float32, VerifyInput
-from dflash_trt.decoding.speculation.tree import walk
+from dflash_trt.decoding.speculation import walk
 
 AT_ONCE = 2**15  # logits that are sooner sampled from all at once than those that count in turn
 Kept = tuple[Sequence[int], int]  # drafts of a row (1: the first), and the token after them

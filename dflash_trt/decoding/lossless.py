@@ -12,9 +12,7 @@ from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
-from dflash_trt.decoding.speculation.kept_costs import costs_of
-from dflash_trt.decoding.speculation.policy import Fixed, Policy
-from dflash_trt.decoding.speculation.proposals import Proposer, strategy
+from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, profile_of, strategy
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.step import Engine
 from dflash_trt.errors import EngineError, RequestError
@@ -72,7 +70,7 @@ def check_lossless(
     target, drafter = (load_engine(engines / role) for role in ("target", "drafter"))
     rounds, costs = in_process(target, drafter), None
     if speculation.policy == "adaptive":
-        costs = costs_of(engines, "in_process", rounds)
+        costs = profile_of(engines, "in_process", rounds)
     slots = target.info.slots
     dflash = _scheduler(target, slots, rounds, *strategy(speculation, target.info, costs))
     plain = _scheduler(target, 1, in_process(target, None), Fixed(0))

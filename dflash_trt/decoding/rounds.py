@@ -27,12 +27,11 @@ from dflash_trt.decoding.messages import (
     no_drafts,
     slot_copies,
 )
-from dflash_trt.decoding.speculation.held import Held
-from dflash_trt.decoding.speculation.tree import ancestors, depths
+from dflash_trt.decoding.speculation import FeatureBuffer, ancestors, depths
 from dflash_trt.engines.step import NOTHING, Engine
 
 
-def verify(engine: Engine, x: VerifyInput, held: Held | None = None) -> VerifyOutput:
+def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) -> VerifyOutput:
     """Run the target over the tokens, write their KV rows and decide how many drafts are kept.
 
     held: where features stay while no drafts are wanted.
@@ -161,7 +160,7 @@ Propose = Callable[[VerifyInput, VerifyOutput], DraftOutput]
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
     """Rounds on engines of this process; without a drafter the target decodes alone."""
-    held = None if drafter is None else Held()
+    held = None if drafter is None else FeatureBuffer()
 
     def propose(x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
         if drafter is None or not needs_drafter(x):
@@ -176,7 +175,7 @@ def needs_drafter(x: VerifyInput) -> bool:
     return bool(x.batch[1] > 0 or (x.batch[4::3] != FREED).any())
 
 
-def rounds_with(target: Engine, propose: Propose, held: Held | None = None) -> RunRound:
+def rounds_with(target: Engine, propose: Propose, held: FeatureBuffer | None = None) -> RunRound:
     """Rounds on a target of this process and whatever drafts for it; held: see `verify`."""
 
     def run(x: VerifyInput) -> RoundOutput:

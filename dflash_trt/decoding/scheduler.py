@@ -16,10 +16,13 @@ from dflash_trt.decoding.messages import (
 )
 from dflash_trt.decoding.sequence import Request, Sequence, check_request
 from dflash_trt.decoding.slots import Slots
-from dflash_trt.decoding.speculation.offers import SOURCES, Choice, Proposal, Row
-from dflash_trt.decoding.speculation.policy import Policy
-from dflash_trt.decoding.speculation.proposals import Chains, Proposer
-from dflash_trt.decoding.speculation.tree import depths
+from dflash_trt.decoding.speculation import (
+    SOURCES,
+    Policy,
+    Proposer,
+    StepPlan,
+    depths,
+)
 from dflash_trt.decoding.waiting_queue import WaitingQueue
 from dflash_trt.engines.info import HELD, most_verified
 
@@ -60,13 +63,12 @@ class Scheduler:
         self._max_seq_len = max_seq_len
         self._prefill_chunk = prefill_chunk
         self._policy = policy
-        self._proposer = proposer or Chains()
+        self._proposer = proposer or Proposer()
         self._max_verified = most_verified(policy.draft_tokens + 1)
         self._queue = WaitingQueue[Sequence]() if queue is None else queue
         self._slots = Slots(first_slot)
         self._prefilled_last = False
         self._undrafted = 0  # see `_without_drafts`; as of the last choice
-        self._rows: Seq[Row] = ()  # what the last choice chose from
         self._rest = 0  # rounds for which there is nothing to be chosen
         self._chosen_for = 0  # sequences
         self._choosing = 0.0  # seconds that the last choice took
@@ -139,8 +141,6 @@ class Scheduler:
         lines = [prompt[start : end + scored]]
         output, report = self._run([sequence], len(decoding), [row], lines, None, wanted)
         report.prompt_tokens = count
-        if drafts:
-            self._policy.prefilled(n, sampled, report.draft)
         if scored:
             output = sequence.score_prompt(output, count - last)
         sequence.verified(count, wanted)
@@ -158,30 +158,30 @@ class Scheduler:
     def _round(self) -> list[Sequence]:
         start = time.perf_counter()
         sequences = list(self._slots.decoding)
-        choice = Choice([None] * len(sequences), 0)
+        plan = StepPlan([None] * len(sequences), 0)
         if not any(sequence.request.drafting for sequence in sequences):
             # the policy learns nothing from it
-            self._rest, self._undrafted, self._chosen_for, self._rows = 0, DISCARD, 0, ()
+            self._rest, self._undrafted, self._chosen_for = 0, DISCARD, 0
         elif self._rest:
-            self._rest, self._rows = self._rest - 1, ()
+            self._rest -= 1
         else:
-            choice = self._choose(sequences)
+            plan = self._choose(sequences)
             self._chosen_for, self._choosing = len(sequences), time.perf_counter() - start
-        report = self._verify(sequences, choice)
+        report = self._verify(sequences, plan)
         # of plain rounds in a row the last one, which took no time to choose
         if not self._rest and len(sequences) == self._chosen_for:
             took = time.perf_counter() - start - report.draft
             self._policy.timed(took, report.draft, self._choosing)
         return sequences
 
-    def _choose(self, sequences: Seq[Sequence]) -> Choice:
+    def _choose(self, sequences: Seq[Sequence]) -> StepPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         room = self._room(sequences)
-        self._rows = self._proposer.rows(sequences, context)
+        rows = self._proposer.rows(sequences)
         self._undrafted = self._without_drafts(sequences)
-        choice = self._policy.choose(self._rows, context, feed=room < 0 and not self._undrafted)
-        self._rest = min(choice.rest, max(room, 0))
-        return choice
+        plan = self._policy.choose(rows, context, feed=room < 0 and not self._undrafted)
+        self._rest = min(plan.rest, max(room, 0))
+        return plan
 
     def _room(self, sequences: Seq[Sequence]) -> int:
         """Plain rounds before which the drafter need not run, however the last one goes."""
@@ -194,15 +194,15 @@ class Scheduler:
         budget = max(sequence.budget for sequence in sequences)
         return 0 if self._policy.holds(budget) else DISCARD
 
-    def _verify(self, sequences: Seq[Sequence], choice: Choice) -> StepReport:
+    def _verify(self, sequences: Seq[Sequence], plan: StepPlan) -> StepReport:
         rows, lines = [], []
-        for sequence, proposal in zip(sequences, choice.taken, strict=True):
+        for sequence, proposal in zip(sequences, plan.chosen, strict=True):
             line = [sequence.tokens[-1], *(proposal.tokens if proposal else ())]
             rows.append([len(line), 1, sequence.position, sequence.round_budget])
             lines.append(line)
-        wanted = choice.draft or self._undrafted
-        output, report = self._run(sequences, 0, rows, lines, _parents(choice), wanted)
-        self._commit(sequences, choice, output, report, wanted)
+        wanted = plan.draft_tokens or self._undrafted
+        output, report = self._run(sequences, 0, rows, lines, _parents(plan), wanted)
+        self._commit(sequences, plan, output, report, wanted)
         return report
 
     def _run(
@@ -231,17 +231,17 @@ class Scheduler:
     def _commit(
         self,
         sequences: Seq[Sequence],
-        choice: Choice | None,
+        plan: StepPlan | None,
         output: RoundOutput,
         report: StepReport,
         wanted: int,
     ) -> None:
         """Commit what a step says of its sequences and keep their next drafts.
 
-        choice: None after a prompt.
+        plan: None after a prompt.
         """
         for i, (accepted, token, _, *path) in enumerate(output.results.tolist()):
-            sequence, proposal = sequences[i], choice.taken[i] if choice else None
+            sequence, proposal = sequences[i], plan.chosen[i] if plan else None
             if accepted < 0:
                 self.finish(sequence, "error")
                 continue
@@ -250,7 +250,7 @@ class Scheduler:
             tokens = [*kept, token]
             source = SOURCES.index(proposal.source) if proposal else 0
             committed = sequence.commit_row(tokens, source, output, i)
-            if choice is not None:
+            if plan is not None:
                 sequence.verified(accepted + 1, wanted)
                 sequence.drafted += len(drafts)
                 sequence.accepted += min(accepted, committed)
@@ -258,20 +258,12 @@ class Scheduler:
                 deepest = max(depths(tuple(proposal.parents))) if proposal else 0
                 report.sequences.append((len(drafts), deepest, accepted))
                 report.choices.append(proposal.kind if proposal else "plain")
-                self._learn(i, proposal, accepted, tokens[0])
+                if proposal is not None:
+                    self._policy.observe(proposal, accepted)
             if sequence.finish_reason is not None:
                 self._slots.free(sequence)
                 continue
-            if self._proposer.learns:
-                self._proposer.observe(sequence, accepted)
             sequence.take_candidates(output.candidate_ids[i], output.candidate_probs[i], wanted)
-
-    def _learn(self, i: int, proposal: Proposal | None, accepted: int, token: int) -> None:
-        if proposal is not None:
-            self._policy.observe(proposal, accepted)
-        for offer in self._rows[i].offers if self._rows else ():
-            if proposal is None or offer.source != proposal.source:
-                self._policy.missed(offer, token)
 
 
 def _history(sequences: Seq[Sequence]) -> Int64:
@@ -284,12 +276,12 @@ def _history(sequences: Seq[Sequence]) -> Int64:
     return np.array([line + [NO_HISTORY] * (longest - len(line)) for line in lines])
 
 
-def _parents(choice: Choice) -> Int64 | None:
+def _parents(plan: StepPlan) -> Int64 | None:
     """Of the tokens to verify; see `VerifyInput`. None: all are chains."""
-    if all(proposal is None or proposal.is_chain for proposal in choice.taken):
+    if all(proposal is None or proposal.is_chain for proposal in plan.chosen):
         return None
-    parents = np.zeros((len(choice.taken), 1 + choice.width), np.int64)
-    for line, proposal in zip(parents, choice.taken, strict=True):
+    parents = np.zeros((len(plan.chosen), 1 + plan.width), np.int64)
+    for line, proposal in zip(parents, plan.chosen, strict=True):
         if proposal is not None:
             line[1 : 1 + len(proposal.parents)] = proposal.parents
     return parents

@@ -8,7 +8,6 @@ from functools import cached_property
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.decoding.messages import DISCARD, NO_DRAFT, Float32, Int64, RoundOutput
 from dflash_trt.decoding.sampling_params import SamplingParams
-from dflash_trt.decoding.speculation.lookup import Suffixes
 from dflash_trt.errors import RequestError
 
 
@@ -54,7 +53,7 @@ class Sequence:
     # per token, those of a scored prompt first: its own, then the best; 0 for the prompt's first
     logprobs: list[list[float]] = field(default_factory=list)
     logprob_ids: list[list[int]] = field(default_factory=list)  # the ids of these
-    sources: list[int] = field(default_factory=list)  # per token: its place in `offers.SOURCES`
+    sources: list[int] = field(default_factory=list)  # per token: its place in `SOURCES`
     committed_per_round: list[int] = field(default_factory=list)  # after the prefill's first token
     drafted: int = 0  # draft tokens proposed
     accepted: int = 0  # draft tokens that are part of the text
@@ -62,7 +61,6 @@ class Sequence:
     position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
     # of the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
-    suffixes: Suffixes | None = None  # of all tokens, once something was looked up
     buffered: int = 0  # tokens in the target's KV cache that the drafter has not seen yet
     out_of_sync: bool = field(init=False)  # it never will see them all, and drafts nothing here
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it

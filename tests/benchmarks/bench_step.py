@@ -16,7 +16,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from dflash_trt.decoding import Request, Scheduler, in_process
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
 TURNS, STEPS = 24, 16

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.build.manifest import read_manifest
 from dflash_trt.decoding import Request, Scheduler, in_process
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
 

@@ -28,10 +28,7 @@ from test_dflash2 import TARGET as TARGET2
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
-from dflash_trt.decoding.speculation import correction
-from dflash_trt.decoding.speculation.offers import Choice, Row
-from dflash_trt.decoding.speculation.policy import Adaptive, Fixed
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import Adaptive, Fixed, Row, StepPlan, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -137,11 +134,11 @@ def decode(scheduler: Scheduler, case: Case, *, cancelled: Seq[int] = ()) -> Cou
 # --- the policy as it is --------------------------------------------------------------------------
 
 
-COMBINATIONS = list(itertools.product((False, True), repeat=3))
+COMBINATIONS = list(itertools.product((False, True), repeat=2))
 
 
 @pytest.mark.parametrize(
-    ("name", "lookup", "correction_on", "tree"),
+    ("name", "lookup", "tree"),
     [
         pytest.param(
             name,
@@ -154,17 +151,14 @@ COMBINATIONS = list(itertools.product((False, True), repeat=3))
 def test_every_combination(
     name: str,
     lookup: bool,
-    correction_on: bool,
     tree: bool,
     case_of: CaseOf,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each with other costs, slots and chunks; requests join, leave and are cancelled."""
-    monkeypatch.setattr(correction, "READY", 50)
     case = case_of(name)
     target = read_info(case.built.target_engine, "onnxruntime")
-    speculation = Speculation(lookup=lookup, correction=correction_on, tree=tree)
-    at = COMBINATIONS.index((lookup, correction_on, tree)) + PAIRS.index(name)
+    speculation = Speculation(lookup=lookup, tree=tree)
+    at = COMBINATIONS.index((lookup, tree)) + PAIRS.index(name)
     seen: Counter[str] = Counter()
     for i, (costs, slots) in enumerate([("cheap", 1), ("cheap", 4), ("by turns", 3)]):
         scheduler = scheduler_of(
@@ -185,10 +179,10 @@ def test_every_combination(
 class EveryToken(AtRandom):
     """Verifies nothing; the drafter runs behind every token."""
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
-        return Choice([None] * len(rows), self.draft_tokens)
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
+        return StepPlan([None] * len(rows), self.draft_tokens)
 
-    def prefill(self, n: int, drawn: bool) -> bool:
+    def prefill(self, n: int, sampled: bool) -> bool:
         return True
 
 
@@ -200,9 +194,9 @@ class Resting(Fixed):
         self.chosen_for: list[int] = []
         self.timings = 0
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
         self.chosen_for.append(len(rows))
-        return Choice([None] * len(rows), 0, rest=20)
+        return StepPlan([None] * len(rows), 0, rest=20)
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         self.timings += 1

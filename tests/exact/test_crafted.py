@@ -13,7 +13,7 @@ from crafted import spoil, usual_draft, usual_verify
 
 from dflash_trt.decoding import check_draft_input, check_verify_input, draft, verify
 from dflash_trt.decoding.messages import slot_copies
-from dflash_trt.decoding.speculation.held import Held
+from dflash_trt.decoding.speculation import FeatureBuffer
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import RequestError
 
@@ -54,7 +54,7 @@ def _run(
 
 def test_crafted_tensors_for_verify(built_pair: BuildPair) -> None:
     engine = Engine(built_pair(taught=False).target_engine)
-    held = Held()
+    held = FeatureBuffer()
     step = lambda engine, x: verify(engine, x, held)  # noqa: E731
     refused, run = _run(engine, usual_verify, check_verify_input, step)
     assert refused > run > 0

@@ -43,7 +43,7 @@ from dflash_trt.checkpoints import load_target
 from dflash_trt.checkpoints.families.gemma4 import gemma4
 from dflash_trt.checkpoints.fields import Config, decoder_fields, rope
 from dflash_trt.decoding import Request
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.errors import CheckpointError
 from dflash_trt.graphs.rope import inverse_frequencies
 

@@ -35,8 +35,8 @@ from dflash_trt.checkpoints import load_drafter
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, SamplingParams, check_lossless
-from dflash_trt.decoding.speculation.path import best_chain
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
+from dflash_trt.decoding.speculation.tree import best_chain
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 
@@ -146,7 +146,7 @@ def test_greedy_drafts_are_the_reference_s(case: Case) -> None:
     changed = 0
     for anchor, states, ids, scores in blocks(case):
         expected, _, _ = drafter.propose(states[None].clone(), torch.tensor([anchor]), head, 0.0)
-        drafts, _ = best_chain(ids, scores)
+        drafts, *_ = best_chain(ids, scores)
         assert drafts == expected[0].tolist()
         changed += sum(a != b for a, b in zip(drafts, ids[:, 0].tolist(), strict=True))
     assert changed  # the selector chose otherwise than the logits alone

@@ -34,7 +34,7 @@ from dflash_trt.decoding import (
     in_process,
     lossless,
 )
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 

@@ -28,7 +28,7 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.decoding.acceptance import accept
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
 VOCAB, PROMPT, OUTPUT = 50, [3, 4, 3, 9], [7, 9, 7, 7]

@@ -26,7 +26,7 @@ from transformers import PretrainedConfig, Qwen3Config
 
 from dflash_trt.checkpoints.pair import PAIR_CHECKS
 from dflash_trt.decoding import Request, Scheduler, in_process
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
 pytestmark = pytest.mark.models

@@ -3,69 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from conftest import BuildPair
 from exact import rounds_of, run_all
-from offers import SECOND, Costs, linear
+from proposals import SECOND, Costs, linear
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, SamplingParams, Scheduler
-from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
-from dflash_trt.decoding.speculation.policy import Adaptive, Policy
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import Adaptive, Policy, Proposal, Row, StepPlan, strategy
 from dflash_trt.engines.onnxruntime import Engine
 
 DRAFTER = 0.2 * SECOND
 
 
-class Recorded:
+class Recorded(Policy):
     """A policy that notes what it is asked and told, and what it answered.
 
     Rounds take the time that a linear cost of their width says, on any machine.
     """
 
     def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.draft_tokens)
         self._policy = policy
         self._width = 0
-        self.draft_tokens = policy.draft_tokens
         self.calls: list[tuple[str, tuple[object, ...], object]] = []
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
-        choice = self._policy.choose(rows, context, feed)
-        self.calls.append(("choose", (rows, context, feed), choice))
-        self._width = choice.width
-        return choice
+    def _noted(self, name: str, *arguments: Any) -> Any:
+        answer = getattr(self._policy, name)(*arguments)
+        self.calls.append((name, arguments, answer))
+        return answer
 
-    def prefill(self, n: int, drawn: bool) -> bool:
-        drafts = self._policy.prefill(n, drawn)
-        self.calls.append(("prefill", (n, drawn), drafts))
-        return drafts
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
+        plan: StepPlan = self._noted("choose", rows, context, feed)
+        self._width = plan.width
+        return plan
 
-    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
-        self.calls.append(("prefilled", (n, drawn, DRAFTER), None))
-        self._policy.prefilled(n, drawn, DRAFTER)
+    def prefill(self, n: int, sampled: bool) -> bool:
+        return bool(self._noted("prefill", n, sampled))
 
     def holds(self, budget: int) -> bool:
-        holds = self._policy.holds(budget)
-        self.calls.append(("holds", (budget,), holds))
-        return holds
+        return bool(self._noted("holds", budget))
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
-        self.calls.append(("observe", (proposal, accepted), None))
-        self._policy.observe(proposal, accepted)
-
-    def missed(self, proposal: Proposal, token: int) -> None:
-        self.calls.append(("missed", (proposal, token), None))
-        self._policy.missed(proposal, token)
+        self._noted("observe", proposal, accepted)
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
-        seconds = (SECOND * (1 + 0.05 * self._width), DRAFTER if draft else 0.0, 0.0)
-        self.calls.append(("timed", seconds, None))
-        self._policy.timed(*seconds)
+        seconds = SECOND * (1 + 0.05 * self._width)
+        self._noted("timed", seconds, DRAFTER if draft else 0.0, 0.0)
 
 
 def test_a_record_replayed_leads_to_the_same_choices(built_pair: BuildPair) -> None:
-    """Offers, choices and outcomes of requests greedy and drawn; the new policy sees no engine."""
+    """Of greedy and sampled requests; the new policy sees no engine."""
     built = built_pair(family="qwen3", heads=4, kv_heads=2, tied=True, taps=(0, 2))
     costs = Costs(linear(0.05), 0.2, more=0.1)
     target = Engine(built.target_engine)

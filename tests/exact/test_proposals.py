@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +19,15 @@ from dflash_trt.decoding import (
     in_process,
     rounds_with,
 )
-from dflash_trt.decoding.speculation.costs import Costs
-from dflash_trt.decoding.speculation.lookup import PromptLookup, Suffixes
-from dflash_trt.decoding.speculation.policy import Fixed
-from dflash_trt.decoding.speculation.proposals import Proposer
-from dflash_trt.decoding.speculation.tree import depths
+from dflash_trt.decoding.speculation import (
+    CostProfile,
+    Fixed,
+    Proposer,
+    Row,
+    depths,
+    strategy,
+)
+from dflash_trt.decoding.speculation.ngram import NgramIndex
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -37,18 +42,17 @@ def test_text_is_the_targets_own(built_pair: BuildPair, which: str, prefill_chun
     built = built_pair(**QWEN3)
     other = built_pair(**QWEN3, seed=1)  # another model of the same vocabulary
     target = Engine(built.target_engine)
-    proposals = {
-        "lookup": lambda: PromptLookup(),
-        "another model": lambda: DraftModel(Engine(other.target_engine)),
-        "itself": lambda: DraftModel(Engine(built.target_engine)),
-    }
+    rounds = in_process(target, None)
+    if which != "lookup":
+        model = built if which == "itself" else other
+        rounds = rounds_with(target, DraftModel(Engine(model.target_engine)))
     requests = [
         Request(text[: 9 + 4 * i], NEW_TOKENS - 5 * i) for i, text in enumerate(built.texts[:4])
     ]
     plain = scheduler_of(in_process(target, None), Fixed(0))
     expected = [s.tokens for s in run_all(plain, requests)]
-    rounds = rounds_with(target, proposals[which]())
-    drafting = scheduler_of(rounds, Fixed(5), slots=3, prefill_chunk=prefill_chunk)
+    proposer = Proposer(5, lookup=which == "lookup")
+    drafting = scheduler_of(rounds, Fixed(5), proposer, slots=3, prefill_chunk=prefill_chunk)
     sequences = run_all(drafting, requests)
     assert [s.tokens for s in sequences] == expected
     accepted = sum(s.accepted for s in sequences)
@@ -58,21 +62,26 @@ def test_text_is_the_targets_own(built_pair: BuildPair, which: str, prefill_chun
 
 
 def test_lookup_knows_the_text_of_every_row(built_pair: BuildPair) -> None:
-    """Prompts that come in chunks, rows that move, texts that follow others in a row."""
-    built = built_pair(**QWEN3)
-    rounds = rounds_with(Engine(built.target_engine), PromptLookup())
-    scheduler = scheduler_of(rounds, Fixed(5), slots=3, prefill_chunk=5)
-    for i, text in enumerate(built.texts[:8]):
-        scheduler.submit(Request(text[: 9 + 4 * i], NEW_TOKENS - 4 * i))
-    compared = 0
-    while scheduler.busy:
-        scheduler.step()
-        for sequence in scheduler.sequences:
-            whole = Suffixes([*sequence.request.prompt, *sequence.tokens])
-            if sequence.candidates is not None:
-                drafts = sequence.candidates[0][:, 0].tolist()
-                assert drafts == whole.find(len(drafts))[1]
-                compared += 1
+    """Prompts that come in chunks, texts that follow others in a row."""
+    built, compared = built_pair(**QWEN3), 0
+
+    class Compared(Proposer):
+        def rows(self, sequences: Seq[Sequence]) -> list[Row]:
+            nonlocal compared
+            rows = super().rows(sequences)
+            for sequence, row in zip(sequences, rows, strict=True):
+                whole = NgramIndex([*sequence.request.prompt, *sequence.tokens])
+                for copied in row.proposals:
+                    assert (copied.match, copied.tokens) == whole.find(len(copied.tokens))
+                    compared += 1
+            return rows
+
+    rounds = in_process(Engine(built.target_engine), None)
+    scheduler = scheduler_of(rounds, Fixed(5), Compared(5, lookup=True), slots=3, prefill_chunk=5)
+    run_all(
+        scheduler,
+        [Request(x[: 9 + 4 * i], NEW_TOKENS - 4 * i) for i, x in enumerate(built.texts[:8])],
+    )
     assert compared > 30
 
 
@@ -82,14 +91,13 @@ def test_sampled_text_has_the_targets_distribution(built_pair: BuildPair) -> Non
     target = Engine(built.target_engine)
     prompt = [5, 6, 7, 5, 6, 7, 5]
 
-    def second_tokens(rounds: object) -> np.ndarray:
-        scheduler = scheduler_of(rounds, Fixed(2))  # type: ignore[arg-type]
+    def second_tokens(lookup: bool) -> np.ndarray:
+        rounds, proposer = in_process(target, None), Proposer(2, lookup=lookup)
+        scheduler = scheduler_of(rounds, Fixed(2), proposer)
         requests = [Request(prompt, 2, SamplingParams(1.0, seed=seed)) for seed in range(2000)]
         return np.array([s.tokens[1] for s in run_all(scheduler, requests)])
 
-    lookup = second_tokens(rounds_with(target, PromptLookup()))
-    alone = second_tokens(in_process(target, None))
-    counts = [np.bincount(x, minlength=320) for x in (lookup, alone)]
+    counts = [np.bincount(second_tokens(lookup), minlength=320) for lookup in (True, False)]
     common = np.argsort(-counts[1])[:5]
     for token in common:
         a, b = counts[0][token], counts[1][token]
@@ -102,40 +110,33 @@ def test_trees_are_no_deeper_than_the_smallest_window(
 ) -> None:
     """A chain may be: its tokens lie in the cache as in the text."""
     info = replace(read_info(built_pair(**QWEN3).target_engine, "onnxruntime"), window=3)
-    costs = Costs([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
-    proposer = Proposer(Speculation(lookup=False, correction=False, tree=tree), costs, info)
+    costs = CostProfile([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
+    _, proposer = strategy(Speculation(lookup=False, tree=tree), info, costs)
     ids = np.arange(7 * 8).reshape(7, 8)
     probs = np.tile(np.array([[0.9] + [0.1 / 7] * 7], np.float32), (7, 1))
     sequence = Sequence(Request([1, 2], NEW_TOKENS), [3], candidates=(ids, probs))
-    ((offers, *_),) = proposer.rows([sequence], 2)
-    ((_, tokens, parents, *_),) = offers
+    ((((_, tokens, parents, *_),), *_),) = proposer.rows([sequence])
     assert (max(depths(tuple(parents))), len(tokens)) == (deepest, drafts)
     assert tokens[:3] == [0, 8, 16]
 
 
-@pytest.mark.parametrize(("drafted", "doubted"), [(4, False), (6, True), (None, False)])
-def test_what_was_looked_up_is_doubted_where_the_drafter_says_otherwise(
-    built_pair: BuildPair, drafted: int | None, doubted: bool
+@pytest.mark.parametrize(("drafted", "contradicted"), [(4, False), (6, True), (None, False)])
+def test_whether_the_drafter_contradicts_what_was_looked_up(
+    drafted: int | None, contradicted: bool
 ) -> None:
-    info = read_info(built_pair(**QWEN3).target_engine, "onnxruntime")
-    costs = Costs([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
-    proposer = Proposer(Speculation(tree=False, correction=False), costs, info)
     ids, probs = np.array([[drafted or 0]]), np.ones((1, 1), np.float32)
     candidates = None if drafted is None else (ids, probs)
     sequence = Sequence(Request([3, 4, 5, 1, 2, 3], NEW_TOKENS), candidates=candidates)
-    ((offers, *_),) = proposer.rows([sequence], 6)
-    assert [offer.source for offer in offers] == ["drafter"] * (drafted is not None) + ["lookup"]
-    assert offers[-1].tokens[:3] == [4, 5, 1]
-    assert offers[-1].doubted == doubted
+    ((proposals, *_),) = Proposer(15, lookup=True).rows([sequence])
+    assert [each.source for each in proposals] == [*["drafter"] * (drafted is not None), "lookup"]
+    assert proposals[-1].tokens[:3] == [4, 5, 1]
+    assert proposals[-1].contradicted == contradicted
 
 
-def test_a_drafter_that_says_no_numbers_says_nothing_otherwise(built_pair: BuildPair) -> None:
+def test_a_drafter_that_says_no_numbers_contradicts_nothing() -> None:
     """Its tree is empty: it is judged as any other, and does not hurt what is looked up."""
-    info = read_info(built_pair(**QWEN3).target_engine, "onnxruntime")
-    costs = Costs([64], [1], [1, 16], [[[1.0, 1.0]]], [[1.0]])
-    proposer = Proposer(Speculation(), costs, info)
     candidates = np.arange(8).reshape(1, 8), np.full((1, 8), np.nan, np.float32)
     sequence = Sequence(Request([3, 4, 5, 1, 2, 3], NEW_TOKENS), candidates=candidates)
-    (((drafted, copied), *_),) = proposer.rows([sequence], 6)
+    (((drafted, copied), *_),) = Proposer(15, max_depth=15, lookup=True).rows([sequence])
     assert (drafted.source, [*drafted.tokens]) == ("drafter", [])
-    assert (copied.tokens[:2], copied.doubted) == ([4, 5], False)
+    assert (copied.tokens[:2], copied.contradicted) == ([4, 5], False)

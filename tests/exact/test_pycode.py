@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from dflash_trt.build.run import build
 from dflash_trt.config import load_config
 from dflash_trt.decoding import Request, SamplingParams, Scheduler, Sequence, in_process
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.server.run import running_server

@@ -10,17 +10,19 @@ from conftest import BuildPair
 from exact import rounds_of
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.speculation.proposals import Proposer
+from dflash_trt.decoding.speculation import Adaptive, strategy
 from dflash_trt.engines.onnxruntime import Engine
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-from replay_policy import by_table, compare, decode, given, record, replay
+from replay_policy import compare, decode, given, record, replay
 
 COSTS = "1:10,2:11,8:15,16:30,draft:4", "1:0.3,2:0.5,16:3,draft:0.3", "1:10,16:10,draft:0"
 
 
 @pytest.mark.parametrize("costs", COSTS)
-def test_replays_and_oracle(costs: str, built_pair: BuildPair) -> None:
+def test_replays_and_oracle(
+    costs: str, built_pair: BuildPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built = built_pair(family="qwen3", heads=4, kv_heads=2, tied=True, taps=(0, 2))
     info, rounds, table = Engine(built.target_engine).info, rounds_of(built), given(costs)
     prompts = [text[: 12 + 3 * i] for i, text in enumerate(built.texts[:4])]
@@ -32,10 +34,18 @@ def test_replays_and_oracle(costs: str, built_pair: BuildPair) -> None:
     assert found["plain"] == 1.0
     assert all(rate <= found["oracle"] + 1e-9 for rate in found.values())
     assert found["oracle"] > 1.2
-    # the same rounds as on the engines, by the same costs
-    proposer = Proposer(Speculation(), table, info)
-    _, replayed = replay(texts, info, table, by_table(info, table), proposer)
-    policy, proposer = by_table(info, table), Proposer(Speculation(), table, info)
+    # the same rounds as on the engines, where these take what the costs say
+    _, replayed = replay(texts, table, info, *strategy(Speculation(), info, table))
+    policy, proposer = strategy(Speculation(), info, table)
+    assert isinstance(policy, Adaptive)
+    timed = policy.timed
+
+    def by_costs(_: float, drafted: float, __: float) -> None:
+        _, width, context = policy._last
+        draft = table.draft(1, context) if drafted else 0.0
+        timed(table.verify(1, 1 + width, context), draft, 0.0)
+
+    monkeypatch.setattr(policy, "timed", by_costs)
     live = [decode(text.request, rounds, info, policy, proposer) for text in texts]
     assert [x.tokens for x in live] == [x.tokens for x in replayed]
     assert [x.committed_per_round for x in live] == [x.committed_per_round for x in replayed]

@@ -37,8 +37,7 @@ from dflash_trt.decoding import Request, SamplingParams, Scheduler, acceptance, 
 from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.gumbel import NO_TOKEN, noise, sample
 from dflash_trt.decoding.logits_processor import tempered, truncate
-from dflash_trt.decoding.speculation.policy import Adaptive, Fixed
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import Adaptive, Fixed, strategy
 
 DRAWS = 6_000
 FEW = 4_000  # enough for what is wrong to show

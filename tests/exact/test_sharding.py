@@ -25,7 +25,7 @@ from transformers import LlamaConfig
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.checkpoints import Shard, check_pair, load_drafter, load_target
 from dflash_trt.decoding import Request, Scheduler, in_process
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.info import rank_directory, read_info
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import COPIED, Storage

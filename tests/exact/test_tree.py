@@ -18,8 +18,8 @@ from test_sharding import engines_of
 from dflash_trt.decoding.speculation.tree import (
     Tree,
     ancestors,
-    best_first,
-    best_first_given,
+    best_chain,
+    best_tree,
     depths,
     walk,
 )
@@ -71,20 +71,21 @@ def paths(tree: Tree) -> list[Node]:
     return found[1:]
 
 
-IDS = [[10 * depth + i for i in range(WIDTH)] for depth in range(DEPTH)]
+IDS = np.array([[10 * depth + i for i in range(WIDTH)] for depth in range(DEPTH)])
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_tree_is_better(seed: int) -> None:
     probs = -np.sort(-made_up(seed, DEPTH), axis=-1)
-    lines = probs.tolist()
     assert_best(
-        lambda most: best_first(IDS, lines, most),
+        lambda size: best_tree(IDS, probs[:, None], size),
         lambda node: float(np.prod([probs[d, i] for d, i in enumerate(node)])),
     )
-    # the same whatever was taken before
-    given = np.broadcast_to(probs[:, None], (DEPTH, WIDTH, WIDTH)).tolist()
-    assert best_first_given(IDS, given, 20) == best_first(IDS, lines, 20)
+    # the same whatever was taken before, and in whatever order candidates come
+    given = np.broadcast_to(probs[:, None], (DEPTH, WIDTH, WIDTH))
+    whole = best_tree(IDS, probs[:, None], 20)
+    assert best_tree(IDS, given, 20) == whole
+    assert best_tree(IDS[:, ::-1], probs[:, None, ::-1], 20) == whole
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -95,16 +96,23 @@ def test_no_tree_is_better_where_a_draft_depends_on_the_one_before(seed: int) ->
     def value(node: Node) -> float:
         return float(np.prod([probs[d, (0, *node)[d], i] for d, i in enumerate(node)]))
 
-    lines = probs.tolist()
-    assert_best(lambda most: best_first_given(IDS, lines, most), value)
+    assert_best(lambda size: best_tree(IDS, probs, size), value)
+    tokens, _, values = best_chain(IDS, probs)
+    path = tuple(token % 10 for token in tokens)
+    assert path[0] == probs[0, 0].argmax()
+    assert list(path[1:]) == [probs[d, path[d - 1]].argmax() for d in range(1, DEPTH)]
+    np.testing.assert_allclose(values, [value(path[: d + 1]) for d in range(DEPTH)], rtol=1e-12)
 
 
 def test_what_has_no_chance_is_left_out() -> None:
-    certain = [[1.0, 0.0, 0.0]] * DEPTH
-    assert best_first(IDS, certain, 9) == Tree([0, 10, 20], [0, 1, 2], [1.0] * 3)
-    assert best_first_given(IDS, [[[0.0, 1.0, 0.0]] * WIDTH] * DEPTH, 9).tokens == [1, 11, 21]
-    assert best_first([], [], 9) == best_first(IDS, certain, 0) == Tree([], [], [])
-    assert len(best_first(IDS, [[0.5, 0.3, 0.2]] * DEPTH, 99).tokens) == 3 + 9 + 27
+    certain = np.array([[[1.0, 0.0, 0.0]]] * DEPTH)
+    assert best_tree(IDS, certain, 9) == Tree([0, 10, 20], [0, 1, 2], [1.0] * 3)
+    given = np.array([[[0.0, 1.0, 0.0]] * WIDTH] * DEPTH)
+    assert best_tree(IDS, given, 9).tokens == [1, 11, 21]
+    assert best_tree(IDS[:0], certain[:0], 9) == best_tree(IDS, certain, 0) == Tree([], [], [])
+    assert len(best_tree(IDS, np.array([[[0.5, 0.3, 0.2]]] * DEPTH), 99).tokens) == 3 + 9 + 27
+    nothing = np.full((DEPTH, 1, WIDTH), np.nan)  # of a broken drafter
+    assert best_tree(IDS, nothing, 9) == Tree([], [], [])
 
 
 #        0

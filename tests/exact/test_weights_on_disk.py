@@ -25,8 +25,7 @@ from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, SamplingParams, Sequence, check_lossless, in_process
-from dflash_trt.decoding.speculation.policy import Fixed
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import Fixed, strategy
 from dflash_trt.digests import LARGE
 from dflash_trt.engines.accuracy import _check_fused
 from dflash_trt.engines.info import read_info

@@ -16,9 +16,7 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, RunRound, Scheduler, check_lossless, in_process
 from dflash_trt.decoding import Sequence as Decoded
-from dflash_trt.decoding.speculation.policy import Fixed, Policy
-from dflash_trt.decoding.speculation.proposals import Proposer
-from dflash_trt.decoding.speculation.tree import ancestors, depths
+from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
 

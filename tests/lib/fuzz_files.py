@@ -41,7 +41,7 @@ from dflash_trt.checkpoints import Located, Weights, inspect, load_tokenizer
 from dflash_trt.checkpoints.gguf import as_directory
 from dflash_trt.cli.report import show, show_built
 from dflash_trt.config import BuildConfig, load_config
-from dflash_trt.decoding.speculation.kept_costs import kept_costs, this_machine
+from dflash_trt.decoding.speculation import kept_profiles, this_machine
 from dflash_trt.errors import DflashError
 from dflash_trt.files import read_text
 from dflash_trt.prompts import read_prompts
@@ -316,7 +316,7 @@ class Fuzzer:
         )
 
     def costs(self) -> None:
-        kept_costs(self.file.parent)
+        kept_profiles(self.file.parent)
         show_built(inspect_built(self.home / "built"))
 
     def built(self) -> None:

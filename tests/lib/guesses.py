@@ -7,10 +7,8 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Sequence
-from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
-from dflash_trt.decoding.speculation.proposals import Proposer
+from dflash_trt.decoding.speculation import Policy, Proposal, Proposer, Row, StepPlan
 from dflash_trt.engines.info import HELD, EngineInfo
 
 Drafts = tuple[Seq[Seq[int]], np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
@@ -36,21 +34,22 @@ COSTS = {
 }
 
 
-class AtRandom:
+class AtRandom(Policy):
     """What the dice say; now and then the drafter rests until it has to run."""
 
     def __init__(self, draft_tokens: int, seed: int, dropping: float = 0.0) -> None:
         """dropping: how often features are, of all sequences."""
-        self.draft_tokens, self._dropping = draft_tokens, dropping
+        super().__init__(draft_tokens)
+        self._dropping = dropping
         self._dice = np.random.default_rng(seed)
         self._resting = 0
         self.fed = 0  # rounds in which the drafter had to run
 
-    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> Choice:
+    def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
         width = int(self._dice.integers(16))
         taken = [
-            row.offers[self._dice.integers(len(row.offers))].cut(width)
-            if row.offers and width and self._dice.random() < 0.9
+            row.proposals[self._dice.integers(len(row.proposals))].cut(width)
+            if row.proposals and width and self._dice.random() < 0.9
             else None
             for row in rows
         ]
@@ -59,27 +58,15 @@ class AtRandom:
         self._resting = 0 if feed else max(self._resting - 1, 0)
         self.fed += feed
         if self._resting and not any(taken):
-            return Choice(taken, 0, rest=int(self._dice.integers(9)))
+            return StepPlan(taken, 0, rest=int(self._dice.integers(9)))
         asked = 1 + int(self._dice.integers(self.draft_tokens))
-        return Choice(taken, 0 if self._resting else asked)
+        return StepPlan(taken, 0 if self._resting else asked)
 
-    def prefill(self, n: int, drawn: bool) -> bool:
+    def prefill(self, n: int, sampled: bool) -> bool:
         return bool(self._dice.random() < 0.5)
-
-    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
-        """Learns nothing."""
 
     def holds(self, budget: int) -> bool:
         return bool(self._dice.random() >= self._dropping)
-
-    def observe(self, proposal: Proposal, accepted: int) -> None:
-        """Learns nothing."""
-
-    def missed(self, proposal: Proposal, token: int) -> None:
-        """Learns nothing."""
-
-    def timed(self, verify: float, draft: float, choosing: float) -> None:
-        """Learns nothing."""
 
 
 class Guesses(Proposer):
@@ -87,25 +74,25 @@ class Guesses(Proposer):
 
     def __init__(self, texts: Mapping[int, list[int]], target: EngineInfo, seed: int) -> None:
         """texts: what each request will say, by its `id`."""
-        super().__init__(Speculation(), COSTS["cheap"], target)
-        self._texts = texts
+        super().__init__(target.most_verified - 1, max_depth=target.deepest, lookup=True)
+        self._answers = texts
         self._dice = np.random.default_rng(seed)
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
         self.lost = 0  # sequences of rounds, of which features were dropped
 
-    def rows(self, sequences: Seq[Sequence], context: int) -> list[Row]:
+    def rows(self, sequences: Seq[Sequence]) -> list[Row]:
         rows = []
-        for sequence, row in zip(sequences, super().rows(sequences, context), strict=True):
+        for sequence, row in zip(sequences, super().rows(sequences), strict=True):
             assert sequence.buffered <= HELD
             assert not (sequence.out_of_sync and sequence.candidates)
             self.lost += sequence.out_of_sync
             if sequence.candidates is not None:
                 ids, probs = sequence.candidates
                 self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()
-            text = self._texts[id(sequence.request)][len(sequence.tokens) :]
-            guesses = [self._guess(text, tree) for tree in (False, self._tree)]
-            offers = [each for each in (*row.offers, *guesses) if each.tokens]
-            rows.append(Row(offers, row.drawn))
+            text = self._answers[id(sequence.request)][len(sequence.tokens) :]
+            guesses = [self._guess(text, tree) for tree in (False, True)]
+            proposals = [each for each in (*row.proposals, *guesses) if each.tokens]
+            rows.append(Row(proposals, row.sampled))
         return rows
 
     def _guess(self, text: list[int], tree: bool) -> Proposal:
@@ -116,7 +103,7 @@ class Guesses(Proposer):
         for _ in range(int(self._dice.integers(1, 16))):
             parent = int(self._dice.integers(len(depths))) if tree else len(tokens)
             depth = depths[parent] + 1
-            if depth > min(len(text) - 1, self._deepest):
+            if depth > min(len(text) - 1, self._max_depth):
                 continue
             token = int(self._dice.integers(300))
             if right[parent] and self._dice.random() < 0.8:

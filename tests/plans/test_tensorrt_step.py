@@ -20,7 +20,7 @@ from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 from dflash_trt.config import TensorRT
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, Scheduler, check_lossless, in_process
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.tensorrt import engine as engine_module
 from dflash_trt.engines.tensorrt import machine

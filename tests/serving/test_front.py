@@ -15,7 +15,7 @@ from fronts import VOCAB, WAIT, CountingModel, FakeReply, ask, open_front, submi
 from triton_metrics import Triton
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.speculation.costs import Costs
+from dflash_trt.decoding.speculation import CostProfile
 from dflash_trt.serving.front.front import Front
 from dflash_trt.serving.front.groups import EngineGoneError
 from dflash_trt.serving.front.parts import Part
@@ -354,7 +354,7 @@ def test_costs_are_measured_when_the_models_are_loaded(
     """Where they cannot be, drafts are the fixed policy's: the whole block less the anchor."""
     answers = [EngineGoneError("not ready"), EngineGoneError("not ready"), ValueError("no time")]
 
-    def measure(engines: Path, mode: str, run_round: object) -> Costs:
+    def measure(engines: Path, mode: str, run_round: object) -> CostProfile:
         raise answers.pop(0)
 
     monkeypatch.setattr("dflash_trt.serving.front.groups.costs_of", measure)
@@ -368,7 +368,7 @@ def test_costs_are_measured_when_the_models_are_loaded(
 def test_closing_while_models_are_being_loaded(
     model: CountingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measure(engines: Path, mode: str, run_round: object) -> Costs:
+    def measure(engines: Path, mode: str, run_round: object) -> CostProfile:
         raise EngineGoneError("not ready")
 
     monkeypatch.setattr("dflash_trt.serving.front.groups.costs_of", measure)

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from triton_metrics import Triton
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from dflash_trt.decoding.speculation.costs import Costs
+from dflash_trt.decoding.speculation import CostProfile
 from dflash_trt.serving.front import metrics as module
 from dflash_trt.serving.front.metrics import HISTOGRAM, REASONS, TALLY, VERIFIED, Metrics, families
 from dflash_trt.serving.ports import free_ports
@@ -32,7 +32,7 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "dflash.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 MOST_DRAFTS = 7
 WAIT = 30.0
-COSTS = Costs(
+COSTS = CostProfile(
     contexts=[64, 960],
     rows=[1, 4],
     widths=[1, 8],

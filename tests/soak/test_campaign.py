@@ -24,9 +24,7 @@ from test_models import FAMILIES, FORMATS, pair_of
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
-from dflash_trt.decoding.speculation import correction
-from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
-from dflash_trt.decoding.speculation.proposals import Proposer, strategy
+from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposer, strategy
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import Storage
@@ -58,7 +56,6 @@ class Expected(NamedTuple):
 def test_every_text_is_the_targets(
     storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(correction, "READY", 50)
     monkeypatch.setattr(Adaptive, "timed", lambda *_: None)  # so that a seed repeats its choices
     start, runs, different = time.monotonic(), 0, []
     verified: Counter[str] = Counter()
@@ -150,9 +147,7 @@ def _scheduler(
     elif kind in ("fixed", "guessed"):
         policy, proposer = Fixed(drafts), guesses if kind == "guessed" else None
     elif kind == "adaptive":
-        used = dict(
-            zip(("lookup", "correction", "tree"), (dice.random(3) < 0.7).tolist(), strict=True)
-        )
+        used = dict(zip(("lookup", "tree"), (dice.random(2) < 0.7).tolist(), strict=True))
         costs = COSTS[str(dice.choice([*COSTS]))]
         policy, proposer = strategy(Speculation(draft_tokens=None, **used), target, costs)
         proposer = guesses if dice.random() < 0.3 else proposer

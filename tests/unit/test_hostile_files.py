@@ -23,7 +23,7 @@ from dflash_trt.checkpoints import (
     read_json,
 )
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.speculation.kept_costs import kept_costs, this_machine
+from dflash_trt.decoding.speculation import kept_profiles, this_machine
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.load import engine_kind
 from dflash_trt.errors import BuildError, CheckpointError, DflashError, EngineError, RequestError
@@ -130,7 +130,7 @@ def test_costs_of_a_wrong_type_are_not_there(pair: Path) -> None:
         ({"machine": machine, "costs": sound | {"rows": [True]}}, 0),
     ):
         (engines / "costs.json").write_text(json.dumps([entry]))
-        assert len(kept_costs(engines)) == count
+        assert len(kept_profiles(engines)) == count
 
 
 @pytest.mark.parametrize(

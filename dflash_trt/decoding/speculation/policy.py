@@ -1,56 +1,48 @@
 """What each round verifies, by measured costs: nothing, a chain, tokens looked up, or a tree.
 
-Pure: the same offers and outcomes lead to the same choices, so that a record can be replayed. All
-costs are in plain steps, the time of a step that verifies nothing but one token of each sequence.
+Pure: the same proposals and outcomes lead to the same choices, so that a record can be replayed.
+All costs are in plain steps, the time of a step that verifies one token of each sequence.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Protocol
 
-from dflash_trt.decoding.speculation.chances import MEMORY, PRIOR, Chances
-from dflash_trt.decoding.speculation.evidence import (
-    CHOICE_SHARE,
-    FIRST_STAKE,
-    RECENT,
-    STAKE,
-    Rests,
-    Worth,
-)
-from dflash_trt.decoding.speculation.offers import Choice, Proposal, Row
-from dflash_trt.decoding.speculation.timings import StepCosts, Timings
-from dflash_trt.decoding.speculation.tree import depths
+from dflash_trt.decoding.speculation.acceptance_estimator import AcceptanceEstimator
+from dflash_trt.decoding.speculation.cost_model import CostModel, StepCosts
+from dflash_trt.decoding.speculation.gate import Gate
+from dflash_trt.decoding.speculation.proposal import Proposal, Row, StepPlan
 
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
-SURE = 0.75  # share of its copied tokens that a text keeps which repeats itself
-LITTLE_LOST = 0.25  # plain steps, where a plain step is taken in place of drafts
-PROBING = 0.005  # share of the time that the drafter may take where it does not pay
-PROBING_SMALL = 0.002  # the same of a small model, where holding features for it takes time, too
-HOPE = 0.75  # that a draft is accepted if all before it were, before any were seen
+REPEATS = 0.6  # share of its copied tokens that a text keeps which repeats itself
+PROBING = 0.005  # share of the time that the drafter may take while its gate is closed
+WAKING = 8.0  # times what drafting usually takes: a probe that took more met something else
+CHOICE_SHARE = 0.005  # of the time, for choices where none is needed
+MAX_REST = 63  # rounds without a choice
+
+Expected = tuple[Proposal, list[float]]  # and how many of its first 0, 1, .. tokens are accepted
 
 
-class Policy(Protocol):
-    """Chooses before each round, and is told of each row after it."""
+class Policy:
+    """Chooses before each round, and is told of each row after it. This one learns nothing."""
 
-    draft_tokens: int  # how many the drafter is asked for at most, and behind a prompt
+    def __init__(self, draft_tokens: int) -> None:
+        """draft_tokens: how many the drafter is asked for at most, and after a prompt."""
+        self.draft_tokens = draft_tokens
 
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
+    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         """context: tokens of a row, on average; feed: whether the drafter has to run."""
+        raise NotImplementedError
 
-    def prefill(self, n: int, drawn: bool) -> bool:
-        """Whether the drafter should run behind a prompt's chunk; n: sequences there will be."""
-
-    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
-        """Seconds that the drafter took where it did."""
+    def prefill(self, n: int, sampled: bool) -> bool:
+        """Whether the drafter should run after a prompt's chunk; n: sequences there will be."""
+        return self.draft_tokens > 0
 
     def holds(self, budget: int) -> bool:
         """Whether the drafter may have use for a sequence that has so many tokens to come."""
+        return True
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
-        """How many drafts of a verified proposal were kept."""
-
-    def missed(self, proposal: Proposal, token: int) -> None:
-        """The first token that was committed in place of an offer that was not taken."""
+        """How many draft tokens of a verified proposal were kept."""
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         """Seconds of a round as it was chosen last: of the drafter (0: it did not run), and of all
@@ -58,255 +50,141 @@ class Policy(Protocol):
         last."""
 
 
-class Fixed:
-    """Always a chain of so many drafts, or plain decoding with 0 of them."""
+class Fixed(Policy):
+    """Always a chain of so many draft tokens, or plain decoding with 0 of them."""
 
-    def __init__(self, draft_tokens: int) -> None:
-        self.draft_tokens = draft_tokens
-
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
-        """See `Policy`."""
-        taken = [row.offers[0] if row.offers else None for row in rows]
-        return Choice(taken, self.draft_tokens)
-
-    def prefill(self, n: int, drawn: bool) -> bool:
-        """See `Policy`."""
-        return self.draft_tokens > 0
-
-    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
-        """See `Policy`."""
-
-    def holds(self, budget: int) -> bool:
-        """See `Policy`."""
-        return True
-
-    def observe(self, proposal: Proposal, accepted: int) -> None:
-        """See `Policy`."""
-
-    def missed(self, proposal: Proposal, token: int) -> None:
-        """See `Policy`."""
-
-    def timed(self, verify: float, draft: float, choosing: float) -> None:
-        """See `Policy`."""
+    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
+        first = [row.proposals[0] if row.proposals else None for row in rows]
+        return StepPlan(first, self.draft_tokens)
 
 
-class Adaptive:
+class Adaptive(Policy):
     """The width and the proposals that promise the most tokens in a time.
 
-    A round of n rows commits n tokens and the drafts that are accepted. Whether the drafter runs is
-    decided by what rounds behind it promised, beside what they had without it.
+    A round of n rows commits n tokens and the drafts that are accepted. Whether the drafter runs
+    afterwards is its gate's matter: one for each batch-size bucket, sampled or not.
     """
 
-    def __init__(self, costs: StepCosts, draft_tokens: int, most: int) -> None:
-        """most: drafts of a row that a round may verify."""
-        self._timings = Timings(costs, most)
-        self.draft_tokens = draft_tokens
+    def __init__(self, profile: StepCosts, draft_tokens: int, max_drafts: int) -> None:
+        """max_drafts: of a row in a round."""
+        super().__init__(draft_tokens)
+        self._costs = CostModel(profile, max_drafts)
+        self._estimator = AcceptanceEstimator(max_drafts)
+        self._gates: defaultdict[tuple[int, bool], Gate] = defaultdict(Gate)
         self._last = (0, 0, 0)  # rows, width and context of the last round
-        self._chances = Chances(most)
-        self._promised = {drawn: _hopes(most) for drawn in (False, True)}
-        self._seen = dict.fromkeys((False, True), PRIOR)  # how many that is the mean of
-        self._worth: dict[Situation, Worth] = {}
-        self._drafted_in: Situation | None = None  # the last round, if the drafter ran behind it
-        self._streak = 0  # rounds before this one, behind all of which it ran
-        self._used: dict[int, float] = {}  # how deep its drafts were verified of late
-        self._idle = 0  # rounds since it did
-        self._probing = False  # whether it did for nothing but to see whether it pays again
-        self._small = False  # whether choosing takes its share of the last round's time
-        self._pause = 0.0  # rounds between two in which it is tried where it does not pay
-        self._rests = Rests()
+        self._drafted = False  # whether the drafter ran after the last round
+        self._streak = 0  # rounds before the last one, in a row, after which it ran
+        self._probing = False  # whether it ran only to see whether it pays again
+        self._probe_cost = 0.0  # of the last probe, beyond a plain step
+        self._idle = 0  # rounds since it ran
+        self._rest = 0  # see `StepPlan`, of the last one
 
-    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> Choice:
+    def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
         """See `Policy`."""
         n = len(rows)
-        choosing = self._timings.choice(n, context)
-        before, self._drafted_in = self._drafted_in, None
-        self._streak = self._streak + 1 if before else 0
-        steps, draft = self._timings.costs(n, context, drafting=before is not None)
-        taken: list[Proposal | None] = [None] * n
-        width, tokens, cost = 0, [float(n)], 1.0
-        if any(row.offers for row in rows):
-            expected = [[(x, self._chances.expected(x)) for x in row.offers] for row in rows]
-            width, tokens = _best(expected, steps, draft if before else 0.0)
-            if before:
-                self._judge(before, expected, tokens[width], steps[width] + draft, context)
-            if not width and self._probing:
-                width = 1  # else what is believed of drafts could never be found wrong
-        lacking = self._timings.lack_plain(n, cheap=tokens[width] / n - steps[width] < LITTLE_LOST)
-        if lacking:
-            width = 0  # all costs are in plain steps: some have to be seen
-        if width:
-            taken = [_taken(offers, width) for offers in expected]
-            cost = steps[width] + (draft if before else 0.0)
-        asked = self._asked(n, taken)
-        situation = self._situation(rows, taken)
-        lost = any(row.lost for row in rows)
-        pays = self._pays(situation, n, context, (steps, draft)) and not lost
-        self._small = choosing > CHOICE_SHARE
-        probing = PROBING_SMALL if self._small else PROBING
-        self._pause = self._timings.waking(n, context) / probing
-        self._probing = not (pays or lost) and self._idle >= self._pause
-        # behind the drafter a plain step takes longer
-        runs = feed or ((pays or self._probing) and not (lacking and before))
+        drafted, self._drafted = self._drafted, False
+        self._streak = self._streak + 1 if drafted else 0
+        gate = self._gates[n.bit_length(), any(row.sampled for row in rows)]
+        steps, draft = self._costs.costs(n, context)
+        expected = [[(x, self._estimator.expected(x)) for x in row.proposals] for row in rows]
+        width, tokens = _best(expected, steps, draft if drafted else 0.0)
+        if drafted and any(expected):
+            others = [[x for x in row if x[0].source != "drafter"] for row in expected]
+            alone, without = _best(others, steps, 0.0)
+            cost = steps[width] + draft
+            gate.add(tokens[width] * steps[alone] / without[alone] - cost, cost)
+            if self._probing and not width:
+                width = 1  # otherwise what is believed of drafts could never be found wrong
+        needs_plain = self._costs.needs_plain(n)
+        chosen = [_take(row, 0 if needs_plain else width) for row in expected]
+        runs = feed or self._drafts_next(gate, rows, chosen, (steps, draft))
+        if needs_plain and drafted:
+            runs = feed  # a plain step after the drafter takes longer
         if runs:
-            self._drafted_in, self._idle = None if lost else situation, -1
+            self._drafted, self._idle = True, -1
+        width = max((len(each.tokens) for each in chosen if each), default=0)
         self._last = n, width, context
-        rest = self._rests.after(n, cost, choosing, plain=not (width or runs))
-        self._idle += 1 + rest
-        return Choice(taken, asked if runs else 0, rest)
+        self._rest = self._next_rest(self._costs.choice(n, context), plain=not (width or runs))
+        self._idle += 1 + self._rest
+        return StepPlan(chosen, self.draft_tokens if runs else 0, self._rest)
 
-    def prefill(self, n: int, drawn: bool) -> bool:
+    def prefill(self, n: int, sampled: bool) -> bool:
         """See `Policy`."""
-        return self._worth_in(_behind_prompt(n, drawn), n, 0).pays
-
-    def prefilled(self, n: int, drawn: bool, draft: float) -> None:
-        """See `Policy`."""
-        self._worth_in(_behind_prompt(n, drawn), n, 0).owe(draft / self._timings.plain(n, 0))
+        return self._gates[n.bit_length(), sampled].open
 
     def holds(self, budget: int) -> bool:
-        """See `Policy`. Not where drafting pays in no situation, and the sequence will have ended
-        before it is tried again. Of a model so small that this costs something, situations with
-        other numbers of sequences do not count, and none is held before it is to be tried."""
-        n = self._last[0]
-        if not self._worth or not n:
-            return True
-        for (at, *_), worth in self._worth.items():
-            if worth.pays and (at == n.bit_length() or not self._small):
-                return True
-        return self._idle + (0 if self._small else budget) >= self._pause
+        """See `Policy`. Not where the gate is closed, and the sequence will have ended before the
+        drafter is tried again."""
+        gates = [gate for (at, _), gate in self._gates.items() if at == self._last[0].bit_length()]
+        opens = not gates or any(gate.open for gate in gates)
+        return opens or self._idle + budget >= self._probe_cost / PROBING
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """See `Policy`."""
-        self._rests.kept += accepted
-        self._chances.observe(proposal, accepted)
-
-    def missed(self, proposal: Proposal, token: int) -> None:
-        """See `Policy`."""
-        self._chances.missed(proposal, token)
+        self._estimator.observe(proposal, accepted)
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
         """See `Policy`."""
-        self._timings.add(self._last, self._streak, verify, draft, choosing)
+        n, width, context = self._last
+        self._costs.add(n, width, context, verify, draft, self._streak)
+        self._costs.add_choice(n, choosing)
+        if self._probing and draft:
+            self._probe_cost = draft / self._costs.plain_seconds(n, context)
 
-    def _judge(
+    def _drafts_next(
         self,
-        situation: "Situation",
-        rows: "Sequence[Sequence[Expected]]",
-        tokens: float,
-        cost: float,
-        context: int,
-    ) -> None:
-        """What the drafter behind a round is worth: these tokens at this cost, or none of its."""
-        steps, _ = self._timings.costs(len(rows), context, drafting=False)
-        others = [[x for x in offers if x[0].source != "drafter"] for offers in rows]
-        width, without = _best(others, steps, 0.0)
-        self._worth_in(situation, len(rows), context).add(
-            tokens * steps[width] / without[width] - cost, cost
-        )
-        self._remember(rows)
-
-    def _asked(self, n: int, taken: Sequence[Proposal | None]) -> int:
-        """One draft more than is verified of late: each costs a row of the head's product."""
-        at = n.bit_length()
-        drafted = [x for x in taken if x and x.source == "drafter"]
-        if drafted:
-            deepest = max(max(depths(tuple(x.parents))) for x in drafted)
-            self._used[at] = max(deepest, RECENT * self._used.get(at, 0.0))
-        return min(1 + round(self._used.get(at, self.draft_tokens)), self.draft_tokens)
-
-    def _worth_in(self, situation: "Situation", n: int, context: int) -> Worth:
-        """What drafting brings in a situation; at first what it should, by what drafts promised."""
-        if situation not in self._worth:
-            should = self._should(situation, *self._timings.costs(n, context, drafting=True))
-            first = max(FIRST_STAKE * (should - 1), STAKE)
-            self._worth[situation] = Worth(should > 1, STAKE, first)
-        return self._worth[situation]
-
-    def _pays(
-        self, situation: "Situation", n: int, context: int, costs: tuple[list[float], float]
+        gate: Gate,
+        rows: Sequence[Row],
+        chosen: Sequence[Proposal | None],
+        costs: tuple[Sequence[float], float],
     ) -> bool:
-        """Whether the drafter should run; found out anew where costs are clearly less than then."""
-        worth, longest = self._worth_in(situation, n, context), costs[0][self.draft_tokens]
-        if worth.cheaper(longest) and self._should(situation, *costs) > 1:
-            worth.try_again(longest)
-            self._timings.forget_drafting(n)
-        return worth.pays
-
-    def _should(self, situation: "Situation", steps: Sequence[float], draft: float) -> float:
-        """Tokens of a row in a plain step's time, by what drafts promised, at these costs; none
-        where rows repeat themselves, as copies are as good there."""
-        _, repeats, drawn = situation
-        lines = zip(steps, self._promised[drawn > 0], strict=True)
-        return 0.0 if repeats else max((1 + tokens) / (step + draft) for step, tokens in lines)
-
-    def _situation(self, rows: Sequence[Row], taken: Sequence[Proposal | None]) -> "Situation":
-        drawn = [row.drawn for row in rows]
-        return len(rows).bit_length(), all(map(self._repeats, taken)), any(drawn) + all(drawn)
+        """Whether the drafter should run after this round."""
+        self._probing = False
+        if any(row.out_of_sync for row in rows):
+            return False
+        if gate.open:
+            return not all(map(self._repeats, chosen))
+        steps, draft = costs
+        usual = draft + steps[1] - 1
+        self._probe_cost = min(max(self._probe_cost, usual), WAKING * usual)
+        self._probing = self._idle >= self._probe_cost / PROBING
+        return self._probing
 
     def _repeats(self, proposal: Proposal | None) -> bool:
-        """Whether a row repeats itself: behind that there is more to be looked up."""
+        """Whether a row repeats itself: there is more to be looked up afterwards."""
         if proposal is None or proposal.source == "drafter":
             return False
-        return self._chances.expected(proposal)[-1] >= SURE * len(proposal.tokens)
+        return self._estimator.expected(proposal)[-1] >= REPEATS * len(proposal.tokens)
 
-    def _remember(self, rows: "Sequence[Sequence[Expected]]") -> None:
-        """What drafts promise by and large, by their number."""
-        for offers in rows:
-            for proposal, line in offers:
-                if proposal.source == "drafter":
-                    means = self._promised[proposal.drawn]
-                    self._seen[proposal.drawn] += 1
-                    share = max(1 - MEMORY, 1 / self._seen[proposal.drawn])
-                    longer = _to(line, len(means))
-                    means[:] = [m + (x - m) * share for m, x in zip(means, longer, strict=True)]
-
-
-Expected = tuple[Proposal, list[float]]
-# in which drafting is worth much the same: about how many rows there are; whether all of them
-# repeat themselves; and whether none, some or all are drawn
-Situation = tuple[int, bool, int]
+    def _next_rest(self, choosing: float, plain: bool) -> int:
+        """Twice as many rounds each time, up to where choosing takes its share of the time."""
+        if not plain:
+            return 0
+        longest = min(int(choosing / CHOICE_SHARE), MAX_REST) if choosing > CHOICE_SHARE else 0
+        return min(2 * self._rest + 1, longest)
 
 
 def _best(
-    rows: Sequence[Sequence[Expected]], steps: Sequence[float], more: float
+    rows: Sequence[Sequence[Expected]], steps: Sequence[float], draft: float
 ) -> tuple[int, list[float]]:
     """The number of drafts with the most tokens in a time, and the tokens with each number.
 
-    steps: costs by drafts; more: what else a round costs.
+    steps: costs by drafts; draft: what else a round costs.
     """
-    n = len(rows)
-    longest = max((len(line) for offers in rows for _, line in offers), default=1)
-    lines = [_better([_to(line, longest) for _, line in offers]) for offers in rows if offers]
-    tokens = [float(n + x) for x in map(sum, zip(*lines, strict=True))][: len(steps)] or [float(n)]
-    rates = [promised / (step + more) for promised, step in zip(tokens, steps, strict=False)]
+    lines = [[line for _, line in row] for row in rows if row]
+    longest = max((len(line) for row in lines for line in row), default=1)
+    tokens = [float(len(rows))] * min(longest, len(steps))
+    for row in lines:
+        padded = [line + [line[-1]] * (longest - len(line)) for line in row]
+        tokens = [total + max(of) for total, *of in zip(tokens, *padded, strict=False)]
+    rates = [count / (step + draft) for count, step in zip(tokens, steps, strict=False)]
     width = rates.index(max(rates))
-    if rates[width] <= CLEARLY * rates[0]:
-        width = 0
-    return width, tokens
+    return (width if rates[width] > CLEARLY * rates[0] else 0), tokens
 
 
-def _better(lines: Sequence[list[float]]) -> list[float]:
-    """Of one row, at each width."""
-    return [*map(max, *lines)] if len(lines) > 1 else lines[0]
-
-
-def _to(line: list[float], length: int) -> list[float]:
-    """As long as others: more drafts than there are bring nothing more."""
-    return line if len(line) == length else line + [line[-1]] * (length - len(line))
-
-
-def _hopes(most: int) -> list[float]:
-    """How many of 0, 1, .. drafts are accepted, before any were seen."""
-    return [0.0, *accumulate(HOPE**k for k in range(1, most + 1))]
-
-
-def _at(line: Sequence[float], width: int) -> float:
-    return line[width] if width < len(line) else line[-1]
-
-
-def _taken(offers: Sequence[Expected], width: int) -> Proposal | None:
-    proposal, line = max(offers, key=lambda x: _at(x[1], width), default=(None, [0.0]))
-    return proposal.cut(width) if proposal and _at(line, width) > 0 else None
-
-
-def _behind_prompt(n: int, drawn: bool) -> Situation:
-    return n.bit_length(), False, 2 * drawn
+def _take(row: Sequence[Expected], width: int) -> Proposal | None:
+    """The better one at this width."""
+    if not width or not row:
+        return None
+    proposal, line = max(row, key=lambda x: x[1][min(width, len(x[1]) - 1)])
+    return proposal.cut(width) if line[min(width, len(line) - 1)] > 0 else None

@@ -13,75 +13,74 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Line = Sequence[float]
-Siblings = tuple[Line, Sequence[int]]  # the candidates' probabilities, and their order, best first
+from dflash_trt.decoding.messages import Float32, Int64
 
 
 class Tree(NamedTuple):
     """Drafts in the order of what they are worth."""
 
     tokens: list[int]
-    parents: list[int]
-    values: list[float]  # that the target takes the node, by the drafter's word; never rising
+    parents: Sequence[int]
+    values: list[float]  # that the target takes the node, according to the drafter; never rising
 
 
-def best_first(ids: Sequence[Sequence[int]], probs: Sequence[Line], most: int) -> Tree:
-    """The `most` drafts of which most are expected to be accepted, the sum of `values`.
+def best_chain(ids: Int64, probs: Float32) -> Tree:
+    """The likeliest candidate at each place, after the one taken before.
+
+    ids `[D, k]`; probs `[D, k, k]`: of candidate j if candidate i was taken before, at the first
+    place all i alike; or `[D, 1, k]` where none depends on the one before.
+    """
+    tree, taken, value = Tree([], range(len(ids)), []), 0, 1.0
+    rows = zip(ids.tolist(), probs.argmax(-1).tolist(), probs.max(-1).tolist(), strict=True)
+    for candidates, best, highest in rows:
+        before = min(taken, len(best) - 1)
+        taken, value = best[before], value * highest[before]
+        tree.tokens.append(candidates[taken])
+        tree.values.append(value)
+    return tree
+
+
+def best_tree(ids: Int64, probs: Float32, size: int) -> Tree:
+    """The `size` drafts of which most are expected to be accepted, the sum of `values`.
 
     A node's value is the product of the probabilities along its path; the best are taken, whose
     paths then are too (DDTree, arXiv 2604.12989). Trees are nested: the first nodes are the best
-    tree of their number. ids, probs `[D, k]`: candidates of each depth, all different, best first;
-    fewer nodes come back where the others have no chance.
+    tree of their number. Arguments as of `best_chain`, a place's candidates all different; fewer
+    nodes come back where the others have no chance.
     """
-    return _grow(ids, lambda depth, taken: (probs[depth], range(len(probs[depth]))), most)
+    tokens: list[int] = []
+    parents: list[int] = []
+    values: list[float] = []
+    lines, orders, candidates = probs.tolist(), (-probs).argsort(-1).tolist(), ids.tolist()
+    # -value of a node that may be next, where it is, its parent and the parent's value, and which
+    # line its probability is of; the first four differ, so that no two are compared further
+    heap: list[tuple[float, int, int, int, float, int]] = []
 
-
-def best_first_given(
-    ids: Sequence[Sequence[int]], probs: Sequence[Sequence[Line]], most: int
-) -> Tree:
-    """`best_first` where probabilities depend on the parent: probs `[D, k, k]`, in any order, of
-    candidate j if candidate i was taken before; at depth 0 all i are alike.
-    """
-
-    def siblings(depth: int, taken: int) -> Siblings:
-        line = probs[depth][taken]
-        return line, sorted(range(len(line)), key=line.__getitem__, reverse=True)
-
-    return _grow(ids, siblings, most)
-
-
-def _grow(
-    ids: Sequence[Sequence[int]], siblings: Callable[[int, int], Siblings], most: int
-) -> Tree:
-    tree = Tree([], [], [])
-    # -value of a node that may be next, where it is, the value of its parent, and its siblings;
-    # the first four differ, so that no two are compared further
-    heap: list[tuple[float, int, int, int, float, Siblings]] = []
-
-    def offer(depth: int, rank: int, parent: int, above: float, line: Siblings) -> None:
-        value = above * line[0][line[1][rank]]
+    def offer(depth: int, rank: int, parent: int, above: float, line: int) -> None:
+        value = above * lines[depth][line][orders[depth][line][rank]]
         if value > 0:
             heappush(heap, (-value, depth, rank, parent, above, line))
 
-    if ids:
-        offer(0, 0, 0, 1.0, siblings(0, 0))
-    while heap and len(tree.tokens) < most:
+    if candidates:
+        offer(0, 0, 0, 1.0, 0)
+    while heap and len(tokens) < size:
         negative, depth, rank, parent, above, line = heappop(heap)
-        taken = line[1][rank]
-        tree.tokens.append(ids[depth][taken])
-        tree.parents.append(parent)
-        tree.values.append(-negative)
-        if rank + 1 < len(line[1]):
+        taken = orders[depth][line][rank]
+        tokens.append(candidates[depth][taken])
+        parents.append(parent)
+        values.append(-negative)
+        if rank + 1 < len(candidates[depth]):
             offer(depth, rank + 1, parent, above, line)
-        if depth + 1 < len(ids):
-            offer(depth + 1, 0, len(tree.tokens), -negative, siblings(depth + 1, taken))
-    return tree
+        if depth + 1 < len(candidates):
+            below = min(taken, len(lines[depth + 1]) - 1)
+            offer(depth + 1, 0, len(tokens), -negative, below)
+    return Tree(tokens, parents, values)
 
 
 def walk(
     tokens: Sequence[int], parents: Sequence[int], own: Callable[[list[int]], int | None]
 ) -> tuple[list[int], int | None]:
-    """The accepted drafts, as numbers among the row's tokens, and the target's token behind them.
+    """The accepted drafts, as numbers among the row's tokens, and the target's token after them.
 
     `own` is given the path so far and says the target's own token there, once for each node that
     is reached; None if that is not known yet, which ends the walk. Whatever the tree holds, the

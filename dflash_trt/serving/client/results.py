@@ -10,7 +10,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
-from dflash_trt.decoding.speculation.offers import SOURCES
+from dflash_trt.decoding.speculation import SOURCES
 
 
 @dataclass

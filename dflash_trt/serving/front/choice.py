@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.chat.harmony import has_channels
 from dflash_trt.decoding import Sequence
-from dflash_trt.decoding.speculation.offers import SOURCES
+from dflash_trt.decoding.speculation import SOURCES
 from dflash_trt.serving.front.detokenize import Detokenizer
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.parts import Part

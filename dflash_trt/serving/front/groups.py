@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_trt.decoding import Request, RunRound, Scheduler, Sequence, WaitingQueue
-from dflash_trt.decoding.speculation.costs import Costs
-from dflash_trt.decoding.speculation.kept_costs import costs_of
-from dflash_trt.decoding.speculation.proposals import strategy
+from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.load import engine_kind
 from dflash_trt.serving.front.front import INTERNAL, UNAVAILABLE, Report
@@ -53,7 +51,7 @@ class Groups:
         self._settings = settings
         self._run_round = run_round
         self._metrics = metrics
-        self._costs: Costs | None = None
+        self._costs: CostProfile | None = None
         self._measured = threading.Event()
         self._closing = False
         self._changed = threading.Condition()  # guards _closing; told of new work
@@ -179,7 +177,7 @@ class Groups:
             time.sleep(WAIT_LOADED)
         while not self._closing:
             try:
-                self._costs = costs_of(self._engines, self._settings.mode, self._run_round)
+                self._costs = profile_of(self._engines, self._settings.mode, self._run_round)
                 self._metrics.costs(self._costs)
                 return
             except EngineGoneError:

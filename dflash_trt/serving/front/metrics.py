@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
-from dflash_trt.decoding.speculation.costs import Costs
-from dflash_trt.decoding.speculation.offers import VERIFIED
+from dflash_trt.decoding.speculation import VERIFIED, CostProfile
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +160,7 @@ class _Pending:
     acceptance: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # see `drafted`
     counts: dict[tuple[str, str], float] = field(default_factory=dict)  # by name, label value
     gauges: dict[str, float] = field(default_factory=dict)
-    costs: Costs | None = None
+    costs: CostProfile | None = None
     observed: list[tuple[str, float]] = field(default_factory=list)  # two per request
 
     def add(self, name: str, amount: float, label: str = "") -> None:
@@ -253,7 +252,7 @@ class Metrics:
         with self._lock:
             self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
 
-    def costs(self, costs: Costs) -> None:
+    def costs(self, costs: CostProfile) -> None:
         """What steps cost: once, when it is known."""
         with self._lock:
             self._pending.costs = costs
@@ -344,7 +343,7 @@ class _Series:
         for label, total in zip(reversed(_bounds(tally.bounds)), reversed(totals), strict=True):
             self._increment(f"{name}_bucket", label, total)
 
-    def _send_costs(self, costs: Costs) -> None:
+    def _send_costs(self, costs: CostProfile) -> None:
         """Those of the shortest context."""
         seconds: dict[tuple[str, int, str], float] = {}
         for i, n in enumerate(costs.rows):

@@ -19,7 +19,7 @@ class Part:
     text_output: list[str]
     finish_reason: list[str]  # "" until a choice's last part
     token_ids: list[int]
-    token_sources: list[int]  # `offers.SOURCES` of each token, where the decoder tells
+    token_sources: list[int]  # `speculation.SOURCES` of each token, where the decoder tells
     round_tokens: list[int]  # tokens that each round committed
     prompt_tokens: int
     completion_tokens: list[int]

@@ -3,7 +3,7 @@
 from functools import partial
 
 from dflash_trt.decoding import VerifyInput, check_verify_input, verify
-from dflash_trt.decoding.speculation.held import Held
+from dflash_trt.decoding.speculation import FeatureBuffer
 from dflash_trt.engines.load import load_engine
 from dflash_trt.serving.front.step import EngineStep
 
@@ -11,4 +11,4 @@ from dflash_trt.serving.front.step import EngineStep
 class TritonPythonModel(EngineStep):
     load, input_type = load_engine, VerifyInput
     check = staticmethod(check_verify_input)
-    step = staticmethod(partial(verify, held=Held()))
+    step = staticmethod(partial(verify, held=FeatureBuffer()))

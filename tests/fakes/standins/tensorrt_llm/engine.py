@@ -12,7 +12,7 @@ from typing import Any
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.decoding import Request, Scheduler, Sequence, in_process
-from dflash_trt.decoding.speculation.policy import Fixed
+from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
 from tensorrt_llm.errors import EngineDeadError, RequestError
 from tensorrt_llm.results import RequestOutput, Response

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.run import build
 from dflash_trt.cli.main import main
 from dflash_trt.config import load_config
-from dflash_trt.decoding import RoundOutput, VerifyInput, in_process
-from dflash_trt.decoding.messages import no_drafts
-from dflash_trt.decoding.speculation import kept_costs as kept
-from dflash_trt.decoding.speculation.costs import BUDGET, MOST, WORST, Costs, measure
-from dflash_trt.decoding.speculation.kept_costs import COSTS_FILE, KEPT, costs_of, kept_costs
+from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
+from dflash_trt.decoding.rounds import in_process
+from dflash_trt.decoding.speculation import CostProfile, cost_profile, kept_profiles, profile_of
+from dflash_trt.decoding.speculation.cost_profile import BUDGET, KEPT, MAX_BUDGET, measure
+from dflash_trt.engines.info import COSTS_FILE
 from dflash_trt.engines.load import load_engine
 
-TABLE = Costs(
+TABLE = CostProfile(
     contexts=[64, 1088],
     rows=[1, 4],
     widths=[1, 2, 8],
@@ -66,10 +67,11 @@ class Machine:
             none.astype(np.float32),
             none.astype(np.int64),
             slow * verify,
-            *no_drafts(n)._replace(draft_seconds=slow * draft),
+            *no_drafts(n)[:2],
+            slow * draft,
         )
 
-    def measure(self, slots: int = 8, max_seq_len: int = 1024, block_size: int = 8) -> Costs:
+    def measure(self, slots: int = 8, max_seq_len: int = 1024, block_size: int = 8) -> CostProfile:
         return measure(self, block_size, slots, max_seq_len, clock=lambda: self.now)
 
 
@@ -103,12 +105,12 @@ def test_drafts_between_what_was_measured() -> None:
 
 
 def test_a_table_of_one_kind_of_round() -> None:
-    one = Costs([0], [1], [1], [[[2.0]]], [[1.0]])
+    one = CostProfile([0], [1], [1], [[[2.0]]], [[1.0]])
     assert (one.verify(3, 5, 700), one.draft(3, 700)) == (2.0, 1.0)
 
 
 def test_json_and_back() -> None:
-    assert Costs(**json.loads(json.dumps(TABLE.as_json()))) == TABLE
+    assert CostProfile(**json.loads(json.dumps(TABLE.as_json()))) == TABLE
 
 
 @pytest.mark.parametrize(
@@ -124,20 +126,20 @@ def test_json_and_back() -> None:
 )
 def test_a_damaged_table_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^a(n axis| table| time)"):
-        Costs(**{**TABLE.as_json(), **wrong})
+        CostProfile(**{**TABLE.as_json(), **wrong})
 
 
 # --- measuring -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spikes", [0, 7])
+@pytest.mark.parametrize("spikes", [0, 11])
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 def test_what_rounds_take_is_found(scale: float, spikes: int) -> None:
     """Hops between the models are part of verifying; a machine that is busy now and then is not."""
     machine = Machine(scale, spikes)
     found = machine.measure()
     assert found.rows == [1, 2, 4, 8]
-    assert found.widths == [1, 2, 3, 4, 6, 8, 12, 16]
+    assert found.widths == [1, 2, 4, 8, 16]
     short, long = found.contexts
     assert (short, long) == (64, 1024 - 2 * 16)
     for context in found.contexts:
@@ -163,7 +165,7 @@ def test_it_ends_in_time(scale: float) -> None:
     found = machine.measure()
     assert found.rows[-1] == 8
     assert (found.widths[0], found.widths[-1]) == (1, 16)
-    assert machine.now <= BUDGET * (1 if scale <= 1 else WORST)
+    assert machine.now <= BUDGET * (1 if scale <= 1 else MAX_BUDGET)
     if scale >= 200:
         assert len(found.widths) < 8
 
@@ -178,7 +180,7 @@ def test_where_a_step_takes_seconds_few_are_made() -> None:
 def test_a_wider_step_is_never_quicker() -> None:
     class Odd(Machine):
         def verify(self, n: int, width: int, context: int) -> float:
-            return super().verify(n, width, context) * (0.5 if width in (3, 4) else 1.0)
+            return super().verify(n, width, context) * (0.5 if width == 4 else 1.0)
 
     found = Odd().measure()
     table = np.array(found.verify_seconds)
@@ -207,22 +209,11 @@ def test_the_grid_fits_the_engine(
 def test_real_engines(built_pair: BuildPair) -> None:
     pair = built_pair()
     target, drafter = load_engine(pair.target_engine), load_engine(pair.drafter_engine)
-    rounds, run = 0, in_process(target, drafter)
-
-    def counted(x: VerifyInput) -> RoundOutput:
-        nonlocal rounds
-        rounds += 1
-        return run(x)
-
     info = drafter.info
-    found = measure(counted, info.block_size, info.slots, target.info.max_seq_len, 0.3)
+    run = in_process(target, drafter)
+    found = measure(run, info.block_size, info.slots, target.info.max_seq_len, 0.3)
     assert (found.rows, found.widths[-1]) == ([1, 2, 4], 16)
-    for n in range(1, info.slots + 1):
-        assert found.draft(n, 0) > 0
-        for width in range(1, 17):
-            assert found.verify(n, width, 0) > 0
-    kinds = len(found.rows) * (len(found.widths) + 1) * len(found.contexts)
-    assert rounds <= 3 * kinds * MOST + 4
+    assert np.min(found.verify_seconds) > 0 < np.min(found.draft_seconds)
 
 
 # --- keeping -------------------------------------------------------------------------------------
@@ -230,7 +221,7 @@ def test_real_engines(built_pair: BuildPair) -> None:
 
 @pytest.fixture
 def engines(built_pair: BuildPair, tmp_path: Path) -> Path:
-    """What `costs_of` reads of a pair's engines."""
+    """What `profile_of` reads of a pair's engines."""
     for engine in (built_pair().target_engine, built_pair().drafter_engine):
         (tmp_path / "engines" / engine.name).mkdir(parents=True)
         shutil.copy(engine / "engine.json", tmp_path / "engines" / engine.name)
@@ -239,19 +230,19 @@ def engines(built_pair: BuildPair, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`costs_of` measures in a made-up time."""
+    """`profile_of` measures in a made-up time."""
 
-    def made_up(run_round: Machine, *sizes: int) -> Costs:
+    def made_up(run_round: Machine, *sizes: int) -> CostProfile:
         return measure(run_round, *sizes, clock=lambda: run_round.now)
 
-    monkeypatch.setattr(kept, "measure", made_up)
+    monkeypatch.setattr(cost_profile, "measure", made_up)
 
 
 def test_measured_once_on_a_machine(engines: Path) -> None:
     first, second = Machine(), Machine()
-    costs = costs_of(engines, "in_process", first)
+    costs = profile_of(engines, "in_process", first)
     assert first.rounds
-    assert costs_of(engines, "in_process", second) == costs
+    assert profile_of(engines, "in_process", second) == costs
     assert not second.rounds
     assert [path.name for path in engines.iterdir() if path.is_file()] == [COSTS_FILE]
 
@@ -260,14 +251,14 @@ def test_measured_once_on_a_machine(engines: Path) -> None:
 def test_another_machine_is_measured(
     engines: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = costs_of(engines, "in_process", Machine())
+    here = profile_of(engines, "in_process", Machine())
     mode, threads, other = "in_process", None, Machine(2.0)
     if change == "cpu":
-        monkeypatch.setattr(kept, "cpu_model", lambda: "another")
+        monkeypatch.setattr(cost_profile, "cpu_model", lambda: "another")
     elif change == "cores":
-        monkeypatch.setattr(kept, "usable_cores", lambda: 1000)
+        monkeypatch.setattr(cost_profile, "usable_cores", lambda: 1000)
     elif change == "library":
-        monkeypatch.setattr(kept, "versions", lambda: {"onnxruntime": "0.1"})
+        monkeypatch.setattr(cost_profile, "versions", lambda: {"onnxruntime": "0.1"})
     elif change == "mode":
         mode = "ensemble"
     elif change == "threads":
@@ -275,29 +266,31 @@ def test_another_machine_is_measured(
     else:
         file = engines / "drafter" / "engine.json"
         file.write_text(file.read_text() + " ")
-    there = costs_of(engines, mode, other, threads)
+    there = profile_of(engines, mode, other, threads)
     assert other.rounds
     assert there != here
-    both = kept_costs(engines)
+    both = kept_profiles(engines)
     assert [costs for _, costs in both] == [here, there]
-    names = {name for name, value in both[0][0].items() if both[1][0][name] != value}
+    names = {
+        name for name, value in asdict(both[0][0]).items() if asdict(both[1][0])[name] != value
+    }
     assert names == {change}
     again = Machine()
-    assert costs_of(engines, mode, again, threads) == there
+    assert profile_of(engines, mode, again, threads) == there
     assert not again.rounds
 
 
 def test_the_last_machines_are_kept(engines: Path) -> None:
     for threads in range(1, KEPT + 3):
-        costs_of(engines, "in_process", Machine(), threads)
-    assert [machine["threads"] for machine, _ in kept_costs(engines)] == [*range(3, KEPT + 3)]
+        profile_of(engines, "in_process", Machine(), threads)
+    assert [machine.threads for machine, _ in kept_profiles(engines)] == [*range(3, KEPT + 3)]
 
 
 @pytest.mark.parametrize(
     "damage", ["cut", "[]", "{}", "[1]", '[{"machine": {}}]', "table", "bytes"]
 )
 def test_a_damaged_file_is_measured_again(engines: Path, damage: str) -> None:
-    costs = costs_of(engines, "in_process", Machine())
+    costs = profile_of(engines, "in_process", Machine())
     file = engines / COSTS_FILE
     text = file.read_text()
     if damage == "cut":
@@ -309,16 +302,16 @@ def test_a_damaged_file_is_measured_again(engines: Path, damage: str) -> None:
     else:
         file.write_text(damage)
     again = Machine()
-    assert costs_of(engines, "in_process", again) == costs
+    assert profile_of(engines, "in_process", again) == costs
     assert again.rounds
-    assert [each for _, each in kept_costs(engines)] == [costs]
+    assert [each for _, each in kept_profiles(engines)] == [costs]
 
 
 def test_where_nothing_can_be_written(engines: Path, caplog: pytest.LogCaptureFixture) -> None:
     (engines / COSTS_FILE).mkdir()  # root may write into a read-only folder, but not onto this
     machine = Machine()
     with caplog.at_level(logging.WARNING):
-        costs = costs_of(engines, "in_process", machine)
+        costs = profile_of(engines, "in_process", machine)
     assert costs == Machine().measure(costs.rows[-1], 160)
     assert "measured at each start" in caplog.text
     assert [path.name for path in engines.iterdir() if path.name.startswith(COSTS_FILE)] == [
@@ -330,15 +323,15 @@ def test_a_build_is_whole_with_and_without_it(tmp_path: Path) -> None:
     config = load_config(Path(__file__).parents[2] / "build_configs" / "pycode.yaml")
     output = tmp_path / "built"
     assert build(config, output, lambda *_: None).built
-    costs_of(output / "engines", "in_process", Machine())
+    profile_of(output / "engines", "in_process", Machine())
     leftover = output / "engines" / f"{COSTS_FILE}.4711"  # of a process that was killed
     leftover.touch()
     assert not differences(output, read_manifest(output))
     assert not build(config, output, lambda *_: None).built
-    assert kept_costs(output / "engines")
+    assert kept_profiles(output / "engines")
     serving = config.serving.model_copy(update={"slots": 2})
     assert build(config.model_copy(update={"serving": serving}), output, lambda *_: None).built
-    assert not kept_costs(output / "engines")
+    assert not kept_profiles(output / "engines")
 
 
 # --- showing -------------------------------------------------------------------------------------
@@ -357,9 +350,9 @@ def test_inspect_shows_them(
         return capsys.readouterr().out
 
     assert "not measured yet" in inspect()
-    costs = costs_of(output / "engines", "in_process", Machine())
-    monkeypatch.setattr(kept, "cpu_model", lambda: "Another CPU")
-    costs_of(output / "engines", "ensemble", Machine())
+    costs = profile_of(output / "engines", "in_process", Machine())
+    monkeypatch.setattr(cost_profile, "cpu_model", lambda: "Another CPU")
+    profile_of(output / "engines", "ensemble", Machine())
     text = inspect()
     assert "pycode  onnxruntime" in text
     assert "Another CPU" in text

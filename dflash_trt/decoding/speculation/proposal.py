@@ -1,0 +1,57 @@
+"""What may be verified in a round, and what is."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+SOURCES = ("target", "drafter", "lookup", "prompt")  # who wrote a token
+VERIFIED = ("plain", "chain", "tree", "lookup")  # of a row in a round: no drafts, or which kind
+
+
+class Proposal(NamedTuple):
+    """Draft tokens for one sequence; the first ones of them are a proposal, too."""
+
+    source: Literal["drafter", "lookup"]
+    tokens: Sequence[int]
+    parents: Sequence[int]  # as in `tree.Tree`
+    values: Sequence[float] = ()  # that each is accepted, according to the drafter
+    sampled: bool = False  # for a request that has a temperature
+    match: int = 0  # tokens alike before what was looked up
+    contradicted: bool = False  # whether the drafter's first token is another
+
+    def cut(self, length: int) -> "Proposal":
+        """The first `length` draft tokens of it."""
+        return self._replace(
+            tokens=self.tokens[:length], parents=self.parents[:length], values=self.values[:length]
+        )
+
+    @property
+    def kind(self) -> str:
+        """One of `VERIFIED`."""
+        if self.source == "lookup":
+            return "lookup"
+        return "chain" if self.is_chain else "tree"
+
+    @property
+    def is_chain(self) -> bool:
+        return isinstance(self.parents, range) or self.parents == [*range(len(self.parents))]
+
+
+class Row(NamedTuple):
+    """What there is to choose from for one sequence."""
+
+    proposals: Sequence[Proposal]
+    sampled: bool  # whether its request has a temperature
+    out_of_sync: bool = False  # whether the drafter lacks features of it, and drafts no more
+
+
+class StepPlan(NamedTuple):
+    """What a round does."""
+
+    chosen: Sequence[Proposal | None]  # what is verified of each row
+    draft_tokens: int  # how many the drafter is asked for afterwards; 0: it does not run
+    rest: int = 0  # rounds to follow that are plain decoding, without another plan
+
+    @property
+    def width(self) -> int:
+        """Draft tokens of a row at most."""
+        return max((len(each.tokens) for each in self.chosen if each), default=0)

@@ -1,0 +1,46 @@
+"""Costs and proposals that are made up, for the policy's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from dflash_trt.decoding.speculation import Proposal, Row, StepPlan
+
+MOST = 7  # drafts of a row
+SECOND = 1e-2  # of a plain step
+
+
+@dataclass
+class Costs:
+    """Plain steps: `steps` of a round by its drafts, each row `more`; and the drafter's."""
+
+    steps: Seq[float]
+    drafter: float = 0.0
+    more: float = 0.0
+
+    def verify(self, n: int, width: int, context: int) -> float:
+        return SECOND * (self.steps[min(width, len(self.steps)) - 1] + self.more * (n - 1))
+
+    def draft(self, n: int, context: int) -> float:
+        return SECOND * self.drafter * (1 + self.more * (n - 1))
+
+
+def linear(token: float) -> list[float]:
+    return [1 + token * drafts for drafts in range(MOST + 1)]
+
+
+def chain(values: Seq[float], sampled: bool = False) -> Proposal:
+    return Proposal("drafter", [5] * len(values), range(len(values)), values, sampled)
+
+
+def looked_up(match: int, count: int = MOST) -> Proposal:
+    return Proposal("lookup", [6] * count, range(count), match=match)
+
+
+def rows(*proposals: Proposal) -> list[Row]:
+    return [Row([each], False) for each in proposals]
+
+
+def widths(plan: StepPlan) -> list[int]:
+    return [len(each.tokens) if each else 0 for each in plan.chosen]
