@@ -357,7 +357,7 @@ def test_costs_are_measured_when_the_models_are_loaded(
     def measure(engines: Path, mode: str, run_round: object) -> CostProfile:
         raise answers.pop(0)
 
-    monkeypatch.setattr("dflash_trt.serving.front.groups.costs_of", measure)
+    monkeypatch.setattr("dflash_trt.serving.front.groups.profile_of", measure)
     with open_front(model, speculation=Speculation(), slots=12) as front:
         part, _ = ask(front, max_tokens=10).next()
         assert (part.token_ids, part.rounds) == (list(range(2, 12)), [3])
@@ -371,7 +371,7 @@ def test_closing_while_models_are_being_loaded(
     def measure(engines: Path, mode: str, run_round: object) -> CostProfile:
         raise EngineGoneError("not ready")
 
-    monkeypatch.setattr("dflash_trt.serving.front.groups.costs_of", measure)
+    monkeypatch.setattr("dflash_trt.serving.front.groups.profile_of", measure)
     before = threading.active_count()
     with open_front(model, speculation=Speculation(), slots=12) as front:
         reply = ask(front, max_tokens=10)

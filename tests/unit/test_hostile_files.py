@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_types_in_engine_json_are_checked(pair: Path, change: dict[str, Any]) ->
 
 def test_costs_of_a_wrong_type_are_not_there(pair: Path) -> None:
     engines = pair / "built" / "engines"
-    machine = this_machine(engines, "ensemble")
+    machine = asdict(this_machine(engines, "ensemble"))
     costs = {"contexts": [64], "rows": [1], "widths": [1]}
     sound = costs | {"verify_seconds": [[[0.1]]], "draft_seconds": [[0]]}
     for entry, count in (
