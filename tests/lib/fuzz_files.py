@@ -23,6 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -382,7 +383,7 @@ def prepare(home: Path) -> None:
     (home / "prompts.jsonl").write_text(asked + '{"ids": [1, 2]}\n')
     costs = {"contexts": [64, 128], "rows": [1, 2], "widths": [1, 4]}
     costs |= {"verify_seconds": [[[0.1, 0.2]] * 2] * 2, "draft_seconds": [[0.1, 0.1]] * 2}
-    machine = this_machine(home / "built/engines", "ensemble")
+    machine = asdict(this_machine(home / "built/engines", "ensemble"))
     kept = json.dumps([{"machine": machine, "costs": costs}])
     (home / "built/engines/costs.json").write_text(kept)
     shards = home / "shards"

@@ -8,8 +8,8 @@ from operator import mul
 from dflash_trt.decoding.speculation.proposal import Proposal
 from dflash_trt.decoding.speculation.tree import depths
 
-MEMORY, LOOKUP_MEMORY = 0.99, 0.98  # weight of the past at each outcome
-PRIOR, LOOKUP_PRIOR = 3.0, 2.0  # outcomes that what is believed at the start is worth
+MEMORY = 0.98  # weight of the past at each outcome
+PRIOR = 4.0  # outcomes that what is believed at the start is worth
 MATCHES = (1, 2, 3, 5, 8)  # copies are counted by their match: the shortest of each
 # that a copied token is right, at the start: of greedy texts, and of sampled ones
 CHANCES = (0.48, 0.69, 0.74, 0.87, 0.95)
@@ -52,8 +52,8 @@ class _Copies:
     """How often copied tokens were right, by place."""
 
     def __init__(self, count: int, chance: float) -> None:
-        self._reached = [LOOKUP_PRIOR] * count  # of token j: all before it were kept
-        self._kept = [LOOKUP_PRIOR * chance] * count
+        self._reached = [PRIOR] * count  # of token j: all before it were kept
+        self._kept = [PRIOR * chance] * count
 
     def expected(self) -> list[float]:
         chances = (kept / reached for kept, reached in zip(self._kept, self._reached, strict=True))
@@ -61,8 +61,8 @@ class _Copies:
 
     def observe(self, copied: int, accepted: int) -> None:
         for j in range(min(accepted + 1, copied)):
-            self._reached[j] = self._reached[j] * LOOKUP_MEMORY + 1.0
-            self._kept[j] = self._kept[j] * LOOKUP_MEMORY + (j < accepted)
+            self._reached[j] = self._reached[j] * MEMORY + 1.0
+            self._kept[j] = self._kept[j] * MEMORY + (j < accepted)
 
 
 class _Calibration:
