@@ -9,7 +9,7 @@ from typing import Any
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.job import Input, Job, Written
 from dflash_trt.build.repository import write_llm_repository
-from dflash_trt.chat.render import try_chat_template
+from dflash_trt.chat import try_chat_template
 from dflash_trt.checkpoints import (
     READER_CHECKS,
     Located,

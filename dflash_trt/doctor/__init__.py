@@ -6,7 +6,7 @@ Run it on the machine with the GPUs, before anything is served there.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dflash_trt.build.manifest import Depth, read_manifest
+from dflash_trt.build import Depth, read_manifest
 from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.doctor import gpus, place, runtime
 from dflash_trt.doctor.patient import Patient, Seen

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dflash_trt.build.manifest import differences
+from dflash_trt.build import differences
 from dflash_trt.doctor.patient import GIB, Patient, Seen
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.server import LOOPBACK, Ports, check_ports, find_binary

@@ -10,13 +10,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dflash_trt.build.settings import Settings
 from dflash_trt.decoding import Request, RunRound, Scheduler, Sequence, WaitingQueue
 from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
-from dflash_trt.engines.info import read_info
-from dflash_trt.engines.load import engine_kind
+from dflash_trt.engines import engine_kind, read_info
 from dflash_trt.serving.front.front import INTERNAL, UNAVAILABLE, Report
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
