@@ -1,16 +1,16 @@
-"""The table of docs/adaptive.md: the adaptive policy beside plain decoding and fixed settings.
+"""The tables of docs/baseline.md: the adaptive policy beside plain decoding and fixed settings.
 
     python scripts/adaptive_table.py [--shapes demo,60m,0.6b]
 
 Three sizes, 1 to 16 streams, greedy and at temperature 0.8, prompts whose greedy text repeats
-itself and prompts whose text does not, all ways of decoding in turns of a few rounds. What it says
+itself and prompts whose text does not, all methods in turns of a few rounds. What it says
 of itself comes first: the least of adaptive / plain, of adaptive / best fixed setting and, with one
 stream, of adaptive / whole blocks.
 
 The first pass does not count: in it the policy finds out what pays, as a server does once. What is
 compared are `full_rates`. Texts are staggered: attention takes as long as a batch's longest
 sequence asks for, which is least where all texts begin and end together, as only plain decoding's
-would. A table is written anew behind each number of streams.
+would. A table is written anew after each number of streams.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.machine import versions
 
-PAGE = Path(__file__).parents[1] / "docs" / "adaptive.md"
+PAGE = Path(__file__).parents[1] / "docs" / "baseline.md"
 STREAMS, TEMPERATURES, DRAFTS = (1, 4, 8, 16), (0.0, 0.8), (7, 3, 1)
 # new tokens, prompts of each kind at least, and passes with the first, by streams
 SHAPES = {

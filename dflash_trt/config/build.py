@@ -41,7 +41,7 @@ class Speculation(Section):
         default=True, description="adaptive: propose what followed the same tokens earlier"
     )
     correction: bool = Field(
-        default=True, description="adaptive: reweigh drafts by token pairs generated so far"
+        default=True, description="has no effect any more: it brought 0 to 2 %"
     )
     tree: bool = Field(
         default=True, description="adaptive: verify alternatives beside the likeliest draft tokens"
