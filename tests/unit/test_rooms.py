@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "dflash_trt"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "dflash_trt"
+STRUCTURE = ROOT / "docs" / "structure.md"
 LONGEST = 350  # lines of a file
 # a room imports those after it, and modules that lie beside the rooms
 ROOMS = [
@@ -128,3 +131,27 @@ def test_there_is_no_circle() -> None:
 @pytest.mark.parametrize("file", FILES, ids=[name_of(file) for file in FILES])
 def test_no_file_is_long(file: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
+def named(text: str) -> list[Path]:
+    """The files that docs/structure.md names with their folder."""
+    names = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|yaml))`", text)
+    beside = [PACKAGE / name for name in re.findall(r"`(\w+\.py)`", text)]
+    roots = ("tests", "scripts", "model_repository", "build_configs")
+    return beside + [
+        (ROOT if name.startswith(roots) else PACKAGE) / name for name in dict.fromkeys(names)
+    ]
+
+
+def test_the_page_names_files_that_are_there() -> None:
+    text = STRUCTURE.read_text(encoding="utf-8")
+    assert len(named(text)) > 100
+    assert not [str(file) for file in named(text) if not file.is_file()]
+
+
+def test_fifteen_files_are_read_in_an_evening() -> None:
+    text = STRUCTURE.read_text(encoding="utf-8")
+    files = named(text.partition("## Read these 15 files")[2].partition("## The rooms")[0])
+    assert len(files) == 15
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    assert 2_250 <= lines <= 2_500  # the page says 2,300
