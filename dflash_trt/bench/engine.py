@@ -11,7 +11,7 @@ from dflash_trt.bench.results import Cell
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import DraftModel, Request, SamplingParams, in_process, rounds_with
 from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strategy
-from dflash_trt.engines.step import Engine
+from dflash_trt.engines import Engine
 from dflash_trt.errors import RequestError
 
 METHODS = ("plain", "dflash", "adaptive", "lookup", "draft-model")

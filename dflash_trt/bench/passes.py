@@ -12,8 +12,7 @@ from dflash_trt.bench.results import Cell, Sample
 from dflash_trt.decoding import Request, RunRound, Scheduler
 from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.speculation import Policy, Proposer
-from dflash_trt.engines.load import load_engine
-from dflash_trt.engines.step import Step
+from dflash_trt.engines import Step, load_engine
 
 # a turn is the shorter of both: what else the machine does must meet all methods
 TURN = 32  # tokens of each stream, so that all are at the same stretch of text

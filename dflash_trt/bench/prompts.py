@@ -7,7 +7,7 @@ import numpy as np
 
 import dflash_trt
 from dflash_trt.bench.tasks import TASKS, task_texts
-from dflash_trt.chat.render import as_chat, load_encoding
+from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.errors import RequestError
 from dflash_trt.prompts import Prompt, prompt_of, read_lines, read_prompts
 

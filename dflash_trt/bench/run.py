@@ -10,7 +10,7 @@ from typing import Any
 
 from dflash_trt.bench.engine import Plan, measure_engine
 from dflash_trt.bench.results import Cell, Run
-from dflash_trt.build.manifest import read_manifest
+from dflash_trt.build import read_manifest
 from dflash_trt.errors import BenchError, DflashError
 
 STOPPED = 10.0  # seconds that an interrupted process has to end

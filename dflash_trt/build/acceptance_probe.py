@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.chat.render import as_chat, load_encoding
+from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.checkpoints import Report, Target, load_drafter, load_target
 from dflash_trt.checkpoints.checks import Finding
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
 
@@ -56,7 +56,7 @@ def measure(
     # here, because they load the graph builder and the runtime
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.decoding import check_lossless  # noqa: PLC0415
-    from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
+    from dflash_trt.graphs import Storage  # noqa: PLC0415
 
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)
     spec = drafter.spec

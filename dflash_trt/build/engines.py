@@ -8,18 +8,18 @@ from pathlib import Path
 
 from dflash_trt.checkpoints import Drafter, DrafterSpec, Target
 from dflash_trt.digests import Entry
-from dflash_trt.engines.info import (
-    HELD,
-    EngineInfo,
-    most_verified,
-    rank_directory,
-    stamp,
-    write_info,
+from dflash_trt.engines import HELD, EngineInfo, most_verified, rank_directory, stamp, write_info
+from dflash_trt.graphs import (
+    COPIED,
+    GraphBuilder,
+    Kind,
+    Rank,
+    Storage,
+    candidates,
+    drafter_graph,
+    share,
+    target_graph,
 )
-from dflash_trt.graphs.builder import COPIED, GraphBuilder, Kind, Storage
-from dflash_trt.graphs.drafter import candidates, drafter_graph
-from dflash_trt.graphs.sharding import Rank, share
-from dflash_trt.graphs.target import target_graph
 
 Progress = Callable[[str], None]
 

@@ -15,18 +15,17 @@ import yaml
 from dflash_trt.checkpoints import (
     Pair,
     Report,
+    drafter_layout,
     engine_kinds,
     locate,
     pair_findings,
     summarize_drafter,
     summarize_target,
 )
-from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.roofline import Machine, machine
-from dflash_trt.tensorrt_llm.args import check_args, choose_args, env_vars
-from dflash_trt.tensorrt_llm.arguments import LlmArgs
+from dflash_trt.tensorrt_llm import LlmArgs, check_args, choose_args, env_vars
 
 Options = Sequence[tuple[str, object]]  # None: the option alone
 

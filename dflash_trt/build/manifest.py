@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.digests import LARGE, Entry, entry
-from dflash_trt.engines.info import COSTS_FILE, stamp
+from dflash_trt.engines import COSTS_FILE, stamp
 from dflash_trt.errors import BuildError
 from dflash_trt.files import Size, read_as, read_json
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_trt.build.job import Input, Job, Written
 from dflash_trt.build.repository import write_repository
-from dflash_trt.chat.render import try_chat_template
+from dflash_trt.chat import try_chat_template
 from dflash_trt.checkpoints import (
     Drafter,
     DrafterSpec,
@@ -26,9 +26,9 @@ from dflash_trt.checkpoints import (
     tokenizer_files,
 )
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
-from dflash_trt.engines.info import read_info
+from dflash_trt.engines import read_info
 from dflash_trt.errors import ConfigError
-from dflash_trt.graphs.sharding import check_even
+from dflash_trt.graphs import check_even
 
 if TYPE_CHECKING:
     from dflash_trt.engines.accuracy import Accuracy
@@ -89,7 +89,7 @@ def _write(
 ) -> Written:
     # here, because loading it takes most of the time of a build that has nothing to do
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
-    from dflash_trt.graphs.builder import Storage  # noqa: PLC0415
+    from dflash_trt.graphs import Storage  # noqa: PLC0415
 
     engine, max_seq_len = config.engine, config.serving.max_seq_len
     assert isinstance(engine, OnnxRuntime | TensorRT)
@@ -140,7 +140,7 @@ def _accuracy(
     """
     from dflash_trt.build.engines import build_target  # noqa: PLC0415
     from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare  # noqa: PLC0415
-    from dflash_trt.graphs.builder import COPIED  # noqa: PLC0415
+    from dflash_trt.graphs import COPIED  # noqa: PLC0415
 
     count = _Counter("measuring the accuracy", len(target_shapes(target.spec)), report)
     quantised, original, whole = (engines / name for name in ("target", "original", "whole"))

@@ -9,18 +9,17 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from dflash_trt.build.llmapi import model_yaml
+from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import DrafterSpec, Pair, TargetSpec, eos_token_ids
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
-from dflash_trt.serving.front.llmapi import model_yaml
-from dflash_trt.serving.security import INTERNAL
-from dflash_trt.serving.settings import Settings
-from dflash_trt.tensorrt_llm.info import KIND
+from dflash_trt.tensorrt_llm import KIND
+from dflash_trt.triton import INTERNAL, LLMAPI
 
 TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")
 MODELS = (*PUBLIC, *INTERNAL)
-LLMAPI = "tensorrt_llm"  # the name of TensorRT-LLM's own model
 
 
 def write_repository(

@@ -9,7 +9,7 @@ from typing import Any
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.job import Input, Job, Written
 from dflash_trt.build.repository import write_llm_repository
-from dflash_trt.chat.render import try_chat_template
+from dflash_trt.chat import try_chat_template
 from dflash_trt.checkpoints import (
     READER_CHECKS,
     Located,
@@ -27,9 +27,14 @@ from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.roofline import machine
-from dflash_trt.tensorrt_llm.args import check_args, choose_args
-from dflash_trt.tensorrt_llm.arguments import LlmArgs
-from dflash_trt.tensorrt_llm.bundle import checkpoint_files, drafter_name, write_bundle
+from dflash_trt.tensorrt_llm import (
+    LlmArgs,
+    check_args,
+    checkpoint_files,
+    choose_args,
+    drafter_name,
+    write_bundle,
+)
 
 
 def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:

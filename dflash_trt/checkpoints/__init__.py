@@ -1,5 +1,6 @@
 """The front door: read a target or drafter directory and check that the pair belongs together."""
 
+from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout, first_generation
 from dflash_trt.checkpoints.drafter import (
     Drafter,
     drafter_shapes,
@@ -72,9 +73,11 @@ __all__ = [
     "config_values",
     "copy_tokenizer",
     "draft_token_ids",
+    "drafter_layout",
     "drafter_shapes",
     "engine_kinds",
     "eos_token_ids",
+    "first_generation",
     "inspect",
     "is_drafter",
     "load_drafter",

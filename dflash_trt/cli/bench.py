@@ -58,7 +58,7 @@ def engine(
 ) -> None:
     """Compare methods of decoding in turns over the same prompts, in engines of its own."""
     from dflash_trt.bench import METHODS, Plan, engine_page, load_task, run_engine
-    from dflash_trt.build.manifest import read_manifest
+    from dflash_trt.build import read_manifest
 
     options = {name: str(value) for name, value in locals().items() if name in OPTIONS}
     manifest = read_manifest(directory)

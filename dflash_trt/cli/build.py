@@ -67,7 +67,7 @@ def build(
 
 def check(directory: Built, json_: Json = False) -> None:
     """Compare every file of a build with its manifest; exit 1 if one differs."""
-    from dflash_trt.build.manifest import differences, read_manifest
+    from dflash_trt.build import differences, read_manifest
 
     manifest = read_manifest(directory)
     with reporting() as report:

@@ -22,8 +22,8 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Compare greedy DFlash decoding with the target alone; exit 1 on any difference."""
-    from dflash_trt.build.manifest import check_build, read_manifest, speculation_of
-    from dflash_trt.chat.render import load_encoding
+    from dflash_trt.build import check_build, read_manifest, speculation_of
+    from dflash_trt.chat import load_encoding
     from dflash_trt.decoding import check_lossless as run
     from dflash_trt.prompts import read_prompts
 

@@ -16,7 +16,7 @@ from dflash_trt.decoding.messages import (
     verify_input,
 )
 from dflash_trt.decoding.rounds import verify
-from dflash_trt.engines.step import Engine
+from dflash_trt.engines import Engine
 
 
 class DraftModel:

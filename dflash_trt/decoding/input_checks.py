@@ -17,7 +17,7 @@ from dflash_trt.decoding.messages import (
     VerifyInput,
     slot_copies,
 )
-from dflash_trt.engines.info import EngineInfo
+from dflash_trt.engines import EngineInfo
 from dflash_trt.errors import RequestError
 
 

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding.messages import RunRound
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, profile_of, strategy
-from dflash_trt.engines.load import load_engine
-from dflash_trt.engines.step import Engine
+from dflash_trt.engines import Engine, load_engine
 from dflash_trt.errors import EngineError, RequestError
 
 

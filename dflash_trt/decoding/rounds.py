@@ -28,7 +28,7 @@ from dflash_trt.decoding.messages import (
     slot_copies,
 )
 from dflash_trt.decoding.speculation import FeatureBuffer, ancestors, depths
-from dflash_trt.engines.step import NOTHING, Engine
+from dflash_trt.engines import NOTHING, Engine
 
 
 def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) -> VerifyOutput:

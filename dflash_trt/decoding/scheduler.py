@@ -24,7 +24,7 @@ from dflash_trt.decoding.speculation import (
     depths,
 )
 from dflash_trt.decoding.waiting_queue import WaitingQueue
-from dflash_trt.engines.info import HELD, most_verified
+from dflash_trt.engines import HELD, most_verified
 
 
 @dataclass(slots=True)

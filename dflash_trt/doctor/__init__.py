@@ -6,12 +6,12 @@ Run it on the machine with the GPUs, before anything is served there.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dflash_trt.build.manifest import Depth, read_manifest
+from dflash_trt.build import Depth, read_manifest
 from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.doctor import gpus, place, runtime
 from dflash_trt.doctor.patient import Patient, Seen
 from dflash_trt.errors import DflashError
-from dflash_trt.tensorrt_llm.info import KIND
+from dflash_trt.tensorrt_llm import KIND
 
 Look = Callable[[Patient], Seen]
 ANY_KIND: tuple[Look, ...] = (place.files, place.shared_memory, place.triton, place.ports)

@@ -2,7 +2,7 @@
 
 from dflash_trt.doctor.patient import GIB, Patient, Seen, more
 from dflash_trt.roofline import PRESETS
-from dflash_trt.tensorrt_llm.host import not_on_nvlink
+from dflash_trt.tensorrt_llm import not_on_nvlink
 
 LEAST_DRIVER = 580  # of CUDA 13 (its release notes), which TensorRT-LLM 1.3 and 1.4 are built with
 IN_USE = 2 << 30  # bytes of a GPU's memory that nobody but us should have

@@ -6,9 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dflash_trt.build.manifest import Depth
-from dflash_trt.tensorrt_llm.host import SeenGpu, gpus
-from dflash_trt.tensorrt_llm.info import KIND, BundleInfo, read_info, read_llm_args
+from dflash_trt.build import Depth
+from dflash_trt.tensorrt_llm import KIND, BundleInfo, SeenGpu, gpus, read_info, read_llm_args
 
 GIB = 1 << 30
 

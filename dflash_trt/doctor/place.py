@@ -5,11 +5,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dflash_trt.build.manifest import differences
+from dflash_trt.build import differences
 from dflash_trt.doctor.patient import GIB, Patient, Seen
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.server import LOOPBACK, Ports, check_ports, find_binary
-from dflash_trt.tensorrt_llm.hub_cache import cached_target
+from dflash_trt.tensorrt_llm import cached_target
 
 LEAST_SHARED = 1 << 30  # bytes; Docker's own 64 MiB end NCCL and Triton's Python models
 PORTS = Ports(8000, 8001, 8002)  # `serve`'s own

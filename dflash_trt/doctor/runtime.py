@@ -14,9 +14,8 @@ from pathlib import Path
 from dflash_trt.build.acceptance_probe import chat_prompts
 from dflash_trt.doctor.patient import Patient, Seen
 from dflash_trt.files import read_as
-from dflash_trt.tensorrt_llm import first_generation
+from dflash_trt.tensorrt_llm import BundleInfo, first_generation
 from dflash_trt.tensorrt_llm.first_generation import Generated
-from dflash_trt.tensorrt_llm.info import BundleInfo
 
 PAGED = (100, 103)  # compute capabilities with the drafter's TRTLLM attention
 IMPORT_TIMEOUT, GENERATION_TIMEOUT = 300.0, 3600.0  # seconds

@@ -1,1 +1,32 @@
 """One module per engine kind: build it, load it, step it."""
+
+from dflash_trt.engines.info import (
+    COSTS_FILE,
+    ENGINE_FILE,
+    HELD,
+    EngineInfo,
+    most_verified,
+    rank_directory,
+    read_info,
+    stamp,
+    write_info,
+)
+from dflash_trt.engines.load import engine_kind, load_engine
+from dflash_trt.engines.step import NOTHING, Engine, Step
+
+__all__ = [
+    "COSTS_FILE",
+    "ENGINE_FILE",
+    "HELD",
+    "NOTHING",
+    "Engine",
+    "EngineInfo",
+    "Step",
+    "engine_kind",
+    "load_engine",
+    "most_verified",
+    "rank_directory",
+    "read_info",
+    "stamp",
+    "write_info",
+]

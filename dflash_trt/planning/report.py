@@ -24,9 +24,7 @@ from dflash_trt.roofline import (
     machine,
     target_size,
 )
-from dflash_trt.tensorrt_llm.args import choose_args
-from dflash_trt.tensorrt_llm.context import PAGED, target_values
-from dflash_trt.tensorrt_llm.draft_len import CONTEXT, kv_bytes, layout_of
+from dflash_trt.tensorrt_llm import CONTEXT, PAGED, choose_args, kv_bytes, layout_of, target_values
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default

@@ -328,15 +328,13 @@ class _Reader:
             algorithm = section(listed, found[0]).get("quant_algo")
         if method == "mxfp4":
             return MXFP4 if expert else BF16
-        if method == "fp8" or algorithm == "FP8":
-            return FP8
         groups = quant.within("config_groups")
         weights = groups.within(next(iter(groups.values), "")).within("weights")
         stored = weights.values.get("num_bits"), weights.values.get("type")
+        if method == "fp8" or algorithm == "FP8" or stored == (8, "float"):
+            return FP8
         if algorithm == "NVFP4" or stored == (4, "float"):
             return NVFP4
-        if stored == (8, "float"):
-            return FP8
         if stored == (4, "int"):  # Kimi-K2 Thinking and K2.5: multiplied in bf16
             return Format("int4", 0.5 + 2 / (weights.number("group_size") or 128), "bf16")
         self._estimate(f"weights quantized by {method} {algorithm or ''} are counted as bf16")
@@ -344,7 +342,7 @@ class _Reader:
 
 
 def _names(pattern: str, module: str) -> bool:
-    """Whether an entry of a list of modules means this one; prefixes before `layers` may differ."""
+    # prefixes before `layers` may differ
     if pattern.startswith("re:"):
         return re.search(pattern[3:], module) is not None
     pattern, module = (re.sub(r"^.*?layers\.", "layers.", text) for text in (pattern, module))

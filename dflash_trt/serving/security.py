@@ -14,15 +14,14 @@ from typing import Any
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.internal import new_key
 from dflash_trt.serving.ports import LOOPBACK
+from dflash_trt.triton import CHANGES
 
 # 26.07; older ones have known holes, up to a way around the very keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)
-CHANGES = ("model-repository", "shared-memory", "trace", "logging")  # always behind a key
 LOOKS = ("model-config", "statistics")  # behind the admin key when there is one
 # Triton's own HTTP is the gateway's only: all of its APIs want a key of each start
 GATEWAY_KEY = "gateway-key"
 APIS = (*CHANGES, *LOOKS, "health", "metadata", "inference")
-INTERNAL = ("draft_verify", "verify", "draft")  # models that only the front asks
 API_KEY = "DFLASH_TRT_API_KEY"  # or the name with _FILE: a file that holds it
 KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 

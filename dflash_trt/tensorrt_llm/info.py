@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from dflash_trt.engines.info import ENGINE_FILE
+from dflash_trt.engines import ENGINE_FILE
 from dflash_trt.errors import EngineError
 from dflash_trt.files import EXACT, MAX_YAML, Size, compose_yaml, parse_yaml, read_as, read_text
 

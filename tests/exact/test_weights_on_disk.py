@@ -173,8 +173,8 @@ def test_of_a_quantised_target_no_trees_are_verified(
         sequence.candidates = ids, probs
         _, proposer = strategy(Speculation(), info, COSTS["cheap"])
         assert proposer is not None
-        ((offer, *_),) = (row.offers for row in proposer.rows([sequence], 1))
-        assert offer.is_chain is not trees
+        ((proposal, *_),) = (row.proposals for row in proposer.rows([sequence]))
+        assert proposal.is_chain is not trees
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -16,6 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from triton_metrics import Triton
 
+from dflash_trt.build.settings import Settings
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import RoundOutput, VerifyInput
 from dflash_trt.engines.info import EngineInfo, write_info
@@ -24,7 +25,6 @@ from dflash_trt.serving.front.front import Front
 from dflash_trt.serving.front.groups import Groups
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.parts import Part
-from dflash_trt.serving.settings import Settings
 
 WAIT = 10.0
 VOCAB = 100

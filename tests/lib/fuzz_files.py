@@ -37,6 +37,7 @@ from dflash_trt.build import onnxruntime, tensorrt_llm
 from dflash_trt.build.built import inspect_built
 from dflash_trt.build.manifest import check_build, differences, read_manifest, speculation_of
 from dflash_trt.build.run import build
+from dflash_trt.build.settings import Settings
 from dflash_trt.chat.render import load_chat_template, load_encoding
 from dflash_trt.checkpoints import Located, Weights, inspect, load_tokenizer
 from dflash_trt.checkpoints.gguf import as_directory
@@ -47,7 +48,6 @@ from dflash_trt.errors import DflashError
 from dflash_trt.files import read_text
 from dflash_trt.prompts import read_prompts
 from dflash_trt.serving.server.process import find_repository
-from dflash_trt.serving.settings import Settings
 
 SECONDS = 10.0
 LIMIT = 1 << 30

@@ -74,6 +74,7 @@ class Guesses(Proposer):
 
     def __init__(self, texts: Mapping[int, list[int]], target: EngineInfo, seed: int) -> None:
         """texts: what each request will say, by its `id`."""
+        self._trees = not target.quantized  # as in `strategy`
         super().__init__(target.most_verified - 1, max_depth=target.deepest, lookup=True)
         self._answers = texts
         self._dice = np.random.default_rng(seed)
@@ -90,7 +91,7 @@ class Guesses(Proposer):
                 ids, probs = sequence.candidates
                 self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()
             text = self._answers[id(sequence.request)][len(sequence.tokens) :]
-            guesses = [self._guess(text, tree) for tree in (False, True)]
+            guesses = [self._guess(text, tree) for tree in (False, self._trees)]
             proposals = [each for each in (*row.proposals, *guesses) if each.tokens]
             rows.append(Row(proposals, row.sampled))
         return rows

@@ -50,7 +50,7 @@ NOT_RUN = {
     ): "AIPerf's words",
     ("docs/structure.md", "build/pycode/"): "a folder's files",
     ("docs/structure.md", "build/gpt-oss-120b/"): "a folder's files",
-    ("docs/structure.md", "cli -> bench, build, doctor, planning"): "a picture",
+    ("docs/structure.md", "cli -> bench, planning"): "a picture",
     ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
     ("docs/operations.md", "2026-11-23T22:12:57.535+00:00 INFO dflash_trt.access"): "a log",
     ("README.md", "python examples/demo.py pycode"): "with what it prints, in test_walks.py",

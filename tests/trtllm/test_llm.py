@@ -22,6 +22,7 @@ from llm_build import STANDINS, standins, write_llm_build
 from tokenizers import Tokenizer
 from triton_metrics import Triton
 
+from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import BuildError, DflashError, ServerError
 from dflash_trt.serving.client import Client
@@ -31,7 +32,6 @@ from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.parts import Part
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.run import running_server
-from dflash_trt.serving.settings import Settings
 from dflash_trt.tensorrt_llm.info import read_llm_args
 
 PAIR = Path(__file__).parents[2] / "examples" / "pycode"

@@ -13,6 +13,7 @@ import yaml
 from pairs import make_pair
 
 from dflash_trt.build.export import ENGINES, export
+from dflash_trt.checkpoints import ModelSummary
 from dflash_trt.cli.main import main
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError, PairError
@@ -77,7 +78,7 @@ def test_vllm_gets_its_drafter(pair: Path) -> None:
 def test_vllm_runs_gemma_with_two_backends(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the target have no attention without a causal mask, which drafts need."""
     name = "Gemma4ForConditionalGeneration"
-    monkeypatch.setattr("dflash_trt.build.export.architecture", lambda target: name)
+    monkeypatch.setattr(ModelSummary, "architecture", name)
     script = written(made(pair), "vllm")
     (words,) = commands(script)
     drafter = json.loads(words[words.index("--speculative-config") + 1])

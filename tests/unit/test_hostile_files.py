@@ -16,6 +16,7 @@ from test_build import config, quiet
 from test_inspect import run  # noqa: F401  (a fixture)
 
 from dflash_trt.build.run import build
+from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import (
     copy_tokenizer,
     load_drafter,
@@ -29,7 +30,6 @@ from dflash_trt.engines.info import read_info
 from dflash_trt.engines.load import engine_kind
 from dflash_trt.errors import BuildError, CheckpointError, DflashError, EngineError, RequestError
 from dflash_trt.prompts import read_prompts
-from dflash_trt.serving.settings import Settings
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 DEEP = "[" * 100_000

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.build.repository import MODELS, read_config, templates, write_repository
+from dflash_trt.build.settings import Settings, max_draft_tokens
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import DraftInput, RoundOutput, VerifyInput
 from dflash_trt.decoding.messages import DraftOutput, VerifyOutput
 from dflash_trt.serving.front.parts import Part
-from dflash_trt.serving.settings import Settings, max_draft_tokens
 
 LAYER = LayerSpec(
     num_key_value_heads=2,

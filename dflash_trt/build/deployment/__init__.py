@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.roofline import Machine
-from dflash_trt.serving.security import CHANGES
+from dflash_trt.triton import CHANGES
 
 TEMPLATES = Path(__file__).with_name("templates")
 EVERYWHERE = ("Dockerfile", "probe.sh", "start.sh")

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from dflash_trt.atomic import replace_text
 from dflash_trt.decoding.messages import RunRound, VerifyInput, verify_input
 from dflash_trt.digests import sha256
-from dflash_trt.engines.info import COSTS_FILE, ENGINE_FILE, most_verified, read_info
-from dflash_trt.engines.load import engine_kind
+from dflash_trt.engines import COSTS_FILE, ENGINE_FILE, engine_kind, most_verified, read_info
 from dflash_trt.files import EXACT, read_as
 from dflash_trt.machine import cpu_model, usable_cores, versions
 
@@ -260,7 +259,7 @@ def this_machine(engines: Path, mode: str, threads: int | None = None) -> Machin
         library, gpu = f"{kind} {versions().get(kind, '')}".strip(), ""
     else:
         # here, because CPUs need none of it
-        from dflash_trt.tensorrt_llm.host import gpus  # noqa: PLC0415
+        from dflash_trt.tensorrt_llm import gpus  # noqa: PLC0415
 
         library = f"{info.plan.library} {info.plan.version}"
         gpu = ", ".join(each.name for each in gpus()[: info.ranks])

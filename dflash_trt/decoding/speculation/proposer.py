@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dflash_trt.config.build import Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding.gumbel import noise
 from dflash_trt.decoding.logits_processor import truncate
 from dflash_trt.decoding.messages import Float32, Int64
@@ -16,7 +16,7 @@ from dflash_trt.decoding.speculation.ngram import NgramIndex
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
 from dflash_trt.decoding.speculation.proposal import Proposal, Row
 from dflash_trt.decoding.speculation.tree import best_chain, best_tree
-from dflash_trt.engines.info import EngineInfo
+from dflash_trt.engines import EngineInfo
 
 if TYPE_CHECKING:
     from dflash_trt.decoding.sequence import Sequence

@@ -11,8 +11,7 @@ from typing import Any, BinaryIO, get_args
 import onnx_ir as ir
 
 from dflash_trt.checkpoints import Report
-from dflash_trt.config import TensorRT
-from dflash_trt.config.engines import Capability
+from dflash_trt.config import Capability, TensorRT
 from dflash_trt.engines.info import (
     ENGINE_FILE,
     HELD,
@@ -29,7 +28,7 @@ from dflash_trt.engines.tensorrt.library import make_log, trt, use
 from dflash_trt.engines.tensorrt.machine import compute_capabilities
 from dflash_trt.engines.tensorrt.network import NAMES, check, check_form, parse
 from dflash_trt.errors import EngineError
-from dflash_trt.graphs.precision import to_16_bits
+from dflash_trt.graphs import to_16_bits
 
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 CAPABILITIES: tuple[str, ...] = get_args(Capability)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
+from dflash_trt.build.settings import CODED_ERRORS
 from dflash_trt.errors import (
     DeadlineError,
     DflashError,
@@ -18,7 +19,6 @@ from dflash_trt.errors import (
 from dflash_trt.prompts import AnyPrompt
 from dflash_trt.serving.client.fields import MODEL, to_request
 from dflash_trt.serving.client.results import Chunk, to_chunks
-from dflash_trt.serving.settings import CODED_ERRORS
 
 TIMEOUT = 600.0  # seconds, when a request does not say
 MAX_TIMEOUT = 1e9  # seconds; Triton counts microseconds

@@ -1,1 +1,9 @@
 """Requests, from tensors to answers."""
+
+from dflash_trt.serving.front.capacity import capacity
+from dflash_trt.serving.front.control import Control
+
+__all__ = [
+    "Control",
+    "capacity",
+]

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.load import engine_kind
+from dflash_trt.engines import EngineInfo, engine_kind, read_info
 from dflash_trt.serving.front.llm import limits
-from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
+from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
 def capacity(directory: Path) -> str:

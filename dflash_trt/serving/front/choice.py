@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 
 from tokenizers import Tokenizer
 
-from dflash_trt.chat.harmony import has_channels
+from dflash_trt.chat import has_channels
 from dflash_trt.decoding import Sequence
 from dflash_trt.decoding.speculation import SOURCES
 from dflash_trt.serving.front.detokenize import Detokenizer

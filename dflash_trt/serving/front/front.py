@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from dflash_trt.chat.render import Render
+from dflash_trt.build.settings import Settings
+from dflash_trt.chat import Render
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.choice import Choice
@@ -26,7 +27,6 @@ from dflash_trt.serving.front.outbox import Outbox, Reply, Stream
 from dflash_trt.serving.front.places import Places
 from dflash_trt.serving.front.reader import Reader
 from dflash_trt.serving.front.requests import choices_asked, parse_request
-from dflash_trt.serving.settings import Settings
 
 log = logging.getLogger(__name__)
 

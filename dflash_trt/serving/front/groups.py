@@ -10,13 +10,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dflash_trt.build.settings import Settings
 from dflash_trt.decoding import Request, RunRound, Scheduler, Sequence, WaitingQueue
 from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
-from dflash_trt.engines.info import read_info
-from dflash_trt.engines.load import engine_kind
+from dflash_trt.engines import engine_kind, read_info
 from dflash_trt.serving.front.front import INTERNAL, UNAVAILABLE, Report
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +103,11 @@ class Groups:
             if group.scheduler.active or self._may_take(group):
                 held = group.scheduler.sequences
                 try:
-                    self._step(group)
+                    self._step(group, held)
                 except Exception as error:
                     self._give_up(group, held, error)
 
-    def _step(self, group: _Group) -> None:
+    def _step(self, group: _Group, held: list[Sequence]) -> None:
         scheduler = group.scheduler
         for sequence in scheduler.sequences:
             if sequence.dropped:
@@ -117,6 +116,7 @@ class Groups:
         before, start = scheduler.active, time.perf_counter()
         news = scheduler.step(take=self._may_take(group))
         seconds = time.perf_counter() - start
+        held += news  # one may have come and ended in this very step
         for sequence in news:
             self._report(sequence)
         self._measure_step(scheduler, seconds)
@@ -188,7 +188,7 @@ class Groups:
     def _give_up(self, group: _Group, held: list[Sequence], error: Exception) -> None:
         """A step failed: its sequences end with an error, the group starts anew.
 
-        held: those that had rows before it; some may have ended in it, unreported.
+        held: those that had slots before or after it; some may have ended in it, unreported.
         """
         log.error("a round failed", exc_info=error)
         sequences = dict.fromkeys([*held, *group.scheduler.sequences])

@@ -16,14 +16,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from dflash_trt.build.settings import Settings
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.serving.front.front import INTERNAL, INVALID, Report
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.internal import end_process
-from dflash_trt.serving.settings import Settings
-from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
-from dflash_trt.tensorrt_llm.info import ARGS_FILE
+from dflash_trt.tensorrt_llm import ARGS_FILE, with_cached_target
 
 log = logging.getLogger(__name__)
 

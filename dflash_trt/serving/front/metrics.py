@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from dflash_trt.decoding.speculation import VERIFIED, CostProfile
 
@@ -49,21 +49,9 @@ COST_SECONDS = "dflash_cost_seconds"
 # only who runs the rounds knows these
 OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS)
 
-WAITS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0),
-)
-GAPS = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
-    *(0.1, 0.25, 0.5, 1.0, 2.5),
-)
-
-
-class Sink(Protocol):
-    """What is used of Triton's module `triton_python_backend_utils`."""
-
-    @property
-    def MetricFamily(self) -> Any: ...
+# bucket bounds in seconds
+GAPS = tuple(n * 10.0**e for e in range(-4, 1) for n in (1.0, 2.5, 5.0))[:-1]
+WAITS = (*GAPS[3:], 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 
 
 @dataclass(frozen=True)
@@ -112,11 +100,9 @@ def families(most_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
         Family(PROMPT_TOKENS, COUNTER, "tokens", "Prompt tokens processed"),
         Family(PREFILL_SECONDS, COUNTER, "seconds", "Time in prompt chunks"),
         Family(GENERATION_TOKENS, COUNTER, "tokens", "Tokens committed and given to requests"),
-        Family(
-            QUEUE_TIME, HISTOGRAM, "seconds", "From a request to its first chunk", buckets=WAITS
-        ),
-        Family(
-            FIRST_TOKEN, HISTOGRAM, "seconds", "From a request to its first token", buckets=WAITS
+        *(
+            Family(name, HISTOGRAM, "seconds", f"From a request to its first {what}", buckets=WAITS)
+            for name, what in ((QUEUE_TIME, "chunk"), (FIRST_TOKEN, "token"))
         ),
         Family(INTER_TOKEN, TALLY, "seconds", "Between two tokens of a request", buckets=GAPS),
         Family(REQUESTS, COUNTER, "requests", "Requests ended", "finished_reason", REASONS),
@@ -173,7 +159,7 @@ class Metrics:
     No method waits for Triton. Metrics that cannot be sent are given up, with a log entry.
     """
 
-    def __init__(self, sink: Sink, most_drafts: int, rounds: bool = True) -> None:
+    def __init__(self, sink: Any, most_drafts: int, rounds: bool = True) -> None:
         """rounds: see `families`."""
         self._sink = sink
         self._families = families(most_drafts, rounds)
@@ -282,7 +268,7 @@ class Metrics:
 class _Series:
     """Triton's objects behind the table; made, used and dropped by one thread."""
 
-    def __init__(self, sink: Sink, table: Sequence[Family]) -> None:
+    def __init__(self, sink: Any, table: Sequence[Family]) -> None:
         self._sink = sink
         self._families: dict[str, Any] = {}  # a metric goes away with its family
         self._metrics: dict[tuple[str, str], Any] = {}  # by name and label value

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from dflash_trt.chat.render import Render, parse_json, parse_messages
+from dflash_trt.build.settings import Settings
+from dflash_trt.chat import Render, parse_json, parse_messages
 from dflash_trt.decoding import Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError
 from dflash_trt.panics import panics_as_errors
-from dflash_trt.serving.settings import Settings
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
 MOST_CHOICES = 64

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.engines.info import EngineInfo
+from dflash_trt.engines import EngineInfo
 from dflash_trt.errors import RankError, RequestError
 from dflash_trt.serving.front.tensors import from_request, to_tensors
 from dflash_trt.serving.internal import KEY, end_process, given, hide_shared_memory, without_key

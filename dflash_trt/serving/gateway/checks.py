@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dflash_trt.build.settings import CODED_ERRORS
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.client.fields import DATATYPES
 from dflash_trt.serving.request_id import HEADER, request_id
-from dflash_trt.serving.settings import CODED_ERRORS
 
 MAX_DIMENSIONS = 8
 WIDTHS = {  # bytes of an element; of BYTES at least: its length comes first

@@ -5,7 +5,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dflash_trt.serving.security import CHANGES, INTERNAL, LOOKS, Security
+from dflash_trt.serving.security import LOOKS, Security
+from dflash_trt.triton import CHANGES, INTERNAL
 
 NAME = "[A-Za-z0-9_.-]+"
 MODEL = f"/models/(?P<model>{NAME})(?:/versions/[0-9]+)?"

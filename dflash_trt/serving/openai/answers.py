@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from dflash_trt.chat.harmony import Channels
+from dflash_trt.chat import Channels
 from dflash_trt.serving.client import Chunk, Summary
 from dflash_trt.serving.openai.spelling import Spell
 

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dflash_trt.chat.harmony import Channels
+from dflash_trt.chat import Channels
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving.client import AnyPrompt, AsyncClient, Chunk, Options, Summary
 from dflash_trt.serving.health import Health

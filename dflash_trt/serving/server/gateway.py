@@ -8,9 +8,9 @@ import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from dflash_trt.build.manifest import read_manifest
+from dflash_trt.build import read_manifest
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.gateway.settings import LISTENING, Settings, codec
+from dflash_trt.serving.gateway import LISTENING, Settings, codec
 from dflash_trt.serving.log import FORM, Log, Said
 from dflash_trt.serving.ports import LOOPBACK, Ports, listen
 from dflash_trt.serving.security import Security

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_trt.build.repository import LLMAPI
-from dflash_trt.engines.info import ENGINE_FILE, rank_directory, read_info
-from dflash_trt.engines.load import engine_kind
+from dflash_trt import tensorrt_llm
+from dflash_trt.engines import ENGINE_FILE, engine_kind, rank_directory, read_info
 from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import internal
-from dflash_trt.serving.front.control import Control
+from dflash_trt.serving.front import Control
 from dflash_trt.serving.health import health_of
 from dflash_trt.serving.log import FORM, Form, Log, Said
 from dflash_trt.serving.ports import Ports, check_ports
@@ -37,7 +36,7 @@ from dflash_trt.serving.server.reaper import (
     command_line,
     processes_naming,
 )
-from dflash_trt.tensorrt_llm import info as tensorrt_llm
+from dflash_trt.triton import LLMAPI
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dflash_trt.build.manifest import Depth, check_build
-from dflash_trt.serving.front.capacity import capacity
+from dflash_trt import tensorrt_llm
+from dflash_trt.build import Depth, check_build
+from dflash_trt.serving.front import capacity
 from dflash_trt.serving.log import Form, to_line
 from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports, reach
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server, find_repository
 from dflash_trt.serving.server.supervisor import supervise
-from dflash_trt.tensorrt_llm import info as tensorrt_llm
-from dflash_trt.tensorrt_llm.host import check_host
+from dflash_trt.tensorrt_llm import check_host
 
 FILES = 65536  # open at once, at most, where the machine allows so many
 DRAIN_POLL = 0.1  # seconds between two looks at what is still running

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from dflash_trt.checkpoints import first_generation
 from dflash_trt.checkpoints.checks import Found, check
-from dflash_trt.checkpoints.checks.tensorrt_llm import first_generation
 from dflash_trt.tensorrt_llm.arguments import LlmArgs, has
 from dflash_trt.tensorrt_llm.context import Context
 from dflash_trt.tensorrt_llm.rules import DRAFTER

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.chat.render import load_chat_template
+from dflash_trt.build.settings import CODED_ERRORS, Settings
+from dflash_trt.chat import load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
 from dflash_trt.serving.front import llm
@@ -24,8 +25,7 @@ from dflash_trt.serving.front.tensors import (
 )
 from dflash_trt.serving.internal import client_of, hide_shared_memory, with_key
 from dflash_trt.serving.log import configure
-from dflash_trt.serving.settings import CODED_ERRORS, Settings
-from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
+from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
 class TritonPythonModel:
@@ -67,7 +67,7 @@ def decoder(settings, engines, metrics):
         return llm.TensorRTLLM(settings, read_llm_args(engines / KIND), metrics)
     if settings.mode == "ensemble":
         return Groups(settings, engines, call_ensemble, metrics)
-    from dflash_trt.engines.load import load_engine  # noqa: PLC0415
+    from dflash_trt.engines import load_engine  # noqa: PLC0415
 
     target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
     return Groups(settings, engines, in_process(target, drafter), metrics)

@@ -1,7 +1,7 @@
 """The drafter's step of a round, as a Triton model. The work is in dflash_trt.decoding.rounds."""
 
 from dflash_trt.decoding import DraftInput, check_draft_input, draft
-from dflash_trt.engines.load import load_engine
+from dflash_trt.engines import load_engine
 from dflash_trt.serving.front.step import EngineStep
 
 

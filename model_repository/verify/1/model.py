@@ -4,7 +4,7 @@ from functools import partial
 
 from dflash_trt.decoding import VerifyInput, check_verify_input, verify
 from dflash_trt.decoding.speculation import FeatureBuffer
-from dflash_trt.engines.load import load_engine
+from dflash_trt.engines import load_engine
 from dflash_trt.serving.front.step import EngineStep
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from dflash_trt.tensorrt_llm.info import KIND, read_llm_args
+from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 # as triton_backend/all_models/llmapi/tensorrt_llm/1/model.py reads it
 TRITON = {"max_batch_size": 0, "decoupled": True, "cancellation_check_period_ms": 100}

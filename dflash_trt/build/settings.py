@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dflash_trt.config.build import Speculation
-from dflash_trt.engines.info import most_verified
+from dflash_trt.config import Speculation
+from dflash_trt.engines import most_verified
 from dflash_trt.errors import BuildError
-from dflash_trt.tensorrt_llm.info import KIND
+from dflash_trt.tensorrt_llm import KIND
 
 # the request parameter by which a client asks for "CODE: message" errors: in a gRPC stream errors
 # have no code of their own
