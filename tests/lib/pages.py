@@ -36,7 +36,6 @@ PROGRAMS = (
 SETTING = re.compile(r"(engine|serving|speculation|target|drafter)(\.\w+)*: ")
 # what is not run, by page and first line, and why
 NOT_RUN = {
-    ("docs/adaptive.md", "python scripts/adaptive_table.py"): "takes hours",
     ("docs/benchmarks.md", "python scripts/bench_table.py --shapes demo,60m,0.6b"): "takes hours",
     ("examples/pycode/README.md", "python train.py --work /somewhere/with/6GB --output ."): "hours",
     ("examples/smollm2/README.md", "python examples/demo.py smollm2"): "fetches 93 MB",
