@@ -90,6 +90,8 @@ def main(name: str) -> None:
         console.print(f"Triton is ready on 127.0.0.1:{ports.grpc} (gRPC) and :{ports.http} (HTTP)")
         tokenizer = load_tokenizer(ROOT / build / "tokenizer")
         with Client(f"127.0.0.1:{ports.grpc}") as client:
+            for drafting in (True, False):  # the first answer of a server is its slowest
+                client.generate(PROMPTS[name][-1], max_tokens=64, drafting=drafting)
             for prompt in PROMPTS[name]:
                 asked = prompt if isinstance(prompt, str) else str(prompt[0]["content"])
                 console.print(f"\n[bold]{asked.strip()}[/]\n")
