@@ -75,7 +75,9 @@ class Guesses(Proposer):
     def __init__(self, texts: Mapping[int, list[int]], target: EngineInfo, seed: int) -> None:
         """texts: what each request will say, by its `id`."""
         self._trees = not target.quantized  # as in `strategy`
-        super().__init__(target.most_verified - 1, max_depth=target.deepest, lookup=True)
+        self._deepest = target.deepest
+        max_depth = target.deepest if self._trees else 0
+        super().__init__(target.most_verified - 1, max_depth=max_depth, lookup=True)
         self._answers = texts
         self._dice = np.random.default_rng(seed)
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
@@ -104,7 +106,7 @@ class Guesses(Proposer):
         for _ in range(int(self._dice.integers(1, 16))):
             parent = int(self._dice.integers(len(depths))) if tree else len(tokens)
             depth = depths[parent] + 1
-            if depth > min(len(text) - 1, self._max_depth):
+            if depth > min(len(text) - 1, self._deepest):
                 continue
             token = int(self._dice.integers(300))
             if right[parent] and self._dice.random() < 0.8:
