@@ -14,6 +14,7 @@ from dflash_trt.decoding.messages import (
     RunRound,
     verify_input,
 )
+from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.sequence import Request, Sequence, check_request
 from dflash_trt.decoding.slots import Slots
 from dflash_trt.decoding.speculation import (
@@ -56,6 +57,7 @@ class Scheduler:
         proposer: Proposer | None = None,
         queue: WaitingQueue[Sequence] | None = None,
         first_slot: int = 0,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         """proposer: makes the proposals of an adaptive policy; without, they are chains."""
         self._run_round = run_round
@@ -66,7 +68,7 @@ class Scheduler:
         self._proposer = proposer or Proposer()
         self._max_verified = most_verified(policy.draft_tokens + 1)
         self._queue = WaitingQueue[Sequence]() if queue is None else queue
-        self._slots = Slots(first_slot)
+        self._slots = Slots(first_slot, prefix_cache)
         self._prefilled_last = False
         self._undrafted = 0  # see `_without_drafts`; as of the last choice
         self._rest = 0  # rounds for which there is nothing to be chosen
@@ -118,6 +120,7 @@ class Scheduler:
             slots.prefilling = self._queue.take()
             if slots.prefilling is not None:
                 slots.prefilling.started = time.monotonic()
+                slots.load(slots.prefilling, drafted=self._wants_drafter(slots.prefilling))
         # chunks and rounds take turns: a long prompt holds the others up by one chunk at a time
         if slots.prefilling is not None and not (self._prefilled_last and slots.decoding):
             self._prefilled_last = True
@@ -132,8 +135,7 @@ class Scheduler:
         most = min(self._prefill_chunk, self._max_verified - 1) if scored else self._prefill_chunk
         end = min(start + most, len(prompt))
         count, last = end - start, end == len(prompt)
-        n, sampled = self.active, bool(sequence.request.sampling.temperature)
-        drafts = sequence.request.drafting and self._policy.prefill(n, sampled)
+        drafts = self._drafts_first(sequence)
         wanted = self._policy.draft_tokens if drafts else self._without_drafts([sequence])
         if not wanted and sequence.buffered + count > HELD:
             wanted = self._policy.draft_tokens
@@ -153,7 +155,18 @@ class Scheduler:
         decoding.append(sequence)
         self._undrafted = self._without_drafts(decoding)
         self._commit([sequence], None, output, report, wanted)
+        if sequence.finish_reason is None:
+            self._slots.keep(sequence)
         return [sequence]
+
+    def _drafts_first(self, sequence: Sequence) -> bool:
+        """Whether the drafter should run after its prompt."""
+        sampled = bool(sequence.request.sampling.temperature)
+        return sequence.request.drafting and self._policy.prefill(self.active, sampled)
+
+    def _wants_drafter(self, sequence: Sequence) -> bool:
+        """Whether the drafter may have use for it before it ends."""
+        return self._drafts_first(sequence) or self._without_drafts([sequence]) != DISCARD
 
     def _round(self) -> list[Sequence]:
         start = time.perf_counter()
@@ -224,6 +237,7 @@ class Scheduler:
         x = verify_input(batch, rows, lines, parents, sampling, history)
         start = time.perf_counter()
         output = self._run_round(x)
+        self._slots.done()
         took = time.perf_counter() - start
         self.report = StepReport(took, output.verify_seconds, output.draft_seconds)
         return output, self.report

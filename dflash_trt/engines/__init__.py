@@ -12,12 +12,13 @@ from dflash_trt.engines.info import (
     write_info,
 )
 from dflash_trt.engines.load import engine_kind, load_engine
-from dflash_trt.engines.step import NOTHING, Engine, Step
+from dflash_trt.engines.step import KEPT, NOTHING, Engine, Step
 
 __all__ = [
     "COSTS_FILE",
     "ENGINE_FILE",
     "HELD",
+    "KEPT",
     "NOTHING",
     "Engine",
     "EngineInfo",

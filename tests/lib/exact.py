@@ -16,6 +16,7 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, RunRound, Scheduler, check_lossless, in_process
 from dflash_trt.decoding import Sequence as Decoded
+from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
@@ -61,6 +62,7 @@ def scheduler_of(
     slots: int = SLOTS,
     max_seq_len: int = MAX_SEQ_LEN,
     prefill_chunk: int | None = None,
+    prefix_cache: PrefixCache | None = None,
 ) -> Scheduler:
     return Scheduler(
         rounds,
@@ -69,6 +71,7 @@ def scheduler_of(
         prefill_chunk=prefill_chunk or max_seq_len,
         policy=policy,
         proposer=proposer,
+        prefix_cache=prefix_cache,
     )
 
 
