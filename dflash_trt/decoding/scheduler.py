@@ -96,6 +96,11 @@ class Scheduler:
         """Rows of the KV caches, of one token each, in use."""
         return sum(sequence.position for sequence in self._slots)
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether `step` has something to store for the schedulers that share the prefix cache."""
+        return self._slots.unsaved
+
     def submit(self, request: Request) -> Sequence:
         """Queue a request; RequestError when it can never run."""
         check_request(request, self._max_seq_len)
@@ -126,7 +131,12 @@ class Scheduler:
             self._prefilled_last = True
             return self._prefill(slots.prefilling)
         self._prefilled_last = False
-        return self._round() if slots.decoding else []
+        if slots.decoding:
+            return self._round()
+        if slots.unsaved:  # a step in a free slot, so that others can use what is kept
+            self._run([], 0, [[1, 1, 0, 0]], [[0]], None, DISCARD)
+            self.report = None
+        return []
 
     def _prefill(self, sequence: Sequence) -> list[Sequence]:
         prompt, start, decoding = sequence.request.prompt, sequence.position, self._slots.decoding

@@ -29,8 +29,8 @@ class Slots:
 
     @property
     def unsaved(self) -> bool:
-        """Whether blocks of the cache wait to be stored, though no sequence is left to step."""
-        return bool(self._copies) and not len(self)
+        """Whether what is to be kept waits for a step, and no sequence is left that has one."""
+        return self._cache is not None and bool(self._copies) and not len(self)
 
     def load(self, sequence: Sequence, *, drafted: bool) -> None:
         """Begin the one being prefilled with what is kept of its prompt.

@@ -1,4 +1,4 @@
-"""Random pairs, storage, ranks, policies, reuse and traffic: every text is the target's, as if alone.
+"""Random pairs, storage, ranks, policies, reuse, traffic: every text is the target's, as if alone.
 
 A quantised target's log-probabilities are so bit for bit: where little is not lost, much may be.
 
@@ -101,13 +101,13 @@ def _alone(target: Engine, dice: np.random.Generator) -> list[Expected]:
     found: list[Expected] = []
     for i in range(REQUESTS):
         length = int(dice.integers(1, MAX_SEQ_LEN - LONGEST if i % 4 else 12))
-        most = MAX_SEQ_LEN - length if i < 2 else int(dice.integers(1, LONGEST))
         stops = frozenset(dice.integers(318, size=4 if i % 3 else 0).tolist())
         prompt = dice.integers(318, size=length).tolist()
         if i % 3:  # many begin as another one's text did
             other = found[int(dice.integers(i))]
-            prompt = [*other.request.prompt, *other.tokens, *prompt][:length]
-        salt = str(dice.choice(["", "a"]))
+            prompt = [*other.request.prompt, *other.tokens, *prompt][: MAX_SEQ_LEN - LONGEST]
+        most = MAX_SEQ_LEN - len(prompt) if i < 2 else int(dice.integers(1, LONGEST))
+        salt = str(dice.choice(["", "a"], p=[0.8, 0.2]))
         request = Request(prompt, most, _sampling(dice), stops, cache_salt=salt)
         (sequence,) = run_all(plain, [request])
         found.append(Expected(request, sequence.tokens, sequence.logprobs, sequence.finish_reason))
