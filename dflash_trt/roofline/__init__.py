@@ -40,6 +40,7 @@ from dflash_trt.roofline.rounds import (
     expected_acceptance,
     fastest,
     fit_errors,
+    prefill_time,
     round_time,
 )
 
@@ -75,6 +76,7 @@ __all__ = [
     "fit_errors",
     "fit_memory",
     "machine",
+    "prefill_time",
     "published_acceptance",
     "published_data",
     "published_rows",
