@@ -10,19 +10,3 @@ from dflash_trt.config.build import (
 )
 from dflash_trt.config.engines import Capability, OnnxRuntime, TensorRT, TensorRTLLM, Version
 from dflash_trt.config.source import Source, TargetSource
-
-__all__ = [
-    "RECOMPUTE_TAIL",
-    "BuildConfig",
-    "Capability",
-    "OnnxRuntime",
-    "Source",
-    "Speculation",
-    "TargetSource",
-    "TensorRT",
-    "TensorRTLLM",
-    "Version",
-    "json_schema",
-    "load_config",
-    "with_ranks",
-]
