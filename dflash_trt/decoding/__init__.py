@@ -18,30 +18,3 @@ from dflash_trt.decoding.sampling_params import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence, check_request
 from dflash_trt.decoding.waiting_queue import WaitingQueue
-
-__all__ = [
-    "Checked",
-    "DraftInput",
-    "DraftModel",
-    "Grammar",
-    "Grammars",
-    "Int64",
-    "Request",
-    "RoundOutput",
-    "RunRound",
-    "SamplingParams",
-    "Scheduler",
-    "Sequence",
-    "VerifyInput",
-    "WaitingQueue",
-    "check_draft_input",
-    "check_lossless",
-    "check_request",
-    "check_verify_input",
-    "draft",
-    "in_process",
-    "needs_drafter",
-    "no_drafts",
-    "rounds_with",
-    "verify",
-]
