@@ -71,7 +71,7 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
 
     thinks = {"role": "assistant", "content": SAID, "reasoning_content": THOUGHT}
     text = chat(ASKED, thinks) + chat(ASKED, prompt=True)
-    thoughts = thoughts or next((each for each in THOUGHTS if each.close in text), None)
+    thoughts = thoughts or next((each for each in THOUGHTS if each.open in text), None)
     format, texts, writes = None, (False, True), False
     for as_text in texts:
         text = chat(ASKED, *_called(as_text, CALLED), tools=[TOOL])

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import TemplateError
-
 from dflash_trt.chat.render import Render
 from dflash_trt.chat.template_process import _environment
 from dflash_trt.errors import RequestError
@@ -131,7 +129,7 @@ def renderer(source: str) -> Render:
     def render(**values: Any) -> str:
         try:
             return template.render(bos_token="<s>", eos_token="</s>", **values)
-        except TemplateError as error:
+        except Exception as error:  # as the process of a template does
             raise RequestError(str(error), "Send others") from error
 
     return render

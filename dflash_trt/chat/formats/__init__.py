@@ -17,22 +17,6 @@ from dflash_trt.chat.formats.lark import Lark
 from dflash_trt.chat.formats.reader import CallDelta, News, Reader, Steps
 from dflash_trt.errors import RequestError
 
-__all__ = [
-    "FORMATS",
-    "HARMONY",
-    "HERMES",
-    "THOUGHTS",
-    "Answer",
-    "CallDelta",
-    "Format",
-    "News",
-    "Thoughts",
-    "Tool",
-    "chosen",
-    "grammar",
-    "parse_tools",
-]
-
 
 @dataclass(frozen=True)
 class Format:
