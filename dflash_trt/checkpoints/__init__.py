@@ -1,5 +1,6 @@
 """The front door: read a target or drafter directory and check that the pair belongs together."""
 
+from dflash_trt.checkpoints.card import ModelCard, card_files, read_card
 from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout, first_generation
 from dflash_trt.checkpoints.drafter import (
     Drafter,
@@ -58,6 +59,7 @@ __all__ = [
     "Experts",
     "LayerSpec",
     "Located",
+    "ModelCard",
     "ModelSummary",
     "Pair",
     "Report",
@@ -69,6 +71,7 @@ __all__ = [
     "Target",
     "TargetSpec",
     "Weights",
+    "card_files",
     "check_pair",
     "config_values",
     "copy_tokenizer",
@@ -88,6 +91,7 @@ __all__ = [
     "open_files",
     "pair_findings",
     "read_bytes",
+    "read_card",
     "read_index",
     "read_json",
     "small_files",
