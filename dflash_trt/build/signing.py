@@ -29,6 +29,7 @@ def sign(directory: Path, key: Path | None, identity_token: str | None = None) -
     key: PEM of a private key on the curve P-256, P-384 or P-521; None: without a key, by Sigstore,
     which asks for a login in a browser unless there is a token.
     """
+    directory = directory.resolve()  # the library takes no link
     with _explained(f"cannot sign {directory}", "Give a readable PEM key, and an intact build"):
         from model_signing import signing  # noqa: PLC0415
 
@@ -47,6 +48,7 @@ def verify_signature(directory: Path, signer: Path | Identity) -> None:
 
     signer: PEM of a public key, or an identity.
     """
+    directory = directory.resolve()
     if not (directory / SIGNATURE).is_file():
         raise BuildError(
             f"{directory} has no signature ({SIGNATURE})",
