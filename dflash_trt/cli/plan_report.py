@@ -18,7 +18,7 @@ def show_plan(plan: Mapping[str, Any]) -> None:
     console = text_console(WIDTH)
     for line in _heading(plan):
         console.print(line, markup=False)
-    for table in (_memory(plan), _speed(plan)):
+    for table in (_memory(plan), _speed(plan), *_chat(plan)):
         console.print()
         console.print(table)
     console.print()
@@ -99,6 +99,24 @@ def _speed(plan: Mapping[str, Any]) -> Table:
     return table
 
 
+def _chat(plan: Mapping[str, Any]) -> Iterator[Table]:
+    if not (chat := plan["chat"]) or not chat["turns"]:
+        return
+    table = Table(
+        title=f"First token of a chat's turns, ms ({chat['layout']}; {chat['system']} tokens of "
+        f"system prompt, {chat['question']} + {chat['answer']} a turn)",
+        **STYLE,
+    )
+    reused = f"with reuse,\nlast {chat['tail']} again"
+    for name in ("\nturn", "tokens of\nits prompt", "without\nreuse", reused, "\nshare"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for turn in chat["turns"]:
+        whole, rest = turn["without_reuse"], turn["with_reuse"]
+        cells = f"{whole * 1e3:,.1f}", f"{rest * 1e3:,.1f}", f"{rest / whole:.0%}"
+        table.add_row(f"{turn['turn']}", f"{turn['prompt']:,}", *cells)
+    yield table
+
+
 def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
     errors = plan["errors"]
     median, nine_of_ten = (math.expm1(errors[name]) for name in ("median", "nine_of_ten"))
@@ -107,6 +125,12 @@ def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
         f"fitted to, half are off by less than {median:.0%} and nine of ten by less than "
         f"{nine_of_ten:.0%} (docs/planning.md). Prefill is not in them."
     )
+    if chat := plan["chat"]:
+        yield (
+            "First tokens were compared with no published figure. This build "
+            + ("reuses prompts" if chat["on"] else "reuses none")
+            + ": serving.prefix_cache (docs/tensorrt_llm.md)."
+        )
     if plan["assumed"]["attention_backend"] != "TRTLLM":
         entries = plan["memory"][-1]["by_context"].values()
         fractions = [x["free_gpu_memory_fraction"] for x in entries if x["sequences"]]
