@@ -39,6 +39,10 @@ class Source(Section):
             raise PydanticCustomError("source", "revision goes with hub, and hub with revision")
         return self
 
+    def pinned(self, commit: str | None) -> Self:
+        """The same at the commit that was found: a branch may move on. None: not on the Hub."""
+        return self if commit is None else self.model_copy(update={"revision": commit})
+
     def below(self, folder: Path) -> Self:
         """The same with an absolute path, relative ones starting at `folder`."""
         if self.path is None:
