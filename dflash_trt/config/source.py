@@ -47,6 +47,10 @@ class Source(Section):
             raise PydanticCustomError("source", "signed_by goes with path")
         return self
 
+    def pinned(self, commit: str | None) -> Self:
+        """The same at the commit that was found: a branch may move on. None: not on the Hub."""
+        return self if commit is None else self.model_copy(update={"revision": commit})
+
     def below(self, folder: Path) -> Self:
         """The same with absolute paths, relative ones starting at `folder`."""
         given = {"path": self.path, "signed_by": self.signed_by}
