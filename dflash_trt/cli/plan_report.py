@@ -105,7 +105,7 @@ def _chat(plan: Mapping[str, Any]) -> Iterator[Table]:
     table = Table(
         title=f"First token of a chat's turns, ms ({chat['layout']}; {chat['system']} tokens of "
         f"system prompt, {chat['question']} + {chat['answer']} a turn)",
-        **STYLE,
+        **TABLE,
     )
     reused = f"with reuse,\nlast {chat['tail']} again"
     for name in ("\nturn", "tokens of\nits prompt", "without\nreuse", reused, "\nshare"):
