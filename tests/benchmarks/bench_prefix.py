@@ -2,8 +2,8 @@
 
     python tests/benchmarks/bench_prefix.py BUILD [--chats 32 --mib 1024]
 
-A chat of 10 turns over a system prompt of 2,000 tokens sends all of its text back each time. Without
-`--chats` one chat is decoded both ways, turn by turn, and the texts must be the same. With it, so
+A chat of 10 turns over a system prompt of 2,000 tokens sends all of its text back each time.
+Without `--chats` one chat is decoded both ways, turn by turn, and the texts must be the same. With it, so
 many chats with one system prompt go on at once: what is reused within so many MiB.
 """
 
@@ -104,9 +104,8 @@ def one_chat(
             flush=True,
         )
         chat.answered(reused.tokens)
-    print(
-        f"turns 2 to {TURNS}: median {median(ratios):.3f}, most {max(ratios):.3f}; same texts: {same}"
-    )
+    print(f"turns 2 to {TURNS}: median {median(ratios):.3f}, most {max(ratios):.3f}")
+    print("same texts" if same else "the texts differ")
 
 
 def many_chats(
@@ -126,8 +125,8 @@ def many_chats(
         total = sum(len(sequence.request.prompt) for sequence in asked)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         print(
-            f"turn {turn + 1:2}: {cached} of {total} prompt tokens reused, {time.perf_counter() - start:.0f} s,"
-            f" {len(cache) * block / 2**20:.0f} MiB kept, at most {peak:.0f} MiB resident",
+            f"turn {turn + 1:2}: {cached} of {total} prompt tokens reused, "
+            f"{time.perf_counter() - start:.0f} s, {len(cache) * block / 2**20:.0f} MiB kept, at most {peak:.0f} MiB resident",
             flush=True,
         )
 
