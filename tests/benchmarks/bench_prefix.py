@@ -3,8 +3,8 @@
     python tests/benchmarks/bench_prefix.py BUILD [--chats 32 --mib 1024]
 
 A chat of 10 turns over a system prompt of 2,000 tokens sends all of its text back each time.
-Without `--chats` one chat is decoded both ways, turn by turn, and the texts must be the same. With it, so
-many chats with one system prompt go on at once: what is reused within so many MiB.
+Without `--chats` one chat is decoded both ways, turn by turn, and the texts must be the same. With
+it, so many chats with one system prompt go on at once: what is reused within so many MiB.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def many_chats(
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         print(
             f"turn {turn + 1:2}: {cached} of {total} prompt tokens reused, "
-            f"{time.perf_counter() - start:.0f} s, {len(cache) * block / 2**20:.0f} MiB kept, at most {peak:.0f} MiB resident",
+            f"{time.perf_counter() - start:.0f} s, {len(cache) * block / 2**20:.0f} MiB kept, "
+            f"at most {peak:.0f} MiB resident",
             flush=True,
         )
 
