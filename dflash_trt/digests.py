@@ -40,7 +40,7 @@ def entry(file: Path) -> Entry:
 
 
 def sha256(files: Iterable[Path]) -> str:
-    """Of several files, one after the other."""
+    """The digest of several files, one after the other."""
     digest = hashlib.sha256()
     for file in files:
         with open_regular(file) as stream:
