@@ -15,6 +15,7 @@ from dflash_trt.errors import BuildError
 from dflash_trt.files import Size, read_as, read_json
 
 MANIFEST = "manifest.json"
+SIGNATURE = "model.sig"  # of all files, the manifest too: `signing.py`
 FULL = 16 << 30  # bytes of a build whose files are all digested unless asked otherwise
 
 Manifest = dict[str, Any]
@@ -166,7 +167,7 @@ def file_stamp(file: Path) -> dict[str, int]:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Every file of the build, sorted, without what appears as it runs.
+    """Every file of the build, sorted, without its signature and what appears as it runs.
 
     Triton's Python leaves caches, and costs are kept beside the engines.
     """
@@ -179,6 +180,7 @@ def files_of(directory: Path) -> list[Path]:
         if (file.is_symlink() or not file.is_dir())
         and "__pycache__" not in file.parts
         and not str(file).startswith(costs)
+        and file != directory / SIGNATURE
     )
 
 
