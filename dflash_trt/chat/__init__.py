@@ -10,15 +10,3 @@ from dflash_trt.chat.render import (
     parse_messages,
     try_chat_template,
 )
-
-__all__ = [
-    "Channels",
-    "Render",
-    "as_chat",
-    "has_channels",
-    "load_chat_template",
-    "load_encoding",
-    "parse_json",
-    "parse_messages",
-    "try_chat_template",
-]

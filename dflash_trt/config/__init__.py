@@ -3,18 +3,3 @@
 from dflash_trt.config.build import BuildConfig, Speculation, json_schema, load_config, with_ranks
 from dflash_trt.config.engines import Capability, OnnxRuntime, TensorRT, TensorRTLLM, Version
 from dflash_trt.config.source import Source, TargetSource
-
-__all__ = [
-    "BuildConfig",
-    "Capability",
-    "OnnxRuntime",
-    "Source",
-    "Speculation",
-    "TargetSource",
-    "TensorRT",
-    "TensorRTLLM",
-    "Version",
-    "json_schema",
-    "load_config",
-    "with_ranks",
-]

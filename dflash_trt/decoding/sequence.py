@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dflash_trt.decoding.grammar import Grammar
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.decoding.messages import DISCARD, NO_DRAFT, Float32, Int64, RoundOutput
 from dflash_trt.decoding.sampling_params import SamplingParams
@@ -22,6 +23,7 @@ class Request:
     priority: int = 0  # lower is served first, among those of its client
     client: str = ""
     drafting: bool = True  # false: plain decoding, to compare with
+    grammar: Grammar | None = None  # what the text follows
 
     @cached_property
     def processor(self) -> LogitsProcessor:

@@ -12,11 +12,7 @@ HIDDEN = -6e4  # a score that no query follows, and that float16 can hold
 
 
 def attention_block(
-    g: GraphBuilder,
-    layer: Layer,
-    hidden: ir.Value,
-    context: ir.Value | None,
-    at: Positions,
+    g: GraphBuilder, layer: Layer, hidden: ir.Value, context: ir.Value | None, at: Positions
 ) -> ir.Value:
     """Self-attention with residual; `hidden` is `[n * Q, hidden_size]`.
 
@@ -109,12 +105,7 @@ def _attention_in_steps(
 
 
 def _heads(
-    g: GraphBuilder,
-    layer: Layer,
-    x: ir.Value,
-    where: ir.Value,
-    at: Positions,
-    *which: str,
+    g: GraphBuilder, layer: Layer, x: ir.Value, where: ir.Value, at: Positions, *which: str
 ) -> ir.Value:
     """Projections side by side, as heads: `[n * S, H]` to `[n, heads, S, head_dim]`.
 

@@ -21,11 +21,7 @@ def candidates(spec: DrafterSpec) -> int:
 
 
 def drafter_graph(
-    drafter: Drafter,
-    target: Target,
-    cache_len: int,
-    storage: Storage = COPIED,
-    rank: Rank = ALONE,
+    drafter: Drafter, target: Target, cache_len: int, storage: Storage = COPIED, rank: Rank = ALONE
 ) -> GraphBuilder:
     """Build the drafter's graph with the target's embedding and head (paper section 4.1), or
     its own where it has them.

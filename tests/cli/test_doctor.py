@@ -394,8 +394,8 @@ def test_how_an_acceptance_length_is_judged(
 ) -> None:
     info = replace(read_info(built / "engines" / "tensorrt_llm"), published=published)
     seen = runtime._judged(Generated(6, 384, length, 12.0), info)
-    assert seen.result == result
-    assert ("published 3.7 to 5.3" in seen.found) == (bool(published) and (length or 0) > 2)
+    assert result == ("passed" if seen.ok else seen.severity or "error")
+    assert ("published 3.7 to 5.3" in seen.what) == (bool(published) and (length or 0) > 2)
 
 
 def test_other_kinds_have_the_checks_that_concern_them(pair: Path) -> None:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_trt.errors import EngineError
 
-__all__ = ["make_log", "sizes", "trt", "use"]
-
 MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx_bindings"}
 EXTRAS = {"tensorrt": "tensorrt", "tensorrt_rtx": "rtx"}
 KEPT = 20  # messages

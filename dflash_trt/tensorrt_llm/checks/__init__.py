@@ -9,8 +9,6 @@ from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.checks import arguments, drafting, machine, memory, serving, values
 from dflash_trt.tensorrt_llm.context import Context
 
-__all__ = ["ARGUMENT_CHECKS", "CHECKS"]
-
 ARGUMENT_CHECKS: list[Check[[Context]]] = [
     arguments.known_arguments,
     arguments.arguments_of_version,
