@@ -26,53 +26,9 @@ ASK = "\nPlease reason step by step, and put your final answer within \\boxed{}.
 SPEED = {"sub_category": "", "source": "s", "src_id": "1", "difficulty": "", "multiturn": True}
 LCB = {"question_title": "T", "platform": "atcoder", "difficulty": "easy", "metadata": "{}"}
 # by task: a row, and the prompt that z-lab's benchmark makes of it
+SAMPLES = json.loads((Path(__file__).parents[1] / "samples" / "tasks.json").read_text())
 ROWS: dict[str, tuple[dict[str, Any], str]] = {
-    "gsm8k": ({"question": "1 {+} 1?", "answer": "#### 2"}, "1 {+} 1?" + ASK),
-    "math-500": (
-        {
-            "problem": "$x^{2}$",
-            "solution": "",
-            "answer": "4",
-            "subject": "Algebra",
-            "level": 1,
-            "unique_id": "u",
-        },
-        "$x^{2}$" + ASK,
-    ),
-    "aime25": (
-        {"problem_idx": 1, "problem": "Find it.", "answer": 70, "problem_type": []},
-        "Find it." + ASK,
-    ),
-    "humaneval": (
-        {
-            "task_id": "H/0",
-            "prompt": "def f():\n",
-            "canonical_solution": "",
-            "test": "",
-            "entry_point": "f",
-        },
-        "Write a solution to the following problem and make sure that it passes the tests:\n"
-        "```python\ndef f():\n\n```",
-    ),
-    "mbpp": (
-        {
-            "source_file": "f",
-            "task_id": 2,
-            "prompt": "Write a function.",
-            "code": "",
-            "test_imports": [],
-            "test_list": [],
-        },
-        "Write a function.",
-    ),
-    "mt-bench": (
-        {"prompt": ["First?", "Second?"], "prompt_id": 1, "category": "math", "reference": []},
-        "First?",
-    ),
-    "speed-bench:coding": (
-        {"question_id": "q", "category": "coding", "turns": ["Sort it.", "Again."], **SPEED},
-        "Sort it.",
-    ),
+    name: (each["row"], each["prompt"]) for name, each in SAMPLES.items()
 }
 
 

@@ -348,6 +348,8 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
         ('{"ids": "1", "text": "x"}', "not an object with"),
         ('{"ids": [1, "a"]}', "not an object with"),
         ('{"ids": [true]}', "not an object with"),
+        ("[]", "not an object with"),
+        ("5", "not an object with"),
         ('{"text": 5}', "not an object with"),
         ('{"messages": [5]}', "not an object with"),
         ('{"messages": []}', "empty"),

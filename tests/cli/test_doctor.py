@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import config_of, edit, quiet
+from builds import config_of, quiet
 from commands import run
 from llm_build import STANDINS
 from pairs import make_pair, teach
@@ -124,8 +124,7 @@ def make_build(directory: Path, drafter: str = "drafter", **engine: object) -> P
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("pair")
-    make_pair(directory, tied=False)
-    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    make_pair(directory, tied=False, rope_theta=10000.0)
     return directory
 
 

@@ -51,8 +51,7 @@ def config(directory: Path, **engine: object) -> BuildConfig:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair, with its build under `built`."""
     directory = tmp_path_factory.mktemp("original")
-    make_pair(directory, tied=False)
-    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    make_pair(directory, tied=False, rope_theta=10000.0)
     build(config(directory), directory / "built", quiet)
     return directory
 

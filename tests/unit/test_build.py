@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builds import assert_only, config_of, contents, edit, quiet
+from builds import assert_only, config_of, contents, quiet
 from pairs import make_pair
 
 from dflash_trt.atomic import sole_writer
@@ -36,8 +36,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def original(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair that every kind takes, with its build under `built`."""
     directory = tmp_path_factory.mktemp("original")
-    make_pair(directory, tied=False)
-    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    make_pair(directory, tied=False, rope_theta=10000.0)
     build(config_of(directory, **KINDS[kind]), directory / "built", quiet)
     return directory
 

@@ -133,13 +133,6 @@ def test_wrong_parameters_of_the_model_are_a_sentence(change: dict[str, str | No
         Settings.from_parameters(parameters)
 
 
-@pytest.mark.parametrize("line", ['{"text": 5}', '{"messages": [5]}', '{"ids": [true]}', "[]", "5"])
-def test_lines_of_prompts_have_types(tmp_path: Path, line: str) -> None:
-    (tmp_path / "prompts").write_text(line)
-    with pytest.raises(RequestError, match="prompts:1: not an object"):
-        read_prompts(tmp_path / "prompts", lambda _: [1], vocab_size=9, longest=9)
-
-
 def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text('{"messages": [{"role": "user", "content": "\\ud800"}]}')
     with pytest.raises(RequestError, match=r"prompts:1: .* surrogates not allowed"):

@@ -42,9 +42,7 @@ Spoil = Callable[[Path, Path], object]  # of the target's and the drafter's dire
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random pair with nothing to find fault with."""
     directory = tmp_path_factory.mktemp("original")
-    make_pair(directory, layers=9, taps=(1, 4, 6), tied=False)
-    # make_pair gives the drafter a RoPE base of its own
-    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    make_pair(directory, layers=9, taps=(1, 4, 6), tied=False, rope_theta=10000.0)
     return directory
 
 
@@ -94,7 +92,7 @@ YARN = {
     "factor": 2.0,
     "original_max_position_embeddings": 256,
 }
-# the check, how a sound pair is pair, and which checks see the same fault too
+# the check, how a sound pair is spoiled, and which checks see the same fault too
 CASES: dict[str, tuple[Spoil, set[str]]] = {
     "hidden-size": (lambda t, d: edit(d, hidden_size=32), {"fc-width", "drafter-tensors"}),
     "vocabulary": (lambda t, d: edit(d, vocab_size=384), set()),
@@ -144,9 +142,9 @@ def test_a_tied_head_of_its_own_has_to_be_the_embedding(pair: Path) -> None:
     target = pair / "target"
     edit(target, tie_word_embeddings=True)
     assert bad(pair) == {"target-head": "error"}
-    pair = load_target(target), load_drafter(pair / "drafter")
+    loaded = load_target(target), load_drafter(pair / "drafter")
     with pytest.raises(PairError, match=r"own lm_head\.weight is not its embedding"):
-        check_pair(*pair, None)
+        check_pair(*loaded, None)
     # both hold the embedding, as transformers would have saved them
     edit_weights(target, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"] + 0}))
     assert bad(pair) == {}
