@@ -40,5 +40,6 @@ from dflash_trt.roofline.rounds import (
     expected_acceptance,
     fastest,
     fit_errors,
+    prefill_time,
     round_time,
 )

@@ -191,6 +191,16 @@ def graphs(**fields: Any) -> Fields:
 
 
 H200 = {"hardware": "hgx-h200"}
+REUSE: Fields = {"serving": {"prefix_cache": "recompute_tail"}}
+WINDOWS: Fields = {"layer_types": ["sliding_attention"] * 36, "sliding_window": 128}
+HYBRID: Fields = {
+    "layer_types": ["linear_attention", "full_attention"] * 18,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
 OLD = {"version": "1.3.0rc22"}
 # the setup that fails the check, and one as near as can be that does not
 CASES: dict[str, tuple[Setup, Setup]] = {
@@ -314,9 +324,39 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(args=kv(enable_block_reuse=True)),
         Setup(args=kv(enable_block_reuse=False)),
     ),
-    "recomputed-tail": (
-        Setup(args={**spec(context_recompute_tail=100), **kv(enable_block_reuse=True)}),
+    "reuse-of-version": (
+        Setup(config=REUSE, engine={"version": "1.4.0rc0"}),
+        Setup(config=REUSE),
+    ),
+    "reuse-with-tail": (
+        Setup(config=REUSE, args=spec(context_recompute_tail=-1)),
+        Setup(config=REUSE, args=spec(context_recompute_tail=100)),
+    ),
+    "tail-without-reuse": (
+        Setup(args=spec(context_recompute_tail=128)),
         Setup(args={**spec(context_recompute_tail=128), **kv(enable_block_reuse=True)}),
+    ),
+    "tail-of-manager": (
+        Setup(config=REUSE, args=kv(use_kv_cache_manager_v2=False), target=WINDOWS),
+        Setup(config=REUSE, args=kv(use_kv_cache_manager_v2=False)),
+    ),
+    "reuse-of-states": (
+        Setup(config=REUSE, target=HYBRID),
+        Setup(
+            config=REUSE,
+            target=HYBRID,
+            args=kv(mamba_state_config={"periodic_snapshot_interval": 1024}),
+        ),
+    ),
+    "reuse-by-rank": (
+        Setup(config=REUSE, args={"enable_attention_dp": True}),
+        Setup(
+            config=REUSE,
+            args={
+                "enable_attention_dp": True,
+                "attention_dp_config": {"enable_kv_cache_aware_routing": True},
+            },
+        ),
     ),
     "cache-type-of-pool": (
         Setup(args=kv(dtype="fp8")),
@@ -400,6 +440,15 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(args={**spec(use_rejection_sampling=True), "guided_decoding_backend": "xgrammar"}),
         Setup(args={"guided_decoding_backend": "xgrammar"}),
     ),
+    "guided-of-version": (
+        Setup(args={"guided_decoding_backend": "xgrammar"}, engine={"version": "1.4.0rc0"}),
+        Setup(args={"guided_decoding_backend": "xgrammar"}),
+    ),
+    "guided-of-channels": (
+        Setup(args={"guided_decoding_backend": "llguidance"}),
+        Setup(args={"guided_decoding_backend": "llguidance"}, target=DENSE),
+    ),
+    "guided-drafts": (Setup(args={"guided_decoding_backend": "xgrammar"}), Setup()),
     "sampled-requests": (Setup(), Setup(args=spec(use_rejection_sampling=True))),
     "penalties": (Setup(), Setup(args=spec(enable_penalty=True))),
     "logits-processors": (Setup(args={"batched_logits_processor": "x"}), Setup()),

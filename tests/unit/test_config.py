@@ -46,9 +46,17 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
         "slots": 4,
         "max_seq_len": None,
         "prefill_chunk": 256,
+        "prefix_cache": None,
         "max_queue": 64,
         "max_per_client": None,
     }
+
+
+def test_only_tensorrt_llm_computes_a_tail_again(tmp_path: Path) -> None:
+    reuse = "serving: {prefix_cache: recompute_tail}\n"
+    assert load_config(write(tmp_path, LLM + reuse)).serving.prefix_cache == "recompute_tail"
+    with pytest.raises(ConfigError, match=r"recompute_tail needs engine\.kind tensorrt_llm"):
+        load_config(write(tmp_path, GOOD + reuse))
 
 
 @pytest.mark.parametrize("name", ["lookup", "correction", "tree"])

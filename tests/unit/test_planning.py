@@ -35,6 +35,7 @@ from dflash_trt.roofline import (
     drafter_size,
     eagle,
     fit_memory,
+    prefill_time,
     round_time,
     target_size,
 )
@@ -430,6 +431,41 @@ def test_what_a_config_and_options_change(config: Path) -> None:
     assert changed["machine"]["gpus"] == 2
     halves = [x["memory"][0]["kv_bytes_per_token"] for x in (usual, changed)]
     assert halves[0] == 2 * halves[1]
+
+
+def test_a_prompt_takes_its_arithmetic(oss: Any, oss_drafter: Any) -> None:
+    """8192 tokens of gpt-oss-120b on a B300: what each token multiplies, at the rate of dense
+    layers, is most of it.
+    """
+    runtime = Runtime(PRESETS["dgx-b300"].gpu, ONE, Constants.fitted())
+    whole = prefill_time(oss, oss_drafter, runtime, 8192, 0, 16384)
+    flops = runtime.gpu.flops
+    multiplied = 0.0
+    for layer in oss.layers:
+        scores = 2 * layer.query * min(4096, layer.window or 4096)
+        multiplied += layer.chosen * layer.expert / flops.fp8
+        multiplied += (layer.attention + layer.mlp + scores) / flops.bf16
+    by_hand = 2 * 8192 * multiplied / runtime.constants.flops
+    assert by_hand < whole.arithmetic < 1.05 * by_hand  # the drafter, and the head once
+    assert prefill_time(oss, oss_drafter, runtime, 8192, 0, 4096).seconds > whole.seconds
+    rest = prefill_time(oss, oss_drafter, runtime, 1024, 7168, 16384)
+    assert whole.arithmetic / 8 < rest.arithmetic < whole.arithmetic / 6  # it sees the most
+
+
+def test_turns_of_a_chat_wait_for_what_is_not_reused(config: Path) -> None:
+    write(config, kind="tensorrt_llm", hardware="dgx-b300", args={"enable_attention_dp": False})
+    plan = json.loads(run("plan", config, "--json")[1])
+    chat = plan["chat"]
+    assert (chat["on"], chat["tail"], chat["layout"]) == (False, 2048, plan["built"]["layout"])
+    first, *_, last = chat["turns"]
+    assert first["computed"] == first["prompt"] == 2100
+    assert first["with_reuse"] == first["without_reuse"]
+    assert (last["turn"], last["prompt"]) == (20, 2000 + 19 * 500 + 100)
+    assert 2048 <= last["computed"] < 2048 + 32
+    assert last["with_reuse"] < last["without_reuse"] / 2
+    text = run("plan", config)[1]
+    assert "last 2048 again" in text
+    assert "reuses none" in text
 
 
 def test_what_cannot_be_planned_is_said(config: Path) -> None:

@@ -75,6 +75,27 @@ def accuracy_of_release(context: Context, args: LlmArgs) -> Found:
 
 
 @check("error")
+def guided_of_version(context: Context, args: LlmArgs) -> Found:
+    """Before pull request 19455 (late September 2026) warming up with a drafter deadlocks."""
+    backend = args.guided_decoding_backend
+    what = f"guided_decoding_backend is {backend}, engine.version {args.version}"
+    fix = "Set engine.version to 1.4.0rc1 or later, or leave guided_decoding_backend out"
+    return Found(not backend or has(args.version, "1.4.0rc1"), what, fix)
+
+
+@check("error")
+def guided_of_channels(context: Context, args: LlmArgs) -> Found:
+    """gpt-oss opens a channel first: only a structural tag, xgrammar's, lets a guide wait for it.
+
+    `_response_format_to_guided_decoding_params` of `tensorrt_llm/serve/openai_protocol.py`.
+    """
+    backend = args.guided_decoding_backend
+    what = f"guided_decoding_backend is {backend}, the target {context.target.architecture}"
+    wrong = context.is_gpt_oss and backend == "llguidance"
+    return Found(not wrong, what, "Set engine.args.guided_decoding_backend: xgrammar")
+
+
+@check("error")
 def hub_target(context: Context, args: LlmArgs) -> Found:
     """`checkpoints: hub` names the target by its id, which a directory does not have."""
     kept, hub = context.engine.checkpoints, context.config.target.hub

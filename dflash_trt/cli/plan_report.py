@@ -1,30 +1,24 @@
-"""A plan as text."""
+"""The report of `plan` as text."""
 
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from dflash_trt.cli.report import TABLE, text_console
 
 METHODS = ("plain", "EAGLE-3", "DFlash")
 GIB = 1 << 30
 WIDTH = 140
-STYLE: dict[str, Any] = {
-    "title_justify": "left",
-    "box": None,
-    "pad_edge": False,
-    "padding": (0, 2, 0, 0),
-}
 
 
-def show(plan: Mapping[str, Any]) -> None:
-    """Print what `plan` gave."""
-    console = Console(soft_wrap=True, highlight=False)
-    console.width = max(console.width, WIDTH)  # a narrow terminal wraps, rather than hide numbers
+def show_plan(plan: Mapping[str, Any]) -> None:
+    """Print what `planning.plan` gave."""
+    console = text_console(WIDTH)
     for line in _heading(plan):
         console.print(line, markup=False)
-    for table in (_memory(plan), _speed(plan)):
+    for table in (_memory(plan), _speed(plan), *_chat(plan)):
         console.print()
         console.print(table)
     console.print()
@@ -61,7 +55,7 @@ def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _memory(plan: Mapping[str, Any]) -> Table:
-    table = Table(title="Memory of a GPU, and sequences on all of them by length", **STYLE)
+    table = Table(title="Memory of a GPU, and sequences on all of them by length", **TABLE)
     table.add_column("layout", no_wrap=True)
     contexts = [f"\n{int(context) // 1024}k" for context in plan["memory"][0]["by_context"]]
     for name in ("target\nGiB", "drafter\nGiB", "left\nGiB", "KV of a\ntoken, KiB", *contexts):
@@ -78,7 +72,7 @@ def _memory(plan: Mapping[str, Any]) -> Table:
 
 def _speed(plan: Mapping[str, Any]) -> Table:
     context = plan["assumed"]["context"]
-    table = Table(title=f"tokens/s, sequences of {context} tokens, best layout of each", **STYLE)
+    table = Table(title=f"tokens/s, sequences of {context} tokens, best layout of each", **TABLE)
     table.add_column("sequences", justify="right", no_wrap=True)
     more = {"DFlash": ("\nover plain", "\ndrafts", "\nround, ms")}
     for method in METHODS:
@@ -105,6 +99,24 @@ def _speed(plan: Mapping[str, Any]) -> Table:
     return table
 
 
+def _chat(plan: Mapping[str, Any]) -> Iterator[Table]:
+    if not (chat := plan["chat"]) or not chat["turns"]:
+        return
+    table = Table(
+        title=f"First token of a chat's turns, ms ({chat['layout']}; {chat['system']} tokens of "
+        f"system prompt, {chat['question']} + {chat['answer']} a turn)",
+        **TABLE,
+    )
+    reused = f"with reuse,\nlast {chat['tail']} again"
+    for name in ("\nturn", "tokens of\nits prompt", "without\nreuse", reused, "\nshare"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for turn in chat["turns"]:
+        whole, rest = turn["without_reuse"], turn["with_reuse"]
+        cells = f"{whole * 1e3:,.1f}", f"{rest * 1e3:,.1f}", f"{rest / whole:.0%}"
+        table.add_row(f"{turn['turn']}", f"{turn['prompt']:,}", *cells)
+    yield table
+
+
 def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
     errors = plan["errors"]
     median, nine_of_ten = (math.expm1(errors[name]) for name in ("median", "nine_of_ten"))
@@ -113,6 +125,12 @@ def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
         f"fitted to, half are off by less than {median:.0%} and nine of ten by less than "
         f"{nine_of_ten:.0%} (docs/planning.md). Prefill is not in them."
     )
+    if chat := plan["chat"]:
+        yield (
+            "First tokens were compared with no published figure. This build "
+            + ("reuses prompts" if chat["on"] else "reuses none")
+            + ": serving.prefix_cache (docs/tensorrt_llm.md)."
+        )
     if plan["assumed"]["attention_backend"] != "TRTLLM":
         entries = plan["memory"][-1]["by_context"].values()
         fractions = [x["free_gpu_memory_fraction"] for x in entries if x["sequences"]]
