@@ -14,7 +14,7 @@ from pathlib import Path
 import exact
 import numpy as np
 import pytest
-from conftest import BuildPair, build_engines
+from built_pairs import BuildPair, build_engines
 from exact import run_all
 from guesses import COSTS, AtRandom
 from test_adaptive import MAX_SEQ_LEN, Case, case_for, pair_of
