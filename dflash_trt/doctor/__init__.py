@@ -21,6 +21,7 @@ OF_BUNDLE: Checks = (
     gpus.gpu_memory,
     gpus.nvlink,
     runtime.tensorrt_llm,
+    runtime.arguments_taken,
     runtime.drafter_attention,
     place.hub_target,
     place.launcher,

@@ -15,3 +15,4 @@ from dflash_trt.tensorrt_llm.info import (
     read_llm_args,
     write_info,
 )
+from dflash_trt.tensorrt_llm.judgement import refused_arguments

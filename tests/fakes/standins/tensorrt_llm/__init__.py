@@ -5,7 +5,7 @@ and decodes with them, so that texts are real and equal those of the CPU reposit
 and gives follows the published contract, and anything else fails: an argument, a field or a method
 that is not there, a value of another type.
 
-- arguments of `LLM`: `arguments.json`, the fields of tensorrt_llm/llmapi/llm_args.py@0004396
+- arguments of `LLM`: `llmapi/arguments.json`, the fields of tensorrt_llm/llmapi/llm_args.py@0004396
   (between 1.3.0rc24 and rc27), and of the documentation's DFlashDecodingConfig of 1.4.0rc1
 - methods of `LLM`: tests/unittest/api_stability/references_committed/llm.yaml@e00a186 and
   references/llm.yaml@ea35fd6; `conversation_params`, `trace_headers`, `priority` and what

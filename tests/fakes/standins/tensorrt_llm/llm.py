@@ -9,8 +9,8 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
-from tensorrt_llm.arguments import check, check_together
 from tensorrt_llm.engine import Engine
+from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
 from tensorrt_llm.results import RequestOutput
 from tensorrt_llm.sampling_params import SamplingParams
 
@@ -34,8 +34,7 @@ class LLM:
         explicit = {
             name: value for name, value in locals().items() if name not in ("self", "kwargs")
         }
-        check({**explicit, **kwargs})
-        check_together(kwargs | explicit)
+        TorchLlmArgs(**explicit, **kwargs)
         self._args = DEFAULTS | explicit | kwargs
         if not Path(model).is_dir():  # an id on the Hub
             self._args["model"] = snapshot_download(str(model), revision=revision)
