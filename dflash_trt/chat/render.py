@@ -87,7 +87,7 @@ def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[in
     return encode
 
 
-def parse_messages(text: bytes) -> list[dict[str, Any]]:
+def parse_messages(text: str | bytes) -> list[dict[str, Any]]:
     """The `messages` input; RequestError unless it is a JSON list of objects with a role."""
     messages: list[dict[str, Any]] = parse_json("messages", text, list)
     if not messages:
@@ -101,7 +101,7 @@ def parse_messages(text: bytes) -> list[dict[str, Any]]:
     return messages
 
 
-def parse_json(name: str, text: bytes, kind: type) -> Any:
+def parse_json(name: str, text: str | bytes, kind: type) -> Any:
     """The JSON document in an input; RequestError unless it is one of the given kind."""
     try:
         value = files.parse_json(text)

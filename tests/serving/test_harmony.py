@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from dflash_trt.chat.harmony import MARKERS, Channels, has_channels
 from dflash_trt.decoding import Request, Sequence
-from dflash_trt.serving.front.choice import Choice
+from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.ports import Ports, free_ports
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode" / "target" / "tokenizer.json"
@@ -61,10 +61,10 @@ def test_markers_are_in_the_text_but_not_the_end(tokenizer: Tokenizer) -> None:
     for stop_words in ((), ("never",)):
         request = Request([1], max_tokens=999, stop_ids=frozenset({end}))
         sequence = Sequence(request)
-        choice, text = Choice(0, sequence, 0.0, tokenizer, stop_words, ""), ""
+        choice, text = OutputProcessor(0, sequence, 0.0, tokenizer, stop_words, ""), ""
         for token in tokenizer.encode(ANSWER + "<|return|>", add_special_tokens=False).ids:
             sequence.commit([token])
-            news = choice.news(final_only=False)
+            news = choice.output(final_only=False)
             text += news.text_output[0] if news else ""
         assert sequence.finish_reason == "stop"
         assert text == ANSWER

@@ -26,10 +26,10 @@ from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import BuildError, DflashError, ServerError
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.front.front import Front
 from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.front.request_handler import RequestHandler
+from dflash_trt.serving.front.request_output import RequestOutput
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.run import running_server
 from dflash_trt.tensorrt_llm.info import read_llm_args
@@ -49,7 +49,7 @@ class FakeReply:
         self.got: queue.Queue[Any] = queue.Queue()
         self.gone = threading.Event()
 
-    def send(self, part: Part, *, last: bool) -> None:
+    def send(self, part: RequestOutput, *, last: bool) -> None:
         self.got.put(part)
 
     def fail(self, code: str, message: str) -> None:
@@ -58,10 +58,10 @@ class FakeReply:
     def cancelled(self) -> bool:
         return self.gone.is_set()
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[RequestOutput]:
         """All, up to the last one, or to the error's code and message."""
         found = [self.got.get(timeout=WAIT)]
-        while isinstance(found[-1], Part) and found[-1].finish_reason[0] in ("", "error"):
+        while isinstance(found[-1], RequestOutput) and found[-1].finish_reason[0] in ("", "error"):
             found.append(self.got.get(timeout=WAIT))
         return found
 
@@ -77,14 +77,16 @@ def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @contextmanager
-def _front(directory: Path, args: dict[str, Any]) -> Iterator[tuple[Front, TensorRTLLM, Triton]]:
+def _front(
+    directory: Path, args: dict[str, Any]
+) -> Iterator[tuple[RequestHandler, TensorRTLLM, Triton]]:
     build = write_llm_build(directory / "build", PAIR, {**ARGS, **args})
     args, triton = read_llm_args(build / "engines" / "tensorrt_llm"), Triton()
     names = {"mode": "tensorrt_llm", "tokenizer": "", "engines": "", "max_queue": "9"}
     settings = Settings.from_parameters({**names, "eos_token_ids": "0", **limits(args)})
     metrics = Metrics(triton, settings.max_draft_tokens, rounds=False)
     decoder = TensorRTLLM(settings, args, metrics)
-    front = Front(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)
+    front = RequestHandler(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)
     try:
         yield front, decoder, triton
     finally:
@@ -100,7 +102,7 @@ def _inputs(text: str = "def main():", **values: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _ask(front: Front, **values: Any) -> list[Any]:
+def _ask(front: RequestHandler, **values: Any) -> list[Any]:
     reply = FakeReply()
     front.submit(_inputs(**values), reply)
     return reply.parts()
@@ -193,7 +195,7 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
         assert replies[2].parts()[-1].finish_reason == ["length"]
         for reply in replies[:2]:
             said = reply.got.get(timeout=WAIT)
-            while isinstance(said, Part):  # the last of them perhaps after it has left
+            while isinstance(said, RequestOutput):  # the last of them perhaps after it has left
                 said = reply.got.get(timeout=WAIT)
             assert said == ("CANCELLED", "The request was cancelled.")
         late = FakeReply()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dflash_trt.decoding import WaitingQueue
-from dflash_trt.serving.front.places import Places
+from dflash_trt.serving.front.admission import Admission
 
 
 def _taken(turns: WaitingQueue[str]) -> list[str]:
@@ -60,7 +60,7 @@ def test_nothing_is_lost_and_each_clients_order_is_kept(seed: int) -> None:
 
 
 def test_who_holds_most_gives_way_to_who_holds_two_fewer() -> None:
-    places = Places(4, None)
+    places = Admission(4, None)
     places.take("a", 3)
     places.take("b", 1)
     assert places.missing(1) == 1
@@ -74,7 +74,7 @@ def test_who_holds_most_gives_way_to_who_holds_two_fewer() -> None:
 
 
 def test_a_limit_of_one_client() -> None:
-    places = Places(10, 3)
+    places = Admission(10, 3)
     places.take("a", 2)
     assert not places.too_many("a", 1)
     assert places.too_many("a", 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 TIMEOUT = 2.0  # seconds
-Word = Literal[
+Command = Literal[
     "status",
     "drain",  # takes no more requests
     "end",  # ends those that are left with an error
@@ -28,12 +28,12 @@ class Control:
 
     path: Path
 
-    def ask(self, word: Word) -> Status | None:
-        """The state after `word` was obeyed; None without an answer in `TIMEOUT` seconds."""
+    def ask(self, command: Command) -> Status | None:
+        """The state after `command` was obeyed; None without an answer in `TIMEOUT` seconds."""
         with suppress(OSError, ValueError, TypeError), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(TIMEOUT)
             connection.connect(str(self.path))
-            connection.sendall(json.dumps({"control": word}).encode() + b"\n")
+            connection.sendall(json.dumps({"control": command}).encode() + b"\n")
             with connection.makefile("rb") as file:
                 return Status(**json.loads(file.readline()))
         return None

@@ -19,8 +19,8 @@ from typing import Any
 from dflash_trt.build.settings import Settings
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
-from dflash_trt.serving.front.front import INTERNAL, INVALID, Report
 from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.request_handler import INTERNAL, INVALID, Deliver
 from dflash_trt.serving.internal import end_process
 from dflash_trt.tensorrt_llm import ARGS_FILE, with_cached_target
 
@@ -106,8 +106,8 @@ class TensorRTLLM:
                 "Shorten it, or build with engine.args.enable_chunked_prefill.",
             )
 
-    def start(self, queue: WaitingQueue[Sequence], report: Report) -> None:
-        self._queue, self._report = queue, report
+    def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None:
+        self._queue, self._deliver = queue, deliver
         self._thread.start()
 
     def wake(self) -> None:
@@ -154,7 +154,7 @@ class TensorRTLLM:
                 self._take(sequence, result)
                 if sequence.finish_reason is not None:
                     return
-                self._report(sequence)
+                self._deliver(sequence)
             raise RuntimeError("the generation ended without a reason")
         finally:
             if not result.finished:
@@ -229,7 +229,7 @@ class TensorRTLLM:
             sequence.finish_reason = "error"
             if _named(error, "EngineDeadError"):  # each later request would fail, too
                 end_process()
-        self._report(sequence, code, said)
+        self._deliver(sequence, code, said)
         self._look()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from dflash_trt.build.settings import CODED_ERRORS
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.client.fields import DATATYPES
+from dflash_trt.request_fields import DATATYPES
 from dflash_trt.serving.request_id import HEADER, request_id
 
 MAX_DIMENSIONS = 8

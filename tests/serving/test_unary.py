@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_trt.serving.front.front import Front
-from dflash_trt.serving.front.side_door import Knock, SideDoor
+from dflash_trt.serving.front.request_handler import RequestHandler
+from dflash_trt.serving.front.unary import UnaryCall, UnaryServer
 from dflash_trt.serving.internal import RUNTIME
 
 WAIT = 10.0
@@ -22,7 +22,7 @@ FILES = 1100  # more than `select` takes
 
 
 class Asked:
-    """Stands in for the front: keeps what it is asked (`Front.submit`)."""
+    """Stands in for the front: keeps what it is asked (`RequestHandler.submit`)."""
 
     def __init__(self) -> None:
         self.queue: Queue[tuple[Any, ...]] = Queue()
@@ -39,43 +39,43 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def _door() -> Iterator[Asked]:
     asked = Asked()
-    front: Front = asked  # type: ignore[assignment]
-    with closing(SideDoor(front)):
+    front: RequestHandler = asked  # type: ignore[assignment]
+    with closing(UnaryServer(front)):
         yield asked
 
 
-def _knock() -> Knock:
+def _call() -> UnaryCall:
     inputs = {"text_input": np.array([b"\xff"], object), "n": np.array([2], np.int32)}
-    return Knock(inputs, 1.5, "alice", "r1")
+    return UnaryCall(inputs, 1.5, "alice", "r1")
 
 
 def test_a_request_and_its_error_go_through() -> None:
-    with _door() as asked, closing(_knock()) as knock:
+    with _door() as asked, closing(_call()) as call:
         inputs, reply, timeout, *who = asked.queue.get(timeout=WAIT)
         assert inputs["text_input"].tolist() == [b"\xff"]
         assert (inputs["n"].tolist(), timeout, who) == ([2], 1.5, ["alice", "r1"])
-        assert not knock.wait(0.01)
+        assert not call.wait(0.01)
         assert not reply.cancelled()
         reply.fail("UNAVAILABLE", "é")
-        assert knock.wait(WAIT)
-        assert knock.answer() == ("UNAVAILABLE", "é")
+        assert call.wait(WAIT)
+        assert call.answer() == ("UNAVAILABLE", "é")
 
 
 def test_who_goes_away_has_cancelled() -> None:
     with _door() as asked:
-        knock = _knock()
+        call = _call()
         _, reply, *_ = asked.queue.get(timeout=WAIT)
-        knock.close()
+        call.close()
         assert reply.cancelled()
 
 
 def test_without_a_front_it_is_an_os_error() -> None:
     with pytest.raises(FileNotFoundError):
-        _knock()
+        _call()
     with _door():
         pass
     with pytest.raises(FileNotFoundError):
-        _knock()
+        _call()
 
 
 def test_any_number_may_wait() -> None:

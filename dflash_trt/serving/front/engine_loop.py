@@ -14,8 +14,8 @@ from dflash_trt.build.settings import Settings
 from dflash_trt.decoding import Request, RunRound, Scheduler, Sequence, WaitingQueue
 from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
 from dflash_trt.engines import engine_kind, read_info
-from dflash_trt.serving.front.front import INTERNAL, UNAVAILABLE, Report
 from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.request_handler import INTERNAL, UNAVAILABLE, Deliver
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class _Group:
     thread: threading.Thread = field(init=False)
 
 
-class Groups:
+class EngineLoop:
     """A `front.Decoder` over `run_round`."""
 
     def __init__(
@@ -58,8 +58,8 @@ class Groups:
     def check(self, request: Request) -> None:
         """There is nothing that the rounds cannot do."""
 
-    def start(self, queue: WaitingQueue[Sequence], report: Report) -> None:
-        self._queue, self._report = queue, report
+    def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None:
+        self._queue, self._deliver = queue, deliver
         self._groups = [
             _Group(first, rows, self._new_scheduler(first, rows))
             for first, rows in _row_groups(self._settings)
@@ -112,13 +112,13 @@ class Groups:
         for sequence in scheduler.sequences:
             if sequence.dropped:
                 scheduler.finish(sequence, "cancelled")
-                self._report(sequence)
+                self._deliver(sequence)
         before, start = scheduler.active, time.perf_counter()
         news = scheduler.step(take=self._may_take(group))
         seconds = time.perf_counter() - start
         held += news  # one may have come and ended in this very step
         for sequence in news:
-            self._report(sequence)
+            self._deliver(sequence)
         self._measure_step(scheduler, seconds)
         if scheduler.active > before and len(self._groups) > 1:
             self.wake()  # it may be the other group's turn now
@@ -198,7 +198,7 @@ class Groups:
             code, message = UNAVAILABLE, "An engine is not running. Try again later."
         for sequence in sequences:
             sequence.finish_reason = sequence.finish_reason or "error"
-            self._report(sequence, code, message)
+            self._deliver(sequence, code, message)
 
 
 def _row_groups(settings: Settings) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from dflash_trt.serving.internal import KEY, end_process, given, hide_shared_mem
 from dflash_trt.serving.log import configure
 
 
-class EngineStep:
+class EngineModel:
     """A `TritonPythonModel` over `step(engine, input) -> output`, named tuples of arrays.
 
     check: raises RequestError for an input that the engine cannot step.

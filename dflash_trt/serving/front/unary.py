@@ -17,23 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from dflash_trt.serving.front.front import Front
-from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.front.request_handler import RequestHandler
+from dflash_trt.serving.front.request_output import RequestOutput
 from dflash_trt.serving.internal import RUNTIME, SOCKET, given
 
 log = logging.getLogger(__name__)
 
 
-class SideDoor:
+class UnaryServer:
     """Hands what comes over the socket to the front; closing it leaves open requests alone."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: RequestHandler) -> None:
         self._front = front
         self._socket = socket.socket(socket.AF_UNIX)
         _path().unlink(missing_ok=True)  # of one that was killed
         self._socket.bind(str(_path()))
         self._socket.listen(socket.SOMAXCONN)
-        threading.Thread(target=self._accept, name="side door", daemon=True).start()
+        threading.Thread(target=self._accept, name="unary server", daemon=True).start()
 
     def close(self) -> None:
         with suppress(OSError):
@@ -56,8 +56,8 @@ class SideDoor:
         reply = _Reply(connection)
         try:
             asked = json.loads(_line(connection))
-            if word := asked.get("control"):
-                return reply.say(self._front.obey(word)._asdict())
+            if command := asked.get("control"):
+                return reply.say(self._front.control(command)._asdict())
             inputs = {name: _array(values) for name, values in asked["inputs"].items()}
             about = asked["timeout"], asked["client"], asked["request_id"]
             self._front.submit(inputs, reply, *about)
@@ -72,7 +72,7 @@ class _Reply:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def send(self, part: Part, *, last: bool) -> None:
+    def send(self, part: RequestOutput, *, last: bool) -> None:
         self.say(vars(part))
 
     def fail(self, code: str, message: str) -> None:
@@ -87,7 +87,7 @@ class _Reply:
             self._connection.sendall(json.dumps(value).encode() + b"\n")
 
 
-class Knock:
+class UnaryCall:
     """A request on its way through the door, for the process of `dflash_infer`."""
 
     def __init__(
@@ -113,13 +113,13 @@ class Knock:
         """Whether the answer has begun to come."""
         return _readable(self._connection, seconds)
 
-    def answer(self) -> Part | tuple[str, str]:
+    def answer(self) -> RequestOutput | tuple[str, str]:
         """The whole answer, or an error's code and message; OSError when the front has died."""
         line = _line(self._connection)
         if not line.endswith(b"\n"):
             raise ConnectionResetError
         value = json.loads(line)
-        return (value["code"], value["message"]) if "code" in value else Part(**value)
+        return (value["code"], value["message"]) if "code" in value else RequestOutput(**value)
 
     def close(self) -> None:
         """Before the answer: cancels the request."""

@@ -1,9 +1,9 @@
-"""Places for sequences, running and waiting, and which clients hold them."""
+"""Admission for sequences, running and waiting, and which clients hold them."""
 
 from collections import Counter
 
 
-class Places:
+class Admission:
     """So many in all, and of one client, where there is such a limit. Not for several threads."""
 
     def __init__(self, most: int, most_each: int | None) -> None:

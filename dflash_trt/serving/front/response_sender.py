@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dflash_trt.serving.front.choice import Choice
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.parts import Part, beside, follow
+from dflash_trt.serving.front.output_processor import OutputProcessor
+from dflash_trt.serving.front.request_output import RequestOutput, append, join_choices
 
 log = logging.getLogger(__name__)
 
@@ -26,24 +26,24 @@ IDLE = 0.5
 class Reply(Protocol):
     """Where the answers to one request go."""
 
-    def send(self, part: Part, *, last: bool) -> None: ...
+    def send(self, part: RequestOutput, *, last: bool) -> None: ...
     def fail(self, code: str, message: str) -> None: ...
     def cancelled(self) -> bool: ...
 
 
 @dataclass(eq=False)
-class Stream:
+class RequestState:
     """A client's request with its choices."""
 
     reply: Reply
     streaming: bool
     deadline: float | None  # time.monotonic()
-    choices: list[Choice]
+    choices: list[OutputProcessor]
     gone: bool = False  # the client is no longer there
     client: str = ""
     request_id: str = ""
-    places: int = 0  # that it holds: see `places.Places`
-    ended: dict[int, Part] = field(default_factory=dict)  # last part of each choice
+    places: int = 0  # that it holds: see `Admission`
+    ended: dict[int, RequestOutput] = field(default_factory=dict)  # last part of each choice
     failure: tuple[str, str] | None = None  # code and message
 
     @property
@@ -57,7 +57,7 @@ class Stream:
         return any(choice.sequence.started is not None for choice in self.choices)
 
 
-class Outbox:
+class ResponseSender:
     """Sends parts to streams; `drop` is called for one whose client has gone or waited enough.
 
     `closed` is called once for each stream, when it has been answered.
@@ -65,21 +65,21 @@ class Outbox:
 
     def __init__(
         self,
-        drop: Callable[[Stream], None],
-        closed: Callable[[Stream], None],
+        drop: Callable[[RequestState], None],
+        closed: Callable[[RequestState], None],
         metrics: Metrics,
     ) -> None:
         self._metrics = metrics
         self._drop = drop
         self._closed = closed
-        self._pending: dict[tuple[Stream, int], Part] = {}
-        self._live: dict[Stream, None] = {}
+        self._pending: dict[tuple[RequestState, int], RequestOutput] = {}
+        self._live: dict[RequestState, None] = {}
         self._changed = threading.Condition()
         self.stopping = False
-        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="response sender", daemon=True)
         self._thread.start()
 
-    def open(self, stream: Stream) -> bool:
+    def open(self, stream: RequestState) -> bool:
         """Takes a stream, unless the outbox is closed: then nothing would ever answer it."""
         with self._changed:
             if not self.stopping:
@@ -88,7 +88,10 @@ class Outbox:
             return not self.stopping
 
     def post(
-        self, stream: Stream, part: Part | None, failure: tuple[str, str] | None = None
+        self,
+        stream: RequestState,
+        part: RequestOutput | None,
+        failure: tuple[str, str] | None = None,
     ) -> None:
         """Send a part of one choice, together with others of it that wait.
 
@@ -98,7 +101,7 @@ class Outbox:
             if part is not None:
                 key = (stream, part.index[0])
                 waiting = self._pending.get(key)
-                self._pending[key] = part if waiting is None else follow(waiting, part)
+                self._pending[key] = part if waiting is None else append(waiting, part)
             stream.failure = stream.failure or failure
             self._changed.notify()
 
@@ -138,7 +141,7 @@ class Outbox:
                         self._guarded(stream, self._look)
                 next_look = now + max(POLL, (time.monotonic() - now) / SHARE)
 
-    def _guarded(self, stream: Stream, do: Callable[..., None], *part: Part) -> None:
+    def _guarded(self, stream: RequestState, do: Callable[..., None], *part: RequestOutput) -> None:
         """One stream's trouble is not the others'."""
         try:
             do(stream, *part)
@@ -147,7 +150,7 @@ class Outbox:
             self._forget(stream)
             self._drop(stream)
 
-    def _send(self, stream: Stream, part: Part) -> None:
+    def _send(self, stream: RequestState, part: RequestOutput) -> None:
         if stream not in self._live:
             return
         if part.finish_reason[0]:
@@ -160,15 +163,17 @@ class Outbox:
             if part.token_ids:
                 stream.choices[part.index[0]].sent(self._metrics)
         elif complete:
-            stream.reply.send(beside([stream.ended[i] for i in sorted(stream.ended)]), last=True)
+            stream.reply.send(
+                join_choices([stream.ended[i] for i in sorted(stream.ended)]), last=True
+            )
 
-    def _end(self, stream: Stream) -> None:
+    def _end(self, stream: RequestState) -> None:
         if stream in self._live and stream.failure is not None:
             self._forget(stream)
             log.info("a request ended with an error: %s", stream.failure[0], extra=stream.named)
             stream.reply.fail(*stream.failure)
 
-    def _look(self, stream: Stream) -> None:
+    def _look(self, stream: RequestState) -> None:
         if stream not in self._live or stream.gone:
             return
         stream.gone = stream.reply.cancelled()
@@ -176,13 +181,13 @@ class Outbox:
             self.post(stream, None, ("CANCELLED", "The request was cancelled."))
             self._drop(stream)
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: RequestState) -> None:
         with self._changed:
             known = self._live.pop(stream, self) is None
         if known:
             self._closed(stream)
 
 
-def _started(part: Part) -> bool:
+def _started(part: RequestOutput) -> bool:
     """Whether its choice has been heard of before."""
     return part.completion_tokens[0] > len(part.token_ids)

@@ -11,14 +11,14 @@ log = logging.getLogger(__name__)
 Job = Callable[[], None]
 
 
-class Reader:
+class Preprocessor:
     """Clients take turns, so that one's long prompts hold another's up by one of them at most."""
 
     def __init__(self) -> None:
         self._turns: WaitingQueue[Job] = WaitingQueue()
         self._waiting = threading.Semaphore(0)
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="preprocessor", daemon=True)
         self._thread.start()
 
     def put(self, job: Job, client: str) -> None:

@@ -1,4 +1,4 @@
-"""A sequence on its way to a client: its tokens become text, up to a stop word."""
+"""A sequence on its way to a client: its tokens become text, up to a stop command."""
 
 import time
 from collections.abc import Sequence as Seq
@@ -10,11 +10,11 @@ from dflash_trt.decoding import Sequence
 from dflash_trt.decoding.speculation import SOURCES
 from dflash_trt.serving.front.detokenize import Detokenizer
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.front.request_output import RequestOutput
 from dflash_trt.serving.front.stop_words import StopWords
 
 
-class Choice:
+class OutputProcessor:
     """One of a request's answers; used by the thread that decodes its sequence."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Choice:
     def _ends(self, token: int) -> bool:
         try:
             return self._stops(token)
-        except Exception as error:  # it is this sequence's alone: see `news`
+        except Exception as error:  # it is this sequence's alone: see `output`
             self._failed = error
             return True
 
@@ -96,7 +96,7 @@ class Choice:
             self._first_token = time.monotonic()
             metrics.first_token(self._first_token - self._received)
 
-    def news(self, *, final_only: bool) -> Part | None:
+    def output(self, *, final_only: bool) -> RequestOutput | None:
         """What has come since the last time; None if it is nothing to give out yet."""
         if self._failed is not None:
             raise self._failed
@@ -115,7 +115,7 @@ class Choice:
         rounds, self._rounds_given = self._rounds_given, sequence.rounds
         text, self._text = self._text, ""
         echoed, begin = self._prompt[start : len(sequence.logprobs)], max(0, start - prompt)
-        return Part(
+        return RequestOutput(
             index=[self.index],
             text_output=[text],
             finish_reason=[sequence.finish_reason or ""],

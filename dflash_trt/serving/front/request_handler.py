@@ -20,13 +20,13 @@ from dflash_trt.build.settings import Settings
 from dflash_trt.chat import Render
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front.choice import Choice
-from dflash_trt.serving.front.control import Status, Word
+from dflash_trt.serving.front.admission import Admission
+from dflash_trt.serving.front.control import Command, Status
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.outbox import Outbox, Reply, Stream
-from dflash_trt.serving.front.places import Places
-from dflash_trt.serving.front.reader import Reader
-from dflash_trt.serving.front.requests import choices_asked, parse_request
+from dflash_trt.serving.front.output_processor import OutputProcessor
+from dflash_trt.serving.front.preprocessor import Preprocessor
+from dflash_trt.serving.front.requests import number_of_choices, parse_request
+from dflash_trt.serving.front.response_sender import Reply, RequestState, ResponseSender
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ FULL = f"The request queue is full. {LATER}"
 GAVE_WAY = f"The request gave way to another client's: the queue is full. {LATER}"
 
 
-class Report(Protocol):
+class Deliver(Protocol):
     """Tells the front that a sequence has new tokens, or has ended.
 
     code, message: what its client hears when its finish_reason is "error".
@@ -55,7 +55,7 @@ class Decoder(Protocol):
     def check(self, request: Request) -> None:
         """RequestError for a request that it cannot do."""
 
-    def start(self, queue: WaitingQueue[Sequence], report: Report) -> None: ...
+    def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None: ...
 
     def wake(self) -> None:
         """More is in the line, or a sequence was `dropped`: to be ended as "cancelled"."""
@@ -63,7 +63,7 @@ class Decoder(Protocol):
     def close(self, timeout: float) -> None: ...
 
 
-class Front:
+class RequestHandler:
     """Takes requests from any thread and answers them from its own."""
 
     def __init__(
@@ -80,14 +80,14 @@ class Front:
         self._decoder = decoder
         self._metrics = metrics
         self._queue: WaitingQueue[Sequence] = WaitingQueue()
-        self._where: dict[Sequence, tuple[Stream, Choice]] = {}
+        self._where: dict[Sequence, tuple[RequestState, OutputProcessor]] = {}
         most = settings.slots + settings.max_queue
-        self._places = Places(most, settings.max_per_client)
+        self._admission = Admission(most, settings.max_per_client)
         self._closing = False
-        self._lock = threading.Lock()  # of _places and _closing
-        self._outbox = Outbox(self._drop, self._close_stream, metrics)
-        self._reader = Reader()
-        decoder.start(self._queue, self._report)
+        self._lock = threading.Lock()  # of _admission and _closing
+        self._sender = ResponseSender(self._drop, self._close_stream, metrics)
+        self._preprocessor = Preprocessor()
+        decoder.start(self._queue, self._deliver)
 
     def submit(
         self,
@@ -106,7 +106,7 @@ class Front:
         if not inputs:  # `serve` asks whether anybody is there: see `Health.answers`
             return reply.fail(INVALID, "The request has no inputs. Send at least text_input.")
         try:
-            count = choices_asked(inputs, self._places.most_each)
+            count = number_of_choices(inputs, self._admission.most_each)
         except RequestError as error:
             return self._refuse(reply, INVALID, str(error), request_id)
         with self._lock:
@@ -114,48 +114,48 @@ class Front:
             refusal = self._refusal(client, count, sum(each.places for each in giving_way))
             if not refusal:  # before the prompt is looked at: it may be long
                 for stream in giving_way:
-                    self._places.give_back(stream.client, stream.places)
+                    self._admission.give_back(stream.client, stream.places)
                     stream.places = 0
-                self._places.take(client, count)
+                self._admission.take(client, count)
         if refusal:
             return self._refuse(reply, UNAVAILABLE, refusal, request_id)
         for stream in giving_way:
-            self._outbox.post(stream, None, (UNAVAILABLE, GAVE_WAY))
+            self._sender.post(stream, None, (UNAVAILABLE, GAVE_WAY))
             self._drop(stream)
         deadline = None if timeout is None else received + timeout
-        stream = Stream(
+        stream = RequestState(
             reply, False, deadline, [], client=client, places=count, request_id=request_id
         )
-        self._reader.put(partial(self._read, stream, inputs, received), client)
+        self._preprocessor.put(partial(self._read, stream, inputs, received), client)
 
-    def obey(self, word: Word) -> Status:
-        """Does what `control.Word` says; the state after it."""
-        if word != "status":
+    def control(self, command: Command) -> Status:
+        """Does what `control.Command` says; the state after it."""
+        if command != "status":
             with self._lock:
                 self._closing = True
-        if word == "end":
-            self._outbox.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
-        return Status(self._places.held, self._metrics.progress)
+        if command == "end":
+            self._sender.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
+        return Status(self._admission.held, self._metrics.progress)
 
     def close(self) -> None:
         """Ends the threads; what is still open is told UNAVAILABLE."""
-        self.obey("end")
-        self._reader.close(CLOSE_TIMEOUT)
+        self.control("end")
+        self._preprocessor.close(CLOSE_TIMEOUT)
         self._decoder.close(CLOSE_TIMEOUT)
 
     def _refusal(self, client: str, count: int, given_up: int) -> str:
         if self._closing:
             return STOPPING
-        if self._places.missing(count) > given_up:
+        if self._admission.missing(count) > given_up:
             return FULL
-        if self._places.too_many(client, count):
-            return f"{self._places.most_each} sequences are the most of one client. {LATER}"
+        if self._admission.too_many(client, count):
+            return f"{self._admission.most_each} sequences are the most of one client. {LATER}"
         return ""
 
-    def _giving_way(self, client: str, count: int) -> list[Stream]:
+    def _giving_way(self, client: str, count: int) -> list[RequestState]:
         """Waiting requests, the newest of another client, that make room for so many sequences."""
-        missing, found = self._places.missing(count), list[Stream]()
-        other = self._places.gives_way(client, count) if missing else None
+        missing, found = self._admission.missing(count), list[RequestState]()
+        other = self._admission.gives_way(client, count) if missing else None
         for sequence in self._queue.newest(other) if other is not None else ():
             stream, _ = self._where.get(sequence, (None, None))
             if stream is None or stream.begun or stream in found:
@@ -167,10 +167,10 @@ class Front:
         return found
 
     def _read(
-        self, stream: Stream, inputs: Mapping[str, "np.ndarray[Any, Any]"], received: float
+        self, stream: RequestState, inputs: Mapping[str, "np.ndarray[Any, Any]"], received: float
     ) -> None:
         """In the reader's thread: turns a request into sequences, or answers what is wrong."""
-        if self._outbox.stopping:
+        if self._sender.stopping:
             return self._turn_away(stream, UNAVAILABLE, STOPPING)
         try:
             ask = parse_request(
@@ -180,7 +180,7 @@ class Front:
             sequences = [Sequence(request) for request in ask.choices]
             stream.streaming = ask.streaming
             stream.choices = [
-                Choice(i, sequence, received, self._tokenizer, ask.stop_words, ask.prefix)
+                OutputProcessor(i, sequence, received, self._tokenizer, ask.stop_words, ask.prefix)
                 for i, sequence in enumerate(sequences)
             ]
         except RequestError as error:
@@ -189,7 +189,7 @@ class Front:
             log.exception("a request could not be read", extra=stream.named)
             message = "The request could not be read. The server's log says why."
             return self._turn_away(stream, INTERNAL, message)
-        if not self._outbox.open(stream):  # closed since we looked
+        if not self._sender.open(stream):  # closed since we looked
             return self._turn_away(stream, UNAVAILABLE, STOPPING)
         for choice in stream.choices:
             self._where[choice.sequence] = stream, choice
@@ -199,7 +199,7 @@ class Front:
             self._drop(stream)
         self._decoder.wake()
 
-    def _turn_away(self, stream: Stream, code: str, message: str) -> None:
+    def _turn_away(self, stream: RequestState, code: str, message: str) -> None:
         self._close_stream(stream)
         self._refuse(stream.reply, code, message, stream.request_id)
 
@@ -210,7 +210,7 @@ class Front:
 
     # --- called by the decoder --------------------------------------------------------------------
 
-    def _report(self, sequence: Sequence, code: str = INTERNAL, message: str = NO_NUMBER) -> None:
+    def _deliver(self, sequence: Sequence, code: str = INTERNAL, message: str = NO_NUMBER) -> None:
         """Hand a sequence's news to the outbox; code, message: why, if it ended with an error.
 
         Whatever is wrong with one of them, its client is answered and the decoder goes on.
@@ -224,29 +224,29 @@ class Front:
             del self._where[sequence]
         try:
             choice.count(self._metrics, streaming=stream.streaming)
-            part = choice.news(final_only=not stream.streaming)
+            part = choice.output(final_only=not stream.streaming)
         except Exception:
             log.exception("a text could not be given out", extra=stream.named)
             part, failure = None, (INTERNAL, NO_TEXT)
         if part is not None or failure is not None:
-            self._outbox.post(stream, part, failure)
+            self._sender.post(stream, part, failure)
         if failure is not None:
             # its other choices are of no use any more
             self._drop(stream)
 
     # --- called by the outbox or under errors ---------------------------------------------------
 
-    def _drop(self, stream: Stream) -> None:
+    def _drop(self, stream: RequestState) -> None:
         """End a request's sequences: those in the line now, the others when the decoder looks."""
         for choice in stream.choices:
             sequence = choice.sequence
             sequence.dropped = True  # first: it may be about to be put into the line
             if self._queue.remove(sequence, sequence.request.client):
                 sequence.finish_reason = "cancelled"
-                self._report(sequence)
+                self._deliver(sequence)
         self._decoder.wake()
 
-    def _close_stream(self, stream: Stream) -> None:
+    def _close_stream(self, stream: RequestState) -> None:
         with self._lock:
-            self._places.give_back(stream.client, stream.places)
+            self._admission.give_back(stream.client, stream.places)
             stream.places = 0
