@@ -19,6 +19,7 @@ from typing import Any
 from dflash_trt.build.settings import Settings
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
+from dflash_trt.serving.front.guides import guide
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, INVALID, Deliver
 from dflash_trt.serving.internal import end_process
@@ -60,18 +61,28 @@ class RefusedError(Exception):
 class TensorRTLLM:
     """A `front.Decoder`; the LLM is loaded when it is made, which takes minutes."""
 
-    def __init__(self, settings: Settings, args: Mapping[str, Any], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        args: Mapping[str, Any],
+        metrics: Metrics,
+        *,
+        channels: bool = False,
+    ) -> None:
+        """channels: the model writes in them (`chat.has_channels`)."""
         for name in [name for name in os.environ if MPI_JOB.match(name)]:
             del os.environ[name]
         # Triton's embedded interpreter does not look at it
         sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        import tensorrt_llm  # noqa: PLC0415
+        import tensorrt_llm.sampling_params  # noqa: PLC0415
 
         self._args = args
         self._slots = settings.slots
         self._end_id = min(settings.eos_token_ids, default=0)
         self._metrics = metrics
         self._sampling_params = tensorrt_llm.SamplingParams
+        self._guided = tensorrt_llm.sampling_params.GuidedDecodingParams
+        self._channels = channels
         self._drafts = settings.block_size - 1
         self._llm = tensorrt_llm.LLM(**with_cached_target(args))
         self._running: dict[Sequence, asyncio.Task[None]] = {}
@@ -99,6 +110,7 @@ class TensorRTLLM:
                     f"{name} is not possible: this server was built without penalties",
                     "Leave it out, or build with engine.args.speculative_config.enable_penalty.",
                 )
+        self._guide(request)
         most = self._args.get("max_num_tokens", 8192)
         if len(request.prompt) > most and not self._args.get("enable_chunked_prefill"):
             raise RequestError(
@@ -179,8 +191,16 @@ class TensorRTLLM:
             ignore_eos=self._end_id not in request.stop_ids,
             detokenize=False,
             return_perf_metrics=True,
+            guided_decoding=self._guide(request),
             **given,
         )
+
+    def _guide(self, request: Request) -> Any:
+        """Its `GuidedDecodingParams`; RequestError where the build has none for its grammar."""
+        if request.grammar is None:
+            return None
+        backend = self._args.get("guided_decoding_backend")
+        return self._guided(**guide(request.grammar, backend, channels=self._channels))
 
     def _take(self, sequence: Sequence, result: Any) -> None:
         """Commit a response: the tokens of an iteration, or of several (`stream_interval`)."""

@@ -84,10 +84,12 @@ class LLM:
             raise ValueError(f"prompt length ({len(inputs)}) should not exceed {most}")
         if not 0.0 <= priority <= 1.0:
             raise ValueError(f"priority must be a float in [0.0, 1.0], got {priority}")
+        if not isinstance(cache_salt, str | None):
+            raise TypeError(f"cache_salt is {cache_salt!r}, not a str")
         output = RequestOutput(
             next(self._ids), prompt, inputs, params, self._tokenizer, self._engine.abort
         )
-        self._engine.submit(output, params, streaming)
+        self._engine.submit(output, params, streaming, cache_salt)
         return output
 
     def generate(
