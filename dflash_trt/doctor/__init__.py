@@ -22,6 +22,7 @@ OF_BUNDLE: Checks = (
     gpus.nvlink,
     runtime.tensorrt_llm,
     runtime.arguments_taken,
+    runtime.faults_known,
     runtime.drafter_attention,
     place.hub_target,
     place.launcher,
