@@ -145,7 +145,10 @@ def test_a_grammar_becomes_a_guide_where_the_build_has_them(
         assert decoder._params(Request([1], 1)).guided_decoding is None
     with _front(tmp_path / "with", {"guided_decoding_backend": "llguidance"}) as (_, decoder, _):
         decoder.check(asked)
-        assert decoder._params(asked).guided_decoding.regex == "[ab]+"
+        params = decoder._params(asked)
+        assert params.guided_decoding.regex == "[ab]+"
+        params.detokenize = True
+        assert set(decoder._llm.generate([1, 2], params).outputs[0].text) <= {"a", "b"}
 
 
 def test_what_is_refused_is_refused_by_tensorrt_llm_too(tensorrt_llm: ModuleType) -> None:

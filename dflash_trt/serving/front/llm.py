@@ -97,7 +97,7 @@ class TensorRTLLM:
                 "Leave it out.",
             )
         sampling, neutral = request.sampling, type(request.sampling)()
-        for name in ("logprobs", "min_p", "min_tokens", "bad_words"):
+        for name in ("logprobs", "min_p", "min_tokens", "bad_words", "logit_bias"):
             if getattr(sampling, name) != getattr(neutral, name):
                 raise RequestError(
                     f"{name} is not possible: with a drafter TensorRT-LLM does not have it",

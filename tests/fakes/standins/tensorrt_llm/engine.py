@@ -9,11 +9,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.checkpoints import load_drafter, load_target
-from dflash_trt.decoding import Request, Scheduler, Sequence, in_process
+from dflash_trt.decoding import Grammars, Request, Scheduler, Sequence, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
+from dflash_trt.errors import RequestError as OurRequestError
 from tensorrt_llm.errors import EngineDeadError, RequestError
 from tensorrt_llm.results import RequestOutput, Response
 from tensorrt_llm.sampling_params import SamplingParams
@@ -59,6 +62,8 @@ class Engine:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._live: dict[int, tuple[Sequence, RequestOutput]] = {}
         self._told: dict[int, int] = {}  # tokens that a request knows of; -1: it waits for all
+        tokenizer = Tokenizer.from_file(str(Path(args["model"]) / "tokenizer.json"))
+        self._grammars = Grammars(tokenizer, target.spec.vocab_size, target.spec.eos_token_ids)
         self._guides_by: str | None = args.get("guided_decoding_backend")
         self._reuses: bool = args.get("kv_cache_config", {}).get("enable_block_reuse", True)
         self._tail: int = speculative.get("context_recompute_tail") or 0
@@ -127,7 +132,7 @@ class Engine:
     def _begin(
         self, output: RequestOutput, params: SamplingParams, streaming: bool, salt: str | None
     ) -> None:
-        refusal, grammar = params._refused_with_a_drafter(self._enable_penalty), None
+        refusal, matcher = params._refused_with_a_drafter(self._enable_penalty), None
         if params.guided_decoding is not None and refusal is None:
             if self._guides_by is None:
                 refusal = (
@@ -136,7 +141,8 @@ class Engine:
             else:
                 try:
                     grammar = params.guided_decoding._ours(self._guides_by)
-                except ValueError as error:
+                    matcher = grammar and self._grammars.matcher(grammar)
+                except (ValueError, OurRequestError) as error:
                     refusal = str(error)
         if refusal is not None:
             output._put(Response([], 0, 0.0, error=RequestError(refusal)))
@@ -150,10 +156,9 @@ class Engine:
             min(params.max_tokens, self._max_seq_len - len(prompt)),
             sampling=params._ours(),
             stop_ids=frozenset(stop_ids),
-            grammar=grammar,
         )
         self._cached[output.request_id] = self._reused(salt, prompt)
-        self._live[output.request_id] = self._scheduler.submit(request), output
+        self._live[output.request_id] = self._scheduler.submit(request, matcher), output
         self._told[output.request_id] = 0 if streaming else -1
 
     def _reused(self, salt: str | None, prompt: list[int]) -> int:
