@@ -92,7 +92,7 @@ class ResponseSender:
         output: RequestOutput | None,
         failure: tuple[str, str] | None = None,
     ) -> None:
-        """Queue an output of one choice; failure: code and message that end the request after it."""
+        """Queue an output of one choice; failure: code and message that then end the request."""
         with self._changed:
             if output is not None:
                 key = (state, output.index[0])

@@ -1,4 +1,4 @@
-"""The gateway's process: its doors on their listening sockets, and what `serve` tells it."""
+"""The gateway's process: an application on each listening socket, and what `serve` tells it."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ GRACE = 2  # seconds for answers that are about to end, and for the last words o
 
 
 async def run() -> None:
-    """Serves until its standard input ends or it was drained."""
+    """Serves until its standard input ends or it is drained."""
     configure()
     logging.getLogger("uvicorn.error").setLevel("ERROR")
     said = asyncio.StreamReader()
@@ -86,7 +86,7 @@ async def _serve(
 
 
 async def _obey(said: asyncio.StreamReader, state: State) -> None:
-    """Does what it is told until `serve` closes the pipe or has died."""
+    """Does what `serve` says until it closes the pipe or has died."""
     while words := (await said.readline()).decode().split():
         if words[0] == "drain":
             state.drain(float(words[1]))
