@@ -130,11 +130,7 @@ class ServerRun:
 
 
 def write_run(path: Path, run: Run | ServerRun) -> None:
-    """RequestError when the file cannot be written."""
-    try:
-        path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"cannot write {path}: {error.strerror}", "Give another file") from error
+    path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
 
 
 def read_run(path: Path) -> Run:

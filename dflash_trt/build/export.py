@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import yaml
 
+from dflash_trt.build.tensorrt_llm import summarize, warnings_of
 from dflash_trt.checkpoints import (
     Pair,
     Report,
@@ -19,8 +20,6 @@ from dflash_trt.checkpoints import (
     engine_kinds,
     locate,
     pair_findings,
-    summarize_drafter,
-    summarize_target,
 )
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
@@ -40,16 +39,11 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
     drafter = locate(config.drafter, "drafter", report, weights=False)
     config = config.model_copy(
         update={
-            "target": _pinned(config.target, target.commit),
-            "drafter": _pinned(config.drafter, drafter.commit),
+            "target": config.target.pinned(target.commit),
+            "drafter": config.drafter.pinned(drafter.commit),
         }
     )
-    pair = Pair(
-        summarize_target(target.directory),
-        summarize_drafter(drafter.directory),
-        config.speculation.draft_tokens,
-        config.serving.max_seq_len,
-    )
+    pair = summarize(config, target, drafter)
     args = choose_args(config, pair, made_for)
     if args.tensor_parallel_size > made_for.gpus:
         raise ConfigError(
@@ -67,11 +61,6 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
         "set -euo pipefail",
     ]
     return "\n".join([*head, *lines]) + "\n"
-
-
-def _pinned(source: Source, commit: str | None) -> Source:
-    """A branch may have moved on when another engine follows it."""
-    return source if commit is None else source.model_copy(update={"revision": commit})
 
 
 def _machine(config: BuildConfig) -> Machine:
@@ -145,9 +134,7 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     for kind in engine_kinds(pair, checks):
         if kind["kind"] == "tensorrt_llm" and kind["reasons"]:
             raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
-    for finding in check_args(config, pair, _machine(config), args):
-        if finding.result == "error":
-            raise ConfigError(f"{finding.name}: {finding.found}", finding.fix)
+    warnings_of(check_args(config, pair, _machine(config), args), ConfigError)
     values = args.to_dict()
     for given in ("model", "revision"):  # on the command line
         values.pop(given, None)

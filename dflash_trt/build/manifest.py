@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_trt.config import Speculation
 from dflash_trt.digests import LARGE, Entry, entry
@@ -15,6 +15,7 @@ from dflash_trt.errors import BuildError
 from dflash_trt.files import Size, read_as, read_json
 
 MANIFEST = "manifest.json"
+SIGNATURE = "model.sig"  # of all files, the manifest too: `signing.py`
 FULL = 16 << 30  # bytes of a build whose files are all digested unless asked otherwise
 
 Manifest = dict[str, Any]
@@ -22,44 +23,29 @@ Depth = Literal["none", "quick", "full"]
 """none: nothing is checked; quick: every size, and digests of files below 256 MiB; full: all."""
 
 
-class _Open(BaseModel):
-    """What is read of a manifest; another version may write more."""
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True)
 
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _Engine(_Open):
-    kind: str
-
-
-class _Serving(_Open):
-    max_seq_len: Size | None = None
-
-
-class _Config(_Open):
-    engine: _Engine
-    serving: _Serving
-    speculation: dict[str, Any]
-
-
-class _Target(_Open):
-    vocab_size: Size
-
-
-class _Drafter(_Open):
-    block_size: Size
-
-
-class _File(_Open):
     size: Annotated[int, Field(ge=0)] = 0
 
 
-class _Manifest(_Open):
+def _at(*names: str) -> Any:
+    return Field(validation_alias=AliasPath(*names))
+
+
+class _Manifest(BaseModel):
+    """What is read of a manifest; another version may write more."""
+
+    model_config = ConfigDict(strict=True)
+
     dflash_trt: dict[str, str]
     name: str
-    config: _Config
-    target: _Target
-    drafter: _Drafter
+    engine_kind: Annotated[str, _at("config", "engine", "kind")]
+    serving: Annotated[dict[str, Any], _at("config", "serving")]
+    max_seq_len: Annotated[Size | None, _at("config", "serving", "max_seq_len")] = None
+    speculation: Annotated[dict[str, Any], _at("config", "speculation")]
+    vocab_size: Annotated[Size, _at("target", "vocab_size")]
+    block_size: Annotated[Size, _at("drafter", "block_size")]
     hub: dict[str, dict[str, str]] = {}
     files: dict[str, _File]
 
@@ -181,7 +167,7 @@ def file_stamp(file: Path) -> dict[str, int]:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Every file below `directory`, sorted, but for what comes as it runs and is no part of it.
+    """Every file below `directory`, sorted, but for its signature and what comes as it runs.
 
     Triton's Python leaves caches, and costs are kept beside the engines.
     """
@@ -194,6 +180,7 @@ def files_of(directory: Path) -> list[Path]:
         if (file.is_symlink() or not file.is_dir())
         and "__pycache__" not in file.parts
         and not str(file).startswith(costs)
+        and file != directory / SIGNATURE
     )
 
 

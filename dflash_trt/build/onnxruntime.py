@@ -16,6 +16,7 @@ from dflash_trt.checkpoints import (
     Report,
     Target,
     TargetSpec,
+    card_files,
     check_pair,
     copy_tokenizer,
     drafter_shapes,
@@ -59,7 +60,8 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
 
 
 def _files(model: Target | Drafter) -> list[Path]:
-    return [model.directory / "config.json", *model.weights.files]
+    files = [model.directory / "config.json", *model.weights.files]
+    return [*files, *card_files(model.directory)]
 
 
 def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> BuildConfig:

@@ -45,15 +45,8 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     section = config.engine
     assert isinstance(section, TensorRTLLM)
     by_id = section.checkpoints == "hub"
-    if target_at.commit is not None:
-        pinned = config.target.model_copy(update={"revision": target_at.commit})
-        config = config.model_copy(update={"target": pinned})
-    pair = Pair(
-        summarize_target(target_at.directory),
-        summarize_drafter(drafter_at.directory),
-        config.speculation.draft_tokens,
-        config.serving.max_seq_len,
-    )
+    config = config.model_copy(update={"target": config.target.pinned(target_at.commit)})
+    pair = summarize(config, target_at, drafter_at)
     if pair.target.refusal and is_drafter(pair.target.values):
         raise pair.target.refusal
     target_files = checkpoint_files(pair.target, weights=not by_id)
@@ -61,12 +54,12 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     drafter_files = checkpoint_files(pair.drafter)
     hardware = machine(section.hardware)
     checks = [check for check in pair_findings(pair) if check.name not in READER_CHECKS]
-    warnings = _judged(checks, PairError)
+    warnings = warnings_of(checks, PairError)
     if by_id and pair.target.weights is None:
         warnings += _unchecked(checks)
     warnings += try_chat_template(target_at.directory)
     args = choose_args(config, pair, hardware)
-    warnings += _judged(check_args(config, pair, hardware, args), ConfigError)
+    warnings += warnings_of(check_args(config, pair, hardware, args), ConfigError)
     return Job(
         config,
         # whether the weights happen to be here must not show
@@ -77,7 +70,17 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     )
 
 
-def _judged(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
+def summarize(config: BuildConfig, target: Located, drafter: Located) -> Pair:
+    """Both models as far as they can be read, and what the config asks of them."""
+    return Pair(
+        summarize_target(target.directory),
+        summarize_drafter(drafter.directory),
+        config.speculation.draft_tokens,
+        config.serving.max_seq_len,
+    )
+
+
+def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
     """The warnings and notes; the first error is raised."""
     warnings = []
     for check in checks:

@@ -1,5 +1,6 @@
 """The front door: read a target or drafter directory and check that the pair belongs together."""
 
+from dflash_trt.checkpoints.card import ModelCard, card_files, read_card
 from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout, first_generation
 from dflash_trt.checkpoints.drafter import (
     Drafter,

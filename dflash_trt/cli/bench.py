@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_trt.cli.output import Built, Json, print_json, reporting
+from dflash_trt.cli.output import Built, Json, print_json, reporting, writing
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
@@ -214,9 +214,11 @@ def _hand_out(
     from dflash_trt.bench import to_markdown, write_page, write_run
 
     if output is not None:
-        write_run(output, run)
+        with writing(output, "--output"):
+            write_run(output, run)
     if report is not None:
-        write_page(report, page)
+        with writing(report, "--report"):
+            write_page(report, page)
     print(json.dumps(asdict(run)) if json_ else to_markdown(page))
     if not run.complete:
         raise typer.Exit(130)

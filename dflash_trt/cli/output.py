@@ -28,10 +28,11 @@ def print_json(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def write_text(path: Path, text: str, option: str) -> None:
-    """RequestError naming the option when the file cannot be written."""
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """RequestError naming the option when `path` cannot be written."""
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
         raise RequestError(
             f"cannot write {path}: {error.strerror}", f"Give another {option}"

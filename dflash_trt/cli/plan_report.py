@@ -1,27 +1,21 @@
-"""A plan as text."""
+"""The report of `plan` as text."""
 
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from dflash_trt.cli.report import TABLE, text_console
 
 METHODS = ("plain", "EAGLE-3", "DFlash")
 GIB = 1 << 30
 WIDTH = 140
-STYLE: dict[str, Any] = {
-    "title_justify": "left",
-    "box": None,
-    "pad_edge": False,
-    "padding": (0, 2, 0, 0),
-}
 
 
-def show(plan: Mapping[str, Any]) -> None:
-    """Print what `plan` gave."""
-    console = Console(soft_wrap=True, highlight=False)
-    console.width = max(console.width, WIDTH)  # a narrow terminal wraps, rather than hide numbers
+def show_plan(plan: Mapping[str, Any]) -> None:
+    """Print what `planning.plan` gave."""
+    console = text_console(WIDTH)
     for line in _heading(plan):
         console.print(line, markup=False)
     for table in (_memory(plan), _speed(plan), *_chat(plan)):
@@ -61,7 +55,7 @@ def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _memory(plan: Mapping[str, Any]) -> Table:
-    table = Table(title="Memory of a GPU, and sequences on all of them by length", **STYLE)
+    table = Table(title="Memory of a GPU, and sequences on all of them by length", **TABLE)
     table.add_column("layout", no_wrap=True)
     contexts = [f"\n{int(context) // 1024}k" for context in plan["memory"][0]["by_context"]]
     for name in ("target\nGiB", "drafter\nGiB", "left\nGiB", "KV of a\ntoken, KiB", *contexts):
@@ -78,7 +72,7 @@ def _memory(plan: Mapping[str, Any]) -> Table:
 
 def _speed(plan: Mapping[str, Any]) -> Table:
     context = plan["assumed"]["context"]
-    table = Table(title=f"tokens/s, sequences of {context} tokens, best layout of each", **STYLE)
+    table = Table(title=f"tokens/s, sequences of {context} tokens, best layout of each", **TABLE)
     table.add_column("sequences", justify="right", no_wrap=True)
     more = {"DFlash": ("\nover plain", "\ndrafts", "\nround, ms")}
     for method in METHODS:
@@ -111,7 +105,7 @@ def _chat(plan: Mapping[str, Any]) -> Iterator[Table]:
     table = Table(
         title=f"First token of a chat's turns, ms ({chat['layout']}; {chat['system']} tokens of "
         f"system prompt, {chat['question']} + {chat['answer']} a turn)",
-        **STYLE,
+        **TABLE,
     )
     reused = f"with reuse,\nlast {chat['tail']} again"
     for name in ("\nturn", "tokens of\nits prompt", "without\nreuse", reused, "\nshare"):
