@@ -75,17 +75,17 @@ async def _serve(
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     print(LISTENING, flush=True)
-    obeying = asyncio.create_task(_obey(said, state))
+    commands = asyncio.create_task(_read_commands(said, state))
     ending = asyncio.create_task(state.drained.wait())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
     state.end()
     server.should_exit = True
     await serving
-    obeying.cancel()
+    commands.cancel()
     ending.cancel()
 
 
-async def _obey(said: asyncio.StreamReader, state: State) -> None:
+async def _read_commands(said: asyncio.StreamReader, state: State) -> None:
     """Does what `serve` says until it closes the pipe or has died."""
     while words := (await said.readline()).decode().split():
         if words[0] == "drain":
