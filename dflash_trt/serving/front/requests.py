@@ -71,11 +71,12 @@ class Inputs:
         return found if field.is_list else found[0]
 
     def json(self, name: str) -> Any:
-        """The JSON document in an input; an empty one of its kind when it was not sent."""
-        kind = FIELDS[name].json_type
+        """The JSON document in an input; when it was not sent, an empty list or object, or None."""
+        kind, text = FIELDS[name].json_type, self[name]
         assert kind is not None
-        text = self[name]
-        return kind() if text is None else parse_json(name, text, kind)
+        if text is None:
+            return None if kind is object else kind()
+        return parse_json(name, text, kind)
 
     def size(self, name: str) -> int:
         """Bytes of a text."""
