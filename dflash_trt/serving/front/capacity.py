@@ -1,4 +1,4 @@
-"""What a build holds at once, as `serve` says it."""
+"""What a build can hold at once, as `serve` says it."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
 def capacity(directory: Path) -> str:
-    """Slots, context, memory of the KV caches and threads of a built directory, in a line.
+    """Slots, context length, KV cache memory and threads of a built directory, in a line.
 
     EngineError or BuildError where an engine's description is damaged.
     """
