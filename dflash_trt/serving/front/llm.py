@@ -96,6 +96,11 @@ class TensorRTLLM:
                 "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",
                 "Leave it out.",
             )
+        if request.cache_salt:
+            raise RequestError(
+                "cache_salt is not possible: this server does not pass it to TensorRT-LLM",
+                "Leave it out.",
+            )
         sampling, neutral = request.sampling, type(request.sampling)()
         for name in ("logprobs", "min_p", "min_tokens", "bad_words", "logit_bias"):
             if getattr(sampling, name) != getattr(neutral, name):

@@ -44,6 +44,7 @@ class RequestOutput:
         list[int], "tokens that each new round committed; the first token comes from prefill"
     ]
     prompt_tokens: Annotated[int, "tokens of the prompt"]
+    cached_tokens: Annotated[list[int], "of these, reused from an earlier text"]
     completion_tokens: Annotated[list[int], "so far"]
     rounds: Annotated[list[int], "so far"]
     drafted: Annotated[list[int], "draft tokens proposed so far"]

@@ -140,6 +140,7 @@ def parse_request(
         priority=inputs["priority"],
         client=client,
         drafting=inputs["drafting"],
+        cache_salt=inputs["cache_salt"],
     )
     check_request(request, settings.max_seq_len)
     if ids and echo:
