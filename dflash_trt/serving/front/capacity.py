@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dflash_trt.build.manifest import read_manifest
+from dflash_trt.build import read_manifest
 from dflash_trt.engines import EngineInfo, engine_kind, read_info
 from dflash_trt.serving.front.llm import limits
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
@@ -27,7 +27,8 @@ def capacity(directory: Path) -> str:
     kept = read_manifest(directory)["config"]["serving"].get("prefix_cache") or 0
     return (
         f"{target.slots} slots of up to {target.max_seq_len} tokens, KV caches of "
-        f"{size / 1e6:.1f} MB, prefix cache of at most {kept} MiB, {target.threads} threads an engine"
+        f"{size / 1e6:.1f} MB, prefix cache of at most {kept} MiB, "
+        f"{target.threads} threads an engine"
     )
 
 

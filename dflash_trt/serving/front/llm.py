@@ -96,11 +96,6 @@ class TensorRTLLM:
                 "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",
                 "Leave it out.",
             )
-        if request.cache_salt:
-            raise RequestError(
-                "cache_salt is not possible: this server does not pass it to TensorRT-LLM",
-                "Leave it out.",
-            )
         sampling, neutral = request.sampling, type(request.sampling)()
         for name in ("logprobs", "min_p", "min_tokens", "bad_words", "logit_bias"):
             if getattr(sampling, name) != getattr(neutral, name):
@@ -160,7 +155,10 @@ class TensorRTLLM:
         request = sequence.request
         try:
             result = self._llm.generate_async(
-                list(request.prompt), self._params(request), streaming=True
+                list(request.prompt),
+                self._params(request),
+                streaming=True,
+                cache_salt=request.cache_salt or None,
             )
         except Exception as error:
             if isinstance(error, ValueError) or _is(error, "RequestError"):

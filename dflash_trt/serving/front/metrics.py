@@ -95,7 +95,7 @@ def families(max_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
         Family(CHOICES, COUNTER, "rounds", by_kind, "verified", VERIFIED),
         Family(ROUND_SECONDS, COUNTER, "seconds", "Time in rounds, by phase", "phase", PHASES),
         Family(PROMPT_TOKENS, COUNTER, "tokens", "Prompt tokens processed"),
-        Family(CACHED_TOKENS, COUNTER, "tokens", "Prompt tokens reused from the prefix cache"),
+        Family(CACHED_TOKENS, COUNTER, "tokens", "Those of them that were reused, not computed"),
         Family(PREFILL_SECONDS, COUNTER, "seconds", "Time in prompt chunks"),
         Family(GENERATION_TOKENS, COUNTER, "tokens", "Tokens committed and given to requests"),
         *(
@@ -207,7 +207,8 @@ class Metrics:
 
         queued: the time it waited for a slot; cached: tokens of its prompt that were reused.
         """
-        self._add((GENERATION_TOKENS, "", 1), (CACHED_TOKENS, "", cached))
+        self._add((GENERATION_TOKENS, "", 1))
+        self._add((PROMPT_TOKENS, "", cached), (CACHED_TOKENS, "", cached))
         self._observe(QUEUE_TIME, queued)
 
     def first_token(self, seconds: float) -> None:
