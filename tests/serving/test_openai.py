@@ -26,6 +26,7 @@ import torch
 import trustme
 from chat_pair import build_chat_pair
 from live import openai_front, serving
+from load import metric
 from pydantic import ValidationError
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
