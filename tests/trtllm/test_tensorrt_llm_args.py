@@ -188,7 +188,7 @@ def test_sets_that_tensorrt_llm_refuses_or_breaks_on_are_refused(
     assert said.fix
 
 
-standin_check = runpy.run_path(str(STANDINS / "tensorrt_llm" / "arguments.py"))["check"]
+standin_check = runpy.run_path(str(STANDINS / "tensorrt_llm" / "llmapi" / "llm_args.py"))["check"]
 
 
 @pytest.mark.parametrize("name", sections_with_keys())
