@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
-from dflash_trt.chat import Render
+from dflash_trt.chat import ChatModel, Render
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.admission import Admission
@@ -76,7 +76,7 @@ class RequestHandler:
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
-        self._template = template
+        self._chat_model = ChatModel(tokenizer, template)
         self._decoder = decoder
         self._metrics = metrics
         self._queue: WaitingQueue[Sequence] = WaitingQueue()
@@ -174,13 +174,22 @@ class RequestHandler:
             return self._turn_away(stream, UNAVAILABLE, STOPPING)
         try:
             ask = parse_request(
-                inputs, self._tokenizer, self._template, self._settings, stream.client
+                inputs, self._tokenizer, self._chat_model, self._settings, stream.client
             )
             self._decoder.check(ask.choices[0])
             sequences = [Sequence(request) for request in ask.choices]
             stream.streaming = ask.streaming
             stream.choices = [
-                OutputProcessor(i, sequence, received, self._tokenizer, ask.stop_words, ask.prefix)
+                OutputProcessor(
+                    i,
+                    sequence,
+                    received,
+                    self._tokenizer,
+                    ask.stop_words,
+                    ask.prefix,
+                    ask.hidden,
+                    thinking=ask.thinking,
+                )
                 for i, sequence in enumerate(sequences)
             ]
         except RequestError as error:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import numpy as np
 
 STRINGS = ("text_output", "finish_reason")
+SHARED = ("prompt_tokens", "thinking")  # by all choices of a request
 NEW = (  # new tokens and rounds; the other fields are totals so far
     "token_ids",
     "token_sources",
@@ -44,6 +45,9 @@ class RequestOutput:
         list[int], "tokens that each new round committed; the first token comes from prefill"
     ]
     prompt_tokens: Annotated[int, "tokens of the prompt"]
+    thinking: Annotated[
+        int, "1: the chat template began a thought, with which the text begins; otherwise 0"
+    ]
     completion_tokens: Annotated[list[int], "so far"]
     rounds: Annotated[list[int], "so far"]
     drafted: Annotated[list[int], "draft tokens proposed so far"]
@@ -80,9 +84,9 @@ def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
     joined: dict[str, Any] = {
         name: [element for output in outputs for element in getattr(output, name)]
         for name in vars(outputs[0])
-        if name != "prompt_tokens"
+        if name not in SHARED
     }
-    return RequestOutput(prompt_tokens=outputs[0].prompt_tokens, **joined)
+    return RequestOutput(**{name: getattr(outputs[0], name) for name in SHARED}, **joined)
 
 
 def arrays(output: RequestOutput) -> dict[str, "np.ndarray[Any, Any]"]:
