@@ -42,9 +42,13 @@ def check_verify_input(info: EngineInfo, x: VerifyInput) -> None:
             _require("rows", n == 1 and known == length < info.most_verified)
         words = processor.sampling.bad_words
         ids = [*processor.stop_ids, *(token for word in words for token in word)]
+        ids += [token for token, _ in processor.sampling.logit_bias]
         _require("sampling", all(words) and all(0 <= token < info.vocab_size for token in ids))
     _require("history", x.history.shape[:-1] == (n,) and x.history.shape[-1] <= info.cache_len)
     _require("history", _within(x.history, -1, info.vocab_size))
+    drafts = max(length - known for length, known, _, _ in rows)
+    no_masks = x.masks.shape == (n, 1, 1) and bool((x.masks == -1).all())
+    _require("masks", no_masks or x.masks.shape == (n, 1 + drafts, -(-info.vocab_size // 32)))
 
 
 def check_draft_input(info: EngineInfo, x: DraftInput) -> None:

@@ -13,6 +13,7 @@ NO_HISTORY = NO_DRAFT = -1
 DISCARD = -1  # as a number of draft tokens: none, and features are not kept for later ones either
 FREED = -1  # as the destination of a slot copy: its sequence has ended
 
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -35,6 +36,9 @@ class VerifyInput(NamedTuple):
     parents: Int64  # [n, S]: each token's parent among the row's, anchor 0; [n, 1]: all are chains
     sampling: Bytes  # [n]: `LogitsProcessor.encode`
     history: Int64  # [n, L]: tokens before `tokens` where logits depend on them, then -1
+    # [n, 1 + D, vocab / 32]: bits of the tokens that may follow the anchor and each draft;
+    # [n, 1, 1] of -1 if any may
+    masks: Int32
 
 
 class Checked(NamedTuple):
@@ -106,10 +110,11 @@ def verify_input(
     parents: Int64 | None = None,
     sampling: Bytes | None = None,
     history: Int64 | None = None,
+    masks: Int32 | None = None,
 ) -> VerifyInput:
     """Rows of the tokens `lines`; what is not given is that of plain greedy chains."""
     n, width = len(lines), max(map(len, lines))
-    chains, greedy, no_history = _plain(n)
+    chains, greedy, no_history, no_masks = _plain(n)
     return VerifyInput(
         batch=np.array(batch),
         rows=np.array(rows),
@@ -117,13 +122,19 @@ def verify_input(
         parents=chains if parents is None else parents,
         sampling=greedy if sampling is None else sampling,
         history=no_history if history is None else history,
+        masks=no_masks if masks is None else masks,
     )
 
 
 @lru_cache(maxsize=256)
-def _plain(n: int) -> tuple[Int64, Bytes, Int64]:
-    """Parents, sampling and history of n plain greedy rows."""
-    return np.zeros((n, 1), np.int64), np.full(n, b"", object), np.full((n, 1), NO_HISTORY)
+def _plain(n: int) -> tuple[Int64, Bytes, Int64, Int32]:
+    """Parents, sampling, history and masks of n plain greedy rows."""
+    return (
+        np.zeros((n, 1), np.int64),
+        np.full(n, b"", object),
+        np.full((n, 1), NO_HISTORY),
+        np.full((n, 1, 1), -1, np.int32),
+    )
 
 
 def no_drafts(n: int) -> DraftOutput:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dflash_trt.decoding.grammar import Matcher
 from dflash_trt.decoding.messages import (
     DISCARD,
     NO_HISTORY,
+    Int32,
     Int64,
     RoundOutput,
     RunRound,
@@ -17,8 +19,8 @@ from dflash_trt.decoding.messages import (
 from dflash_trt.decoding.sequence import Request, Sequence, check_request
 from dflash_trt.decoding.slots import Slots
 from dflash_trt.decoding.speculation import (
-    SOURCES,
     Policy,
+    Proposal,
     Proposer,
     StepPlan,
     depths,
@@ -94,10 +96,10 @@ class Scheduler:
         """Rows of the KV caches, of one token each, in use."""
         return sum(sequence.position for sequence in self._slots)
 
-    def submit(self, request: Request) -> Sequence:
-        """Queue a request; RequestError when it can never run."""
+    def submit(self, request: Request, matcher: Matcher | None = None) -> Sequence:
+        """Queue a request; RequestError when it can never run. matcher: of its grammar."""
         check_request(request, self._max_seq_len)
-        sequence = Sequence(request)
+        sequence = Sequence(request, matcher=matcher)
         self._queue.add(sequence, request.client, request.priority)
         return sequence
 
@@ -139,7 +141,8 @@ class Scheduler:
             wanted = self._policy.draft_tokens
         row = [count, count, start, sequence.round_budget if last else 0]
         lines = [prompt[start : end + scored]]
-        output, report = self._run([sequence], len(decoding), [row], lines, None, wanted)
+        masks = _masks([sequence], [None]) if last else None
+        output, report = self._run([sequence], len(decoding), [row], lines, None, wanted, masks)
         report.prompt_tokens = count
         if scored:
             output = sequence.score_prompt(output, count - last)
@@ -147,7 +150,7 @@ class Scheduler:
         if not last and output.results[0, 0] >= 0:
             return []
         # others go on as was chosen for them: many short texts would have a choice every few rounds
-        goes_on = decoding and not drafts
+        goes_on = decoding and not drafts and sequence.matcher is None
         self._rest = min(self._rest, max(self._room([sequence]), 0)) if goes_on else 0
         self._slots.prefilling = None
         decoding.append(sequence)
@@ -177,10 +180,11 @@ class Scheduler:
     def _choose(self, sequences: Seq[Sequence]) -> StepPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         room = self._room(sequences)
+        may_rest = not any(sequence.matcher for sequence in sequences)  # tokens may be forced next
         rows = self._proposer.rows(sequences)
         self._undrafted = self._without_drafts(sequences)
         plan = self._policy.choose(rows, context, feed=room < 0 and not self._undrafted)
-        self._rest = min(plan.rest, max(room, 0))
+        self._rest = min(plan.rest, max(room, 0)) if may_rest else 0
         return plan
 
     def _room(self, sequences: Seq[Sequence]) -> int:
@@ -201,7 +205,8 @@ class Scheduler:
             rows.append([len(line), 1, sequence.position, sequence.round_budget])
             lines.append(line)
         wanted = plan.draft_tokens or self._undrafted
-        output, report = self._run(sequences, 0, rows, lines, _parents(plan), wanted)
+        masks = _masks(sequences, plan.chosen)
+        output, report = self._run(sequences, 0, rows, lines, _parents(plan), wanted, masks)
         self._commit(sequences, plan, output, report, wanted)
         return report
 
@@ -213,6 +218,7 @@ class Scheduler:
         lines: Seq[Seq[int]],
         parents: Int64 | None,
         wanted: int,
+        masks: Int32 | None,
     ) -> tuple[RoundOutput, StepReport]:
         sampling = history = None
         if any(sequence.encoded for sequence in sequences):
@@ -221,7 +227,7 @@ class Scheduler:
                 history = _history(sequences)
         batch = [self._slots.first + slot, wanted, self._proposer.candidates]
         batch += self._slots.take_copies()
-        x = verify_input(batch, rows, lines, parents, sampling, history)
+        x = verify_input(batch, rows, lines, parents, sampling, history, masks)
         start = time.perf_counter()
         output = self._run_round(x)
         took = time.perf_counter() - start
@@ -246,10 +252,10 @@ class Scheduler:
                 self.finish(sequence, "error")
                 continue
             drafts = proposal.tokens if proposal else ()
-            kept = [drafts[node - 1] for node in path[:accepted]] if path else drafts[:accepted]
-            tokens = [*kept, token]
-            source = SOURCES.index(proposal.source) if proposal else 0
-            committed = sequence.commit_row(tokens, source, output, i)
+            nodes = path[:accepted] if path else range(1, accepted + 1)
+            tokens = [*(drafts[node - 1] for node in nodes), token]
+            sources = proposal.sources(nodes) if proposal else []
+            committed = sequence.commit_row(tokens, sources, output, i)
             if plan is not None:
                 sequence.verified(accepted + 1, wanted)
                 sequence.drafted += len(drafts)
@@ -274,6 +280,26 @@ def _history(sequences: Seq[Sequence]) -> Int64:
     ]
     longest = max(1, *map(len, lines))
     return np.array([line + [NO_HISTORY] * (longest - len(line)) for line in lines])
+
+
+def _masks(sequences: Seq[Sequence], chosen: Seq[Proposal | None]) -> Int32 | None:
+    """Which tokens may follow each anchor and its drafts; see `VerifyInput`. None: any."""
+    found = [
+        sequence.matcher.masks(*((proposal.tokens, proposal.parents) if proposal else ((), ())))
+        if sequence.matcher is not None
+        else []
+        for sequence, proposal in zip(sequences, chosen, strict=True)
+    ]
+    words = max((len(mask) for row in found for mask in row if mask is not None), default=0)
+    if not words:
+        return None
+    width = 1 + max(len(proposal.tokens) if proposal else 0 for proposal in chosen)
+    masks = np.full((len(sequences), width, words), -1, np.int32)
+    for line, row in zip(masks, found, strict=True):
+        for node, mask in enumerate(row):
+            if mask is not None:
+                line[node] = mask
+    return masks
 
 
 def _parents(plan: StepPlan) -> Int64 | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dflash_trt.decoding.grammar import Grammar
+from dflash_trt.decoding.grammar import Grammar, Matcher
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.decoding.messages import DISCARD, NO_DRAFT, Float32, Int64, RoundOutput
 from dflash_trt.decoding.sampling_params import SamplingParams
@@ -68,6 +68,8 @@ class Sequence:
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
     dropped: bool = False  # nobody waits for it any more
+    matcher: Matcher | None = None  # of the request's grammar
+    failure: str = ""  # why it ended with an error, if that is known
 
     def __post_init__(self) -> None:
         self.encoded = self.request.processor.encode()
@@ -118,17 +120,24 @@ class Sequence:
             self.tokens.append(token)
             taken += 1
             ends = self.ends is not None and self.ends(token)
+            if self.matcher is not None:
+                self.matcher.push(token)
+                ends = ends or self.matcher.ended
             if ends or token in self.request.stop_ids:
                 self.finish_reason = "stop"
                 break
         if self.budget == 0 and self.finish_reason is None:
             self.finish_reason = "length"
+        if self.finish_reason is None and self.matcher is not None:
+            self.failure = self.matcher.look_ahead()
+            self.finish_reason = "error" if self.failure else None
         return taken
 
-    def commit_row(self, tokens: Seq[int], source: int, output: RoundOutput, i: int) -> int:
-        """`commit` kept drafts of a source and the target's own, with what row i says of them."""
+    def commit_row(self, tokens: Seq[int], sources: Seq[int], output: RoundOutput, i: int) -> int:
+        """`commit` kept drafts of these sources and the target's own, with what row i says of
+        them."""
         taken = self.commit(tokens)
-        self.sources += [*[source] * (len(tokens) - 1), 0][:taken]
+        self.sources += [*sources, 0][:taken]
         if self.request.sampling.logprobs is not None:
             asked = 1 + self.request.sampling.logprobs
             self.logprobs += output.logprobs[i, :taken, :asked].tolist()

@@ -89,6 +89,7 @@ def test_a_processor_survives_its_tensor() -> None:
         SamplingParams(0.7, 5, 0.9, 0.1, 1.1, 0.2, 0.3, 4, ((1, 2), (3,)), 2, 9),
         SamplingParams(logprobs=0),
         SamplingParams(min_tokens=3),
+        SamplingParams(logit_bias=((3, -100.0), (1, 0.5))),
     ):
         processor = LogitsProcessor(sampling, 12, (5, 6))
         assert not processor.greedy

@@ -26,6 +26,8 @@ SAMPLING = (
     _processor(stop_ids=[2**40]),
     _processor(bad_words=[[]]),
     _processor(bad_words=[[-7]]),
+    _processor(logit_bias=[[2**40, 1.0]]),
+    _processor(logit_bias=[[1]]),
     _processor(top_k=0.5),
     _processor(-5, [1], frequency_penalty=1.0),
 )
@@ -45,7 +47,14 @@ def usual_verify(rng: np.random.Generator, info: EngineInfo) -> VerifyInput:
         parents=np.zeros((n, 1), np.int64),
         sampling=np.array([(b"", SAMPLED)[rng.integers(2)] for _ in range(n)], object),
         history=np.full((n, 1), -1),
+        masks=_masks(rng, n, drafts, info.vocab_size),
     )
+
+
+def _masks(rng: np.random.Generator, n: int, drafts: int, vocab: int) -> np.ndarray[Any, Any]:
+    if rng.integers(2):
+        return np.full((n, 1, 1), -1, np.int32)
+    return rng.integers(-(2**31), 2**31, (n, 1 + drafts, -(-vocab // 32)), np.int32)
 
 
 def usual_draft(rng: np.random.Generator, info: EngineInfo) -> DraftInput:
@@ -80,6 +89,6 @@ def spoil(rng: np.random.Generator, x: Any) -> Any:
 def _value(rng: np.random.Generator, dtype: np.dtype[Any]) -> Any:
     if dtype.hasobject:
         return SAMPLING[rng.integers(len(SAMPLING))]
-    if dtype == np.int64:
-        return EDGES[rng.integers(len(EDGES))]
+    if np.issubdtype(dtype, np.integer):
+        return np.int64(EDGES[rng.integers(len(EDGES))]).astype(dtype)
     return [0.0, 1.0, -1.0, 1e30, np.nan, np.inf, -np.inf][rng.integers(7)]

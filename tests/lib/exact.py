@@ -14,7 +14,14 @@ from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair
 from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Request, RunRound, Scheduler, check_lossless, in_process
+from dflash_trt.decoding import (
+    Grammars,
+    Request,
+    RunRound,
+    Scheduler,
+    check_lossless,
+    in_process,
+)
 from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths
 from dflash_trt.engines.onnxruntime import Engine
@@ -72,11 +79,18 @@ def scheduler_of(
     )
 
 
-def run_all(scheduler: Scheduler, requests: Sequence[Request]) -> list[Decoded]:
-    sequences = [scheduler.submit(request) for request in requests]
+def run_all(
+    scheduler: Scheduler, requests: Sequence[Request], grammars: Grammars | None = None
+) -> list[Decoded]:
+    sequences = [submit(scheduler, request, grammars) for request in requests]
     while scheduler.busy:
         scheduler.step()
     return sequences
+
+
+def submit(scheduler: Scheduler, request: Request, grammars: Grammars | None) -> Decoded:
+    grammar = request.grammar
+    return scheduler.submit(request, grammars.matcher(grammar) if grammars and grammar else None)
 
 
 def one_by_one(scheduler: Scheduler, prompts: Sequence[Sequence[int]]) -> list[Decoded]:
