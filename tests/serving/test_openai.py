@@ -755,7 +755,6 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
         "priority": 2,
         "add_generation_prompt": True,
         "tool_choice": '"auto"',
-        "parallel_tool_calls": False,
     }
     assert 29 < server.timeouts[0] <= 30
     assert json.loads(second.pop("messages")) == [{"role": "user", "content": "hi"}]
