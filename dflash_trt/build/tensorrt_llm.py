@@ -38,7 +38,7 @@ from dflash_trt.tensorrt_llm import (
 
 
 def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
-    """What the graphs refuse may pass: TensorRT-LLM reads the models itself.
+    """Check a pair for TensorRT-LLM, which may run what the graphs refuse.
 
     Raises ConfigError, CheckpointError or PairError.
     """
@@ -81,7 +81,7 @@ def summarize(config: BuildConfig, target: Located, drafter: Located) -> Pair:
 
 
 def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
-    """The warnings and notes; the first error is raised."""
+    """The warnings and notes among findings; raises the first error."""
     warnings = []
     for check in checks:
         if check.result == "error":
@@ -92,7 +92,7 @@ def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Fin
 
 
 def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
-    """A warning of what was not checked, since weights stay on the Hub."""
+    """A warning that names what was not checked because weights stay on the Hub."""
     left = [check for check in checks if check.result == "not checked"]
     names = [check.name for check in left if check.found.startswith("the target is refused")]
     found = f"the target's weights stay on the Hub, which leaves unchecked: {', '.join(names)}"
@@ -101,7 +101,7 @@ def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
 
 
 def _known(model: ModelSummary[Any]) -> dict[str, Any]:
-    """What the graphs would take; of a model that they refuse its config.json."""
+    """A model's spec; its config.json if the graphs refuse it."""
     return asdict(model.model.spec) if model.model else dict(model.values)
 
 
