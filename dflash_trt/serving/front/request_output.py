@@ -10,7 +10,6 @@ from typing import Annotated, Any, get_type_hints
 import numpy as np
 
 STRINGS = ("text_output", "finish_reason")
-SHARED = ("prompt_tokens", "thinking")  # by all choices of a request
 NEW = (  # new tokens and rounds; the other fields are totals so far
     "token_ids",
     "token_sources",
@@ -83,10 +82,11 @@ def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
     """The whole outputs of several choices as one."""
     joined: dict[str, Any] = {
         name: [element for output in outputs for element in getattr(output, name)]
-        for name in vars(outputs[0])
-        if name not in SHARED
+        if isinstance(value, list)
+        else value
+        for name, value in vars(outputs[0]).items()
     }
-    return RequestOutput(**{name: getattr(outputs[0], name) for name in SHARED}, **joined)
+    return RequestOutput(**joined)
 
 
 def arrays(output: RequestOutput) -> dict[str, "np.ndarray[Any, Any]"]:
