@@ -462,7 +462,7 @@ CASES: dict[str, tuple[Setup, Setup]] = {
     "no-remote-code": (Setup(args={"trust_remote_code": True}), Setup()),
     "acceptance-metrics": (Setup(args={"return_perf_metrics": False}), Setup()),
     "acceptance-per-request": (Setup(engine={"version": "1.3.0rc26"}), Setup()),
-    "accuracy-of-release": (
+    "faults-known": (
         Setup(engine={"version": "1.3.0rc24"}),
         Setup(engine={"version": "1.3.0rc24", "gpus": 1}),
     ),
@@ -605,7 +605,7 @@ def test_sets_that_tensorrt_llm_refuses_or_breaks_on_are_refused(
     assert said.fix
 
 
-standin_check = runpy.run_path(str(STANDINS / "tensorrt_llm" / "arguments.py"))["check"]
+standin_check = runpy.run_path(str(STANDINS / "tensorrt_llm" / "llmapi" / "llm_args.py"))["check"]
 
 
 @pytest.mark.parametrize("name", sections_with_keys())
