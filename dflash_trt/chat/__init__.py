@@ -3,6 +3,7 @@
 from dflash_trt.chat.chat_model import ChatModel, ChatPrompt
 from dflash_trt.chat.dialect import Dialect
 from dflash_trt.chat.formats import HARMONY, Answer, CallDelta, chosen, parse_tools
+from dflash_trt.chat.formats.harmony import has_channels
 from dflash_trt.chat.render import (
     Render,
     as_chat,

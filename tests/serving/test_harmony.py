@@ -12,8 +12,8 @@ from live import openai_front
 from stand_in import part, parts
 from tokenizers import AddedToken, Tokenizer
 
-from dflash_trt.chat import HARMONY, Answer
-from dflash_trt.chat.formats.harmony import MARKERS, has_channels
+from dflash_trt.chat import HARMONY, Answer, has_channels
+from dflash_trt.chat.formats.harmony import MARKERS
 from dflash_trt.decoding import Request, Sequence
 from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.ports import Ports, free_ports
@@ -31,7 +31,7 @@ WAIT = 60.0
 @pytest.fixture
 def tokenizer() -> Tokenizer:
     tokenizer = Tokenizer.from_file(str(PYCODE))
-    assert not has_channels(tokenizer.get_vocab())
+    assert not has_channels(tokenizer)
     tokenizer.add_special_tokens(
         [AddedToken(marker, special=True) for marker in (*MARKERS, "<|return|>")]
     )
