@@ -9,15 +9,14 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, StrictUndefined
 
 from dflash_trt.errors import RequestError
+from dflash_trt.files import data_file
 
 SEED = 42  # of the choice among a task's prompts, z-lab's
 # what NVIDIA may not pass on, its own script fetches from the first source
@@ -46,8 +45,9 @@ class Task:
         return environment.from_string(self.prompt).render(row)
 
 
-_written = yaml.safe_load(files(__package__).joinpath("tasks.yaml").read_text("utf-8"))
-TASKS: Mapping[str, Task] = {name: Task(**fields) for name, fields in _written.items()}
+TASKS: Mapping[str, Task] = {
+    name: Task(**fields) for name, fields in data_file(__file__, "tasks.yaml").items()
+}
 
 
 def task_texts(name: str) -> Iterator[str]:

@@ -7,11 +7,9 @@ and never mixed with them.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-import yaml
-
+from dflash_trt.files import data_file
 from dflash_trt.roofline.hardware import machine
 
 SOFTWARE = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
@@ -47,8 +45,7 @@ class Row:
 
 @cache
 def published_data() -> Mapping[str, Any]:
-    found = files(__package__).joinpath("published.yaml").read_text("utf-8")
-    return yaml.safe_load(found)  # type: ignore[no-any-return]
+    return dict(data_file(__file__, "published.yaml"))
 
 
 @cache
