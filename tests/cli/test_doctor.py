@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builds import config_of, quiet
+from commands import run
 from llm_build import STANDINS
 from pairs import make_pair, teach
-from test_build import quiet
-from test_checkpoints import edit
-from test_inspect import run  # noqa: F401  (a fixture)
 
 from dflash_trt.build.run import build
-from dflash_trt.config import BuildConfig
 from dflash_trt.doctor import examine, place, runtime
 from dflash_trt.errors import EngineError
 from dflash_trt.serving.ports import Ports
@@ -116,18 +114,17 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_build(directory: Path, drafter: str = "drafter", **engine: object) -> Path:
-    paths = {"target": {"path": directory / "target"}, "drafter": {"path": directory / drafter}}
     section = {"kind": "tensorrt_llm", "gpus": 4, "concurrency": 2, **engine}
     output = directory / "-".join(["built", *map(str, engine.values())])
-    build(BuildConfig.model_validate({"name": "tiny", **paths, "engine": section}), output, quiet)
+    drafters = {"path": directory / drafter}
+    build(config_of(directory, drafter=drafters, engine=section), output, quiet)
     return output
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("pair")
-    make_pair(directory, tied=False)
-    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    make_pair(directory, tied=False, rope_theta=10000.0)
     return directory
 
 
@@ -151,7 +148,6 @@ def bad(directory: Path) -> dict[str, str]:
 
 
 def test_a_machine_without_anything_is_told_what_it_lacks(
-    run: Any,  # noqa: F811
     built: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -402,19 +398,17 @@ def test_how_an_acceptance_length_is_judged(
 
 
 def test_other_kinds_have_the_checks_that_concern_them(pair: Path) -> None:
-    paths = {role: {"path": pair / role} for role in ("target", "drafter")}
-    build(BuildConfig.model_validate({"name": "tiny", **paths}), pair / "graphs", quiet)
+    build(config_of(pair), pair / "graphs", quiet)
     assert list(results(pair / "graphs")) == ["files", "shared-memory", "triton", "ports"]
 
 
-def test_what_is_no_build_is_said(run: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_no_build_is_said(tmp_path: Path) -> None:
     code, _, err = run("doctor", tmp_path)
     assert code == 1
     assert "is not a directory that dflash-trt built" in err
 
 
 def test_serve_and_verify_say_in_a_sentence_what_is_missing(
-    run: Any,  # noqa: F811
     built: Path,
     machine: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,

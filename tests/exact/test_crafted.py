@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import BuildPair
+from built_pairs import BuildPair
 from crafted import spoil, usual_draft, usual_verify
 
 from dflash_trt.decoding import check_draft_input, check_verify_input, draft, verify

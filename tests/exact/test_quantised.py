@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from builds import build_engines
 from compressed_tensors.compressors import ModelCompressor
 from compressed_tensors.quantization import (
     QuantizationConfig,
@@ -22,7 +23,6 @@ from compressed_tensors.quantization import (
     preset_name_to_scheme,
 )
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
-from conftest import build_engines
 from exact import target_step
 from pairs import make_pair
 from safetensors.torch import load_file, save_file

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from conftest import build_engines
+from builds import build_engines
 from exact import run_all, scheduler_of
+from families import FAMILIES, FORMATS, pair_of
 from guesses import COSTS, AtRandom, Guesses
-from test_models import FAMILIES, FORMATS, pair_of
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process

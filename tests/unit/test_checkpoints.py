@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from builds import edit, edit_weights
 from pairs import make_pair
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from dflash_trt.checkpoints import (
@@ -27,34 +28,6 @@ from dflash_trt.checkpoints import (
 from dflash_trt.errors import CheckpointError, PairError
 
 Change = Callable[[dict[str, Any]], Any]
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("original")
-    make_pair(directory)
-    return directory
-
-
-@pytest.fixture
-def pair(original: Path, tmp_path: Path) -> Path:
-    """A copy to spoil: `target` and `drafter` in one directory."""
-    return Path(shutil.copytree(original, tmp_path / "pair"))
-
-
-def edit(directory: Path, **changes: object) -> None:
-    """Set fields of config.json; None removes one."""
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    config.update(changes)
-    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-
-
-def edit_weights(directory: Path, change: Change) -> None:
-    file = directory / "model.safetensors"
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def check(pair: Path, draft_tokens: int | None = None) -> None:
