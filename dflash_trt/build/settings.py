@@ -1,4 +1,4 @@
-"""What the build tells the front model, through the parameters of its config.pbtxt."""
+"""What the build tells the model `dflash`, through the parameters of its config.pbtxt."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal

@@ -1,6 +1,6 @@
 """What the Triton models `verify` and `draft` share: an engine, and one step of it per request.
 
-Whoever may infer can call them, too: they serve the front alone, which shows them the server's key.
+They serve the request handler alone: any client may call them, but only it has the server's key.
 """
 
 import json
@@ -29,7 +29,7 @@ class EngineModel:
     input_type: ClassVar[type[Any]]
 
     def initialize(self, args: dict[str, str]) -> None:
-        given(KEY)  # or say now that there is none
+        given(KEY)  # fails now where there is none
         hide_shared_memory()
         configure()
         parameters = json.loads(args["model_config"])["parameters"]
