@@ -39,11 +39,6 @@ class Task:
     def url(self) -> str:
         return f"https://huggingface.co/datasets/{self.hub}"
 
-    def text(self, row: Mapping[str, Any]) -> str:
-        """The prompt of a row of the dataset."""
-        environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-        return environment.from_string(self.prompt).render(row)
-
 
 TASKS: Mapping[str, Task] = {
     name: Task(**fields) for name, fields in data_file(__file__, "tasks.yaml").items()
@@ -59,6 +54,8 @@ def task_texts(name: str) -> Iterator[str]:
     installed = _installed(name)
     where = installed or task.url
     print(f"{name}: {where}, licence: {task.licence}", file=sys.stderr)
+    jinja = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    template = jinja.from_string(task.prompt)
     try:
         rows = fetch(task) if installed is None else _read(installed)
         if not task.files:
@@ -66,7 +63,7 @@ def task_texts(name: str) -> Iterator[str]:
             random.Random(SEED).shuffle(rows)
         found = False
         for row in rows:
-            text = task.text(row)
+            text = template.render(row)
             if PLACEHOLDER not in text:
                 found = True
                 yield text
