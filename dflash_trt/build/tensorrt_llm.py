@@ -1,6 +1,7 @@
 """Builds of kind `tensorrt_llm`: a bundle for TensorRT-LLM, which runs the rounds itself."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,16 +24,18 @@ from dflash_trt.checkpoints import (
     summarize_target,
     tokenizer_files,
 )
-from dflash_trt.checkpoints.checks import Finding
+from dflash_trt.checkpoints.checks import Finding, NotKnown
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.roofline import machine
 from dflash_trt.tensorrt_llm import (
+    KIND,
     LlmArgs,
     check_args,
     checkpoint_files,
     choose_args,
     drafter_name,
+    refused_arguments,
     write_bundle,
 )
 
@@ -105,10 +108,21 @@ def _known(model: ModelSummary[Any]) -> dict[str, Any]:
     return asdict(model.model.spec) if model.model else dict(model.values)
 
 
+def _ask_tensorrt_llm(engine: Path) -> None:
+    """ConfigError if it is installed here and refuses the arguments; elsewhere `doctor` asks."""
+    with suppress(NotKnown):
+        if refused := refused_arguments(engine):
+            raise ConfigError(
+                f"TensorRT-LLM's TorchLlmArgs refuses the arguments: {'; '.join(refused)}",
+                "Correct engine.args",
+            )
+
+
 def _write(
     directory: Path, *, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
 ) -> Written:
     write_bundle(directory, config, pair, args, report)
+    _ask_tensorrt_llm(directory / "engines" / KIND)
     copy_tokenizer(pair.target.directory, directory)
     write_llm_repository(directory, config, pair)
     assert isinstance(config.engine, TensorRTLLM)

@@ -19,6 +19,7 @@ from typing import Any
 from dflash_trt.build.settings import Settings
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
+from dflash_trt.serving.front.guides import guide
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, INVALID, Deliver
 from dflash_trt.serving.internal import end_process
@@ -60,18 +61,28 @@ class RefusedError(Exception):
 class TensorRTLLM:
     """A `request_handler.Decoder`; making it loads the LLM, which takes minutes."""
 
-    def __init__(self, settings: Settings, args: Mapping[str, Any], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        args: Mapping[str, Any],
+        metrics: Metrics,
+        *,
+        channels: bool = False,
+    ) -> None:
+        """channels: the model writes in them (`chat.has_channels`)."""
         for name in [name for name in os.environ if MPI_JOB.match(name)]:
             del os.environ[name]
         # Triton's embedded interpreter ignores the variable
         sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        import tensorrt_llm  # noqa: PLC0415
+        import tensorrt_llm.sampling_params  # noqa: PLC0415
 
         self._args = args
         self._slots = settings.slots
         self._end_id = min(settings.eos_token_ids, default=0)
         self._metrics = metrics
         self._sampling_params = tensorrt_llm.SamplingParams
+        self._guided = tensorrt_llm.sampling_params.GuidedDecodingParams
+        self._channels = channels
         self._drafts = settings.block_size - 1
         self._llm = tensorrt_llm.LLM(**with_cached_target(args))
         self._running: dict[Sequence, asyncio.Task[None]] = {}
@@ -86,7 +97,7 @@ class TensorRTLLM:
                 "Leave it out.",
             )
         sampling, neutral = request.sampling, type(request.sampling)()
-        for name in ("logprobs", "min_p", "min_tokens", "bad_words"):
+        for name in ("logprobs", "min_p", "min_tokens", "bad_words", "logit_bias"):
             if getattr(sampling, name) != getattr(neutral, name):
                 raise RequestError(
                     f"{name} is not possible: with a drafter TensorRT-LLM does not have it",
@@ -99,6 +110,7 @@ class TensorRTLLM:
                     f"{name} is not possible: this server was built without penalties",
                     "Leave it out, or build with engine.args.speculative_config.enable_penalty.",
                 )
+        self._guide(request)
         most = self._args.get("max_num_tokens", 8192)
         if len(request.prompt) > most and not self._args.get("enable_chunked_prefill"):
             raise RequestError(
@@ -178,8 +190,16 @@ class TensorRTLLM:
             ignore_eos=self._end_id not in request.stop_ids,
             detokenize=False,
             return_perf_metrics=True,
+            guided_decoding=self._guide(request),
             **given,
         )
+
+    def _guide(self, request: Request) -> Any:
+        """Its `GuidedDecodingParams`; RequestError where the build has none for its grammar."""
+        if request.grammar is None:
+            return None
+        backend = self._args.get("guided_decoding_backend")
+        return self._guided(**guide(request.grammar, backend, channels=self._channels))
 
     def _take(self, sequence: Sequence, result: Any) -> None:
         """Commits a response: the tokens of one iteration, or of several (`stream_interval`)."""
