@@ -1,7 +1,7 @@
 """The GPUs, as `nvidia-smi` describes them."""
 
 from dflash_trt.checkpoints.checks import Found, NotKnown, check
-from dflash_trt.doctor.patient import GIB, Patient
+from dflash_trt.doctor.patient import GIB, Patient, more
 from dflash_trt.roofline import PRESETS
 from dflash_trt.tensorrt_llm import not_on_nvlink
 
@@ -88,9 +88,8 @@ def nvlink(patient: Patient) -> Found:
     apart = [pair for pair in not_on_nvlink() if taken.issuperset(pair)]
     if not apart:
         return Found(True, f"NVLink between all {len(taken)} GPUs")
-    more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
     return Found(
         False,
-        f"no NVLink between {apart[0][0]} and {apart[0][1]}{more}",
+        f"no NVLink between {apart[0][0]} and {apart[0][1]}{more(apart)}",
         "Take GPUs that `nvidia-smi topo -m` shows joined, or fewer: engine.gpus",
     )

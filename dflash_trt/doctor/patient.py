@@ -1,5 +1,6 @@
 """What is examined: a build, on this machine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -43,3 +44,8 @@ class Patient:
     def gpus(self) -> list[SeenGpu]:
         """Those that the build takes."""
         return self.all_gpus[: self.info.gpus]
+
+
+def more(found: Sequence[object]) -> str:
+    """What to say after naming the first of them."""
+    return f" and {len(found) - 1} more" if len(found) > 1 else ""
