@@ -25,6 +25,7 @@ class TimedEngine:
     def __init__(self, directory: Path) -> None:
         self._engine = load_engine(directory)
         self.info, self.visible_step = self._engine.info, self._engine.visible_step
+        self.kept = self._engine.kept
         self.seconds = 0.0
 
     def step(
@@ -33,8 +34,8 @@ class TimedEngine:
         step = self._engine.step(row, n, width, visible, scored, context)
         return replace(step, run=partial(self._run, step.run))
 
-    def move_row(self, source: int, destination: int, tokens: int) -> None:
-        self._engine.move_row(source, destination, tokens)
+    def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
+        self._engine.move_row(source, destination, tokens, start)
 
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         self._engine.keep_tokens(row, start, kept)

@@ -23,6 +23,7 @@ from dflash_trt.decoding import (
     in_process,
 )
 from dflash_trt.decoding import Sequence as Decoded
+from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
@@ -68,6 +69,7 @@ def scheduler_of(
     slots: int = SLOTS,
     max_seq_len: int = MAX_SEQ_LEN,
     prefill_chunk: int | None = None,
+    prefix_cache: PrefixCache | None = None,
 ) -> Scheduler:
     return Scheduler(
         rounds,
@@ -76,6 +78,7 @@ def scheduler_of(
         prefill_chunk=prefill_chunk or max_seq_len,
         policy=policy,
         proposer=proposer,
+        prefix_cache=prefix_cache,
     )
 
 

@@ -31,6 +31,4 @@ def capacity(directory: Path) -> str:
 
 def _cache_bytes(info: EngineInfo) -> int:
     """Keys and values of all slots, over all ranks."""
-    bytes_each = 2 if info.plan else 4  # plans are in 16 bits, graphs in float32
-    per_token = 2 * bytes_each * sum(heads * head_dim for heads, head_dim in info.caches)
-    return per_token * info.slots * info.cache_len * info.ranks
+    return info.token_bytes * info.slots * info.cache_len

@@ -4,7 +4,7 @@ They serve the request handler alone: any client may call them, but only it has 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ class EngineModel:
     """
 
     load: ClassVar[Callable[[Path], Any]]
-    check: ClassVar[Callable[[EngineInfo, Any], None]]
+    check: ClassVar[Callable[[EngineInfo, Any, Mapping[int, int]], None]]
     step: ClassVar[Callable[[Any, Any], Any]]
     input_type: ClassVar[type[Any]]
 
@@ -46,7 +46,7 @@ class EngineModel:
             return _invalid("This model is internal. Send requests to the model dflash.")
         try:
             x = from_request(cls.input_type, request)._replace(batch=batch)
-            cls.check(self.engine.info, x)
+            cls.check(self.engine.info, x, self.engine.kept)
             output = cls.step(self.engine, x)
         except RequestError as error:
             return _invalid(str(error))
