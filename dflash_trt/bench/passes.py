@@ -108,9 +108,7 @@ class Pass:
         report = self._scheduler.report
         if report is None or report.prompt_tokens:
             sample.prefill += took
-            sample.tokens += len(
-                stepped
-            )  # one each for prompts that are complete
+            sample.tokens += len(stepped)  # one each for prompts that are complete
             return
         in_target, *others = (
             engine.seconds - was for engine, was in zip(engines, before, strict=True)
