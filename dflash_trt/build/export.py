@@ -94,7 +94,7 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     }
     if config.drafter.revision:
         drafter["revision"] = config.drafter.revision
-    # Gemma 4 needs a backend that cannot do without the causal mask, which drafts need
+    # Gemma 4 needs a backend that always masks causally; drafts need one that does not
     gemma = pair.target.architecture.startswith("Gemma4")
     if gemma:
         drafter["attention_backend"] = "flash_attn"
@@ -129,9 +129,9 @@ def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         ("--speculative-algorithm", "DFLASH"),
         ("--speculative-draft-model-path", _name(config.drafter)),
         *_revision("--speculative-draft-model-revision", config.drafter),
-        # the anchor counts
+        # a block counts the anchor
         ("--speculative-dflash-block-size", (args.speculative_config.max_draft_len or 0) + 1),
-        # else the drafter is taken to be quantised as the target is
+        # otherwise SGLang takes the drafter to be quantized as the target is
         *([("--speculative-draft-model-quantization", "unquant")] if quantised else []),
     ]
     return _command(["python", "-m", "sglang.launch_server"], options)
