@@ -67,6 +67,18 @@ class Options(TypedDict, total=False):
         Sequence[Mapping[str, Any]] | None,
         Field("a JSON list, for the chat template", openai="chat"),
     ]
+    tool_choice: Annotated[
+        str | Mapping[str, Any] | None,
+        Field(
+            'none, auto, required, or as JSON {"type": "function", "function": {"name": ..}}',
+            "auto",
+            openai="chat",
+        ),
+    ]
+    parallel_tool_calls: Annotated[
+        bool | None,
+        Field("with tool_choice required: there may be several calls", True, openai="chat"),
+    ]
     chat_template_kwargs: Annotated[
         Mapping[str, Any] | None, Field("a JSON object, for the chat template", openai="chat")
     ]
