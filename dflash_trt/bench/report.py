@@ -122,6 +122,8 @@ def server_page(run: ServerRun) -> Page:
             "load": load_name(level),
             "answers": str(level.requests - level.errors),
             "errors": str(level.errors),
+            "prompt tokens": str(level.prompt_tokens),
+            "reused": "" if level.cached_tokens is None else str(level.cached_tokens),
             "tokens": str(level.tokens),
             "tokens/s in all": f"{level.total:.0f}",
             "tokens/s of one": f"{level.per_user:.0f}",
@@ -133,13 +135,14 @@ def server_page(run: ServerRun) -> Page:
     ]
     note = (
         "Of one: an answer's tokens over its time from request to end, median. Good answers keep "
-        "both goals of the options (milliseconds)."
+        "both goals of the options (milliseconds). Reused: prompt tokens that were not computed."
     )
     tables = [Table("Throughput", note, rows)]
     rows = [
         {
             "load": load_name(level),
             "to the first token": _ms(level.first_token),
+            "in later turns": _ms(level.later_first_token),
             "between tokens": _ms(level.inter_token),
             "whole answer": _ms(level.whole),
         }

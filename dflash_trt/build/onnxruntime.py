@@ -77,7 +77,8 @@ def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterS
             f"{longest} (block size to the target's max_position_embeddings)",
             "Correct it, or leave it out",
         )
-    serving = config.serving.model_copy(update={"max_seq_len": length})
+    chosen = {"max_seq_len": length, "prefix_cache": config.serving.prefix_cache_mib}
+    serving = config.serving.model_copy(update=chosen)
     return config.model_copy(update={"serving": serving})
 
 
