@@ -63,24 +63,16 @@ def _engine_tables(run: Run) -> Iterator[Table]:
         _row(cell, {**parts, "whole round": sum(parts.values())}, ".2f") for cell, parts in times
     ]
     yield Table("Where a round's time goes", "Milliseconds of a step of the whole batch.", rows)
-    if rows := [
-        _row(cell, verified(cell), ".0%") for cell in run.cells if cell.method == "adaptive"
-    ]:
-        note = "Share of rounds of single sequences that verified nothing, or what kind of drafts."
-        yield Table("What rounds verified", note, rows)
-    longest = max([len(cell.kept) for cell in run.cells], default=0)
-    empty = {f"draft {i + 1}": "" for i in range(longest)}
-    if rows := [
-        {
-            **_row(cell, {}, ""),
-            **empty,
-            **_row(cell, dict(zip(empty, cell.kept, strict=False)), ".2f"),
-        }
+    adaptive = [cell for cell in run.cells if cell.method == "adaptive"]
+    note = "Share of rounds of single sequences that verified nothing, or what kind of drafts."
+    yield Table("What rounds verified", note, [_row(x, verified(x), ".0%") for x in adaptive])
+    kept = [
+        (cell, {f"draft {i}": share for i, share in enumerate(cell.kept, 1)})
         for cell in run.cells
         if cell.kept
-    ]:
-        note = "Share of rounds that kept this draft and all before it; tau is 1 and their sum."
-        yield Table("Acceptance by position", note, rows)
+    ]
+    note = "Share of rounds that kept this draft and all before it; tau is 1 and their sum."
+    yield Table("Acceptance by position", note, [_row(*each, ".2f") for each in kept])
 
 
 def _engine_charts(run: Run) -> Iterator[str]:
@@ -160,9 +152,8 @@ def server_page(run: ServerRun) -> Page:
     note = f"Milliseconds, percentiles {percents}. Between tokens: an answer's mean."
     tables.append(Table("Latency", note, rows))
     failed = [(level, level.first_error) for level in run.levels if level.first_error]
-    if failed:
-        rows = [{"load": load_name(level), "error": error} for level, error in failed]
-        tables.append(Table("Errors", "The first of each load.", rows))
+    rows = [{"load": load_name(level), "error": error} for level, error in failed]
+    tables.append(Table("Errors", "The first of each load.", rows))
     return Page(f"{run.url}: server benchmark", about, list(_server_charts(run)), tables)
 
 

@@ -97,41 +97,29 @@ def _write(
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
-    engine, max_seq_len = config.engine, config.serving.max_seq_len
+    engine, serving, storage, threads = config.engine, config.serving, Storage(), 1
     assert isinstance(engine, OnnxRuntime | TensorRT)
-    assert max_seq_len is not None
-    sizes = {"slots": config.serving.slots, "max_seq_len": max_seq_len, "threads": 1}
-    storage = Storage()
     if isinstance(engine, OnnxRuntime):
-        sizes["threads"] = engine.threads
+        threads = engine.threads
         storage = Storage(engine.weights == "link", BITS.get(engine.quantize))
     else:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
         capabilities(engine)  # raises before the work starts where something is not installed
     engines, ranks = directory / "engines", int(engine.tensor_parallel_size)
-    for role in ("target", "drafter"):
-        (engines / role).mkdir(parents=True)
-    common: dict[str, Any] = {**sizes, "storage": storage}
+    common: dict[str, Any] = {"slots": serving.slots, "max_seq_len": serving.max_seq_len}
+    common |= {"threads": threads, "storage": storage}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
-    sharded: dict[str, Any] = {**common, "progress": count, "ranks": ranks}
-    digests = build_target(target, drafter.spec, engines / "target", **sharded, kind=engine.kind)
-    tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
-    ranks = engine.drafter_ranks
+    ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
+    digests = build_target(target, drafter.spec, engines / "target", **ours)
+    tensors, ranks = len(drafter_shapes(drafter.spec)) + 2, engine.drafter_ranks  # 2: shared tables
     count = _Counter("building the drafter engine", tensors * ranks, report)
-    sharded = {**common, "progress": count, "ranks": ranks}
-    digests |= build_drafter(drafter, target, engines / "drafter", **sharded)
+    ours = {**common, "progress": count, "ranks": ranks}
+    digests |= build_drafter(drafter, target, engines / "drafter", **ours)
     if isinstance(engine, TensorRT):
-        build_plans(engines, engine, config.serving.prefill_chunk, report)
+        build_plans(engines, engine, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
-    write_repository(
-        directory,
-        name=config.name,
-        target=target.spec,
-        drafter=drafter.spec,
-        config=config,
-        max_seq_len=max_seq_len,
-    )
+    write_repository(directory, config, target.spec, drafter.spec)
     if storage.bits is None:
         return Written(digests)
     return Written(digests, _accuracy(engines, target, drafter.spec, common, report))
@@ -152,11 +140,9 @@ def _accuracy(
     quantised, original, whole = (engines / name for name in ("target", "original", "whole"))
     tokens = min(TOKENS, common["max_seq_len"])
     common = {**common, "max_seq_len": tokens, "progress": count}
-    original.mkdir()
     build_target(target, drafter, original, **{**common, "storage": COPIED})
     if read_info(quantised, "onnxruntime").ranks > 1:
         quantised = whole
-        whole.mkdir()
         build_target(target, drafter, whole, **common)
     tokenizer = load_tokenizer(target.directory)
     texts = [tokenizer.encode(text).ids[:tokens] or [0] for text in TEXTS]
