@@ -154,8 +154,8 @@ class Scheduler:
         drafts = self._drafts_first(sequence)
         wanted = self._policy.draft_tokens if drafts else self._without_drafts([sequence])
         # what the drafter has not seen can hardly be reused
-        full = sequence.buffered + count > HELD or (last and self._slots.keeps)
-        if not wanted and full:
+        feed = sequence.buffered + count > HELD or (last and self._slots.keeps)
+        if not wanted and feed:
             wanted = self._policy.draft_tokens
         row = [count, count, start, sequence.round_budget if last else 0]
         lines = [prompt[start : end + scored]]
