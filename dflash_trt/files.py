@@ -31,7 +31,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)  # making o
 
 
 def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
-    """OSError when it is no regular file, or has more than `most` bytes."""
+    """Read a file; OSError when it is no regular file, or has more than `most` bytes."""
     with open_regular(file) as stream:
         if (size := os.fstat(stream.fileno()).st_size) > most:
             limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
@@ -109,6 +109,11 @@ def parse_yaml(root: yaml.Node | None) -> Any:
         raise
     except Exception as error:  # of values such as `!!bool x`, the library raises what it likes
         raise ValueError(f"a value in it cannot be read ({error})") from None
+
+
+def data_file(module: str, name: str) -> Any:
+    """What a YAML file of this package says; module: the `__file__` that it lies beside."""
+    return yaml.safe_load(Path(module).with_name(name).read_text("utf-8"))
 
 
 def copy_file(source: Path, destination: Path) -> None:

@@ -13,7 +13,7 @@ INTERRUPTED = "Interrupted: what was measured until then."
 
 
 def engine_page(run: Run) -> Page:
-    """Speed, where the time goes and acceptance, with what they were measured on."""
+    """The page of a run: speed, where a round's time goes, acceptance, and the machine."""
     about = [
         f"Target: {run.target}. Drafter: {run.drafter}.",
         *measured_on(run.machine, run.versions),
@@ -28,19 +28,8 @@ def engine_page(run: Run) -> Page:
 
 
 def published_tables(target: str, drafter: str) -> list[Table]:
-    """What others measured of a pair, by the ids on the Hub; no table if nothing is known."""
-    rows = [
-        {
-            "source": row.source,
-            "hardware": row.hardware,
-            "task": row.task,
-            "drafts": "" if row.draft_tokens is None else str(row.draft_tokens),
-            "sequences": row.sequences,
-            "speedup": row.speedup,
-            "tau": "" if row.tau is None else f"{row.tau:.2f}",
-        }
-        for row in published_rows(target, drafter)
-    ]
+    """A table of what others measured of a pair, by its ids on the Hub; [] if nothing is known."""
+    rows = published_rows(target, drafter)
     note = (
         f"Measured by others, on their hardware: {drafter} for {target}. Speedups are over plain "
         "decoding there; what is empty was not published."
@@ -95,7 +84,7 @@ def _engine_tables(run: Run) -> Iterator[Table]:
 
 
 def _engine_charts(run: Run) -> Iterator[str]:
-    # what tells the groups of this run apart, in words
+    # in words, what tells the groups of this run apart
     groups = {cell.group: ", ".join(_varying(run, cell, GROUP)) or cell.task for cell in run.cells}
     found = {
         (_method(cell), cell.group): spread(speedups(cell, plain))
@@ -129,7 +118,7 @@ def _engine_charts(run: Run) -> Iterator[str]:
 
 
 def server_page(run: ServerRun) -> Page:
-    """Throughput and latency by load."""
+    """The page of a run: throughput and latency by load."""
     about = [
         f"Server: {run.url}, asked by {run.protocol}. What follows is the client's.",
         *measured_on(run.machine, run.versions),
@@ -207,7 +196,7 @@ def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list
 
 
 def _in_words(options: Mapping[str, Any]) -> str:
-    """What was chosen, on a line."""
+    """The options that were given, as one line."""
     chosen = {name.replace("_", " "): value for name, value in options.items() if value != "None"}
     return ", ".join(f"{name} {value}" for name, value in chosen.items())
 
@@ -218,7 +207,7 @@ def _method(cell: Cell) -> str:
 
 
 def _varying(run: Run, cell: Cell, names: Sequence[str]) -> list[str]:
-    """Those of a cell's values that are not the same in all cells."""
+    """In words, those of a cell's values in which the run's cells differ."""
     varying = [name for name in names if len({getattr(c, name) for c in run.cells}) > 1]
     values = {name: getattr(cell, name) for name in varying}
     return [

@@ -22,13 +22,13 @@ class Sample:
     seconds: float = 0.0
     tokens: int = 0  # generated
     rounds: int = 0  # of all sequences; the first token of each comes from its prompt
-    steps: int = 0  # calls of the engines that made these rounds, batches counting once
-    verify: float = 0.0  # seconds in the target, and so on: parts of `seconds`
+    steps: int = 0  # engine calls of these rounds; one call serves a whole batch
+    verify: float = 0.0  # seconds in the target; with those below, the parts of `seconds`
     draft: float = 0.0
     sampling: float = 0.0  # accepting and proposing
     scheduler: float = 0.0
     prefill: float = 0.0
-    full_seconds: float = 0.0  # in rounds in which all streams took part, and their tokens
+    full_seconds: float = 0.0  # in rounds of all streams; `full_tokens` are their tokens
     full_tokens: int = 0
     # rounds of single sequences by what was verified, as metrics count it
     choices: dict[str, int] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One setting, measured as often as the others beside it and in turns with them."""
+    """One setting, measured in turns with the others of its group."""
 
     task: str  # where the prompts are from
     method: str  # "plain", "dflash", "adaptive", "lookup" or "draft-model"
@@ -57,12 +57,12 @@ class Cell:
 
     @property
     def setting(self) -> tuple[Any, ...]:
-        """What makes two cells comparable."""
+        """Cells of two runs with the same setting are compared."""
         return tuple(getattr(self, name) for name in SETTING)
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Cells of a group ran in turns: their samples pair up."""
+        """Cells of one group ran in turns, so that their samples pair up."""
         return tuple(getattr(self, name) for name in GROUP)
 
 
@@ -130,11 +130,7 @@ class ServerRun:
 
 
 def write_run(path: Path, run: Run | ServerRun) -> None:
-    """RequestError when the file cannot be written."""
-    try:
-        path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"cannot write {path}: {error.strerror}", "Give another file") from error
+    path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
 
 
 def read_run(path: Path) -> Run:

@@ -1,5 +1,4 @@
-"""A benchmark of a built directory: a process for each number of threads, since these are set once
-a process and its memory is its own."""
+"""Benchmark a build: a process for each number of threads, which are set once in a process."""
 
 import multiprocessing
 import resource
@@ -23,7 +22,7 @@ def run_engine(
     options: Mapping[str, Any],
     report: Callable[[str, int, int], None],
 ) -> Run:
-    """Measure `plan` with each number of threads; interrupted, what there is comes back."""
+    """Measure `plan` with each number of threads; an interrupt ends it with what there is."""
     manifest = read_manifest(directory)
     cells: list[Cell] = []
     memory, complete = 0, True

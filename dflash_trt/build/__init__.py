@@ -1,11 +1,3 @@
 """From a build config to a directory that `serve` takes."""
 
 from dflash_trt.build.manifest import Depth, check_build, differences, read_manifest, speculation_of
-
-__all__ = [
-    "Depth",
-    "check_build",
-    "differences",
-    "read_manifest",
-    "speculation_of",
-]

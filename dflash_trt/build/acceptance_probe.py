@@ -12,7 +12,7 @@ from typing import Any
 
 from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.checkpoints import Report, Target, load_drafter, load_target
-from dflash_trt.checkpoints.checks import Finding
+from dflash_trt.checkpoints.checks import Finding, Found, check
 from dflash_trt.config import Speculation
 from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
@@ -27,8 +27,8 @@ PROMPTS = (
 )
 TOKENS = 64  # decoded for each prompt
 MAX_SEQ_LEN = 1024
-# of rounds that keep the first draft token; trained drafters keep it in 60 to 85 % of them, one for
-# another fine-tune in fewer, one for another model in next to none
+# share of rounds that keep the first draft token: 60 to 85 % with trained drafters, less with one
+# for another fine-tune, next to none with one for another model
 LEAST_KEPT = 0.3
 
 
@@ -53,7 +53,7 @@ def measure(
     The pair must have passed its checks. Raises RequestError for the file, BuildError when the
     engines cannot be written.
     """
-    # here, because they load the graph builder and the runtime
+    # imported here: they load the graph builder and the runtime
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.decoding import check_lossless  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
@@ -96,17 +96,18 @@ def measure(
         ) from error
     return Measured(
         len(asked), sum(map(len, found.outputs)), found.tau, found.kept, found.identical,
-        _judged(found.kept[0]),
+        acceptance(found.kept[0]),
     )  # fmt: skip
 
 
-def _judged(first: float) -> Finding:
+@check("warning")
+def acceptance(first: float) -> Found:
+    """A drafter that was trained for another fine-tune of the target passes all other checks."""
     what = f"the first draft token is kept in {first:.0%} of the rounds"
     if first >= LEAST_KEPT:
-        return Finding("acceptance", "passed", what)
-    return Finding(
-        "acceptance",
-        "warning",
+        return Found(True, what)
+    return Found(
+        False,
         f"{what}; trained drafters keep it in 60 to 85 %",
         "Check that the drafter was trained for this very target, not for another fine-tune of it",
     )

@@ -1,4 +1,4 @@
-"""What `dflash-trt inspect` says of a built directory: the costs of rounds that are kept there."""
+"""What `dflash-trt inspect` says of a build: the measured costs of rounds in `costs.json`."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ def is_built(directory: Path) -> bool:
 
 
 def inspect_built(directory: Path) -> dict[str, Any]:
-    """The build, and `costs` by machine, the last one measured last.
+    """The build, and `costs` by machine, the latest last.
 
     Of each `machine`, `here` (whether it is this one), and the fields of `CostProfile`.
     BuildError or EngineError where the directory is damaged.

@@ -1,4 +1,4 @@
-"""`manifest.json` of a build: reads it, and holds every file against it."""
+"""`manifest.json` of a build: read it, and compare every file with it."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_trt.config import Speculation
 from dflash_trt.digests import LARGE, Entry, entry
@@ -15,6 +15,7 @@ from dflash_trt.errors import BuildError
 from dflash_trt.files import Size, read_as, read_json
 
 MANIFEST = "manifest.json"
+SIGNATURE = "model.sig"  # of all files, the manifest too: `signing.py`
 FULL = 16 << 30  # bytes of a build whose files are all digested unless asked otherwise
 
 Manifest = dict[str, Any]
@@ -22,51 +23,36 @@ Depth = Literal["none", "quick", "full"]
 """none: nothing is checked; quick: every size, and digests of files below 256 MiB; full: all."""
 
 
-class _Open(BaseModel):
-    """What is read of a manifest; another version may write more."""
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True)
 
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _Engine(_Open):
-    kind: str
-
-
-class _Serving(_Open):
-    max_seq_len: Size | None = None
-
-
-class _Config(_Open):
-    engine: _Engine
-    serving: _Serving
-    speculation: dict[str, Any]
-
-
-class _Target(_Open):
-    vocab_size: Size
-
-
-class _Drafter(_Open):
-    block_size: Size
-
-
-class _File(_Open):
     size: Annotated[int, Field(ge=0)] = 0
 
 
-class _Manifest(_Open):
+def _at(*names: str) -> Any:
+    return Field(validation_alias=AliasPath(*names))
+
+
+class _Manifest(BaseModel):
+    """What is read of a manifest; another version may write more."""
+
+    model_config = ConfigDict(strict=True)
+
     dflash_trt: dict[str, str]
     name: str
-    config: _Config
-    target: _Target
-    drafter: _Drafter
+    engine_kind: Annotated[str, _at("config", "engine", "kind")]
+    serving: Annotated[dict[str, Any], _at("config", "serving")]
+    max_seq_len: Annotated[Size | None, _at("config", "serving", "max_seq_len")] = None
+    speculation: Annotated[dict[str, Any], _at("config", "speculation")]
+    vocab_size: Annotated[Size, _at("target", "vocab_size")]
+    block_size: Annotated[Size, _at("drafter", "block_size")]
     hub: dict[str, dict[str, str]] = {}
     files: dict[str, _File]
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Between a build and its manifest: files by their path in it, sorted."""
+    """Files, by their path in the build, that are not as its manifest says; sorted."""
 
     changed: list[str]
     missing: list[str]
@@ -104,7 +90,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def speculation_of(manifest: Manifest) -> Speculation:
-    """BuildError where another version wrote what this one does not know."""
+    """How the build speculates; BuildError if another version wrote what this does not know."""
     try:
         return Speculation.model_validate(manifest["config"]["speculation"])
     except ValidationError as error:
@@ -120,7 +106,7 @@ def check_build(
     depth: Depth | None = None,
     report: Callable[[str, int, int], None] = lambda *_: None,
 ) -> None:
-    """BuildError unless the files are those that were built.
+    """Raise BuildError unless the files are those that were built.
 
     depth: None is full up to `FULL` bytes, else quick.
     """
@@ -174,26 +160,27 @@ def _same(file: Path, listed: Entry, most: float) -> bool:
 
 
 def file_stamp(file: Path) -> dict[str, int]:
-    """What shows without reading it that a file is another: of one of ours, the size is enough."""
+    """What tells, unread, that a file was changed: its size, and of a linked one its time."""
     if not file.is_symlink():
         return {"size": file.stat().st_size}
     return stamp(file) if file.exists() else {}
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Every file below `directory`, sorted, but for what comes as it runs and is no part of it.
+    """Every file of the build, sorted, without its signature and what appears as it runs.
 
     Triton's Python leaves caches, and costs are kept beside the engines.
     """
     walked = os.walk(directory)
     found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
-    costs = str(directory / "engines" / COSTS_FILE)  # while it is written a number is behind it
+    costs = str(directory / "engines" / COSTS_FILE)  # and a number, while it is written
     return sorted(
         file
         for file in found
         if (file.is_symlink() or not file.is_dir())
         and "__pycache__" not in file.parts
         and not str(file).startswith(costs)
+        and file != directory / SIGNATURE
     )
 
 

@@ -16,6 +16,7 @@ from dflash_trt.checkpoints import (
     Report,
     Target,
     TargetSpec,
+    card_files,
     check_pair,
     copy_tokenizer,
     drafter_shapes,
@@ -38,7 +39,10 @@ BITS: dict[str | None, Literal[4, 8]] = {"int4": 4, "int8": 8}
 
 
 def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
-    """Raises ConfigError, CheckpointError or PairError."""
+    """Check a pair that the graphs are to run.
+
+    Raises ConfigError, CheckpointError or PairError.
+    """
     target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
     speculation, serving = config.speculation, config.serving
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
@@ -59,7 +63,8 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
 
 
 def _files(model: Target | Drafter) -> list[Path]:
-    return [model.directory / "config.json", *model.weights.files]
+    files = [model.directory / "config.json", *model.weights.files]
+    return [*files, *card_files(model.directory)]
 
 
 def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> BuildConfig:
@@ -87,7 +92,7 @@ def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -
 def _write(
     directory: Path, *, config: BuildConfig, target: Target, drafter: Drafter, report: Report
 ) -> Written:
-    # here, because loading it takes most of the time of a build that has nothing to do
+    # imported here: it would take most of the time of a build that has nothing to do
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
@@ -134,9 +139,9 @@ def _write(
 def _accuracy(
     engines: Path, target: Target, drafter: DrafterSpec, common: dict[str, Any], report: Report
 ) -> "Accuracy":
-    """Against an unquantised engine that lies beside it for as long as this takes.
+    """Compare with an unquantized engine, built beside it and removed afterwards.
 
-    One that is cut for ranks has the very numbers of a whole one, which is measured in its place.
+    In place of a sharded target a whole one is measured: its numbers are the same.
     """
     from dflash_trt.build.engines import build_target  # noqa: PLC0415
     from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare  # noqa: PLC0415

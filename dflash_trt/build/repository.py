@@ -1,25 +1,27 @@
 """Write a Triton model repository: the models of `model_repository/`, filled in for one build."""
 
-import importlib.util
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from dflash_trt.build.llmapi import model_yaml
+import dflash_trt
 from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import DrafterSpec, Pair, TargetSpec, eos_token_ids
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
-from dflash_trt.tensorrt_llm import KIND
+from dflash_trt.tensorrt_llm import KIND, read_llm_args
 from dflash_trt.triton import INTERNAL, LLMAPI
 
 TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")
 MODELS = (*PUBLIC, *INTERNAL)
+# as TensorRT-LLM's triton_backend/all_models/llmapi/tensorrt_llm/1/model.py reads it
+LLMAPI_TRITON = {"max_batch_size": 0, "decoupled": True, "cancellation_check_period_ms": 100}
 
 
 def write_repository(
@@ -61,13 +63,14 @@ def write_repository(
 def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> None:
     """Writes `directory/model_repository` over TensorRT-LLM; its `llm_args.yaml` is there already.
 
-    The public models read it when they start. With `serving.style: llmapi`, TensorRT-LLM's own
-    model instead.
+    The public models read it when they start. With `serving.style: llmapi` TensorRT-LLM's own model
+    does, whose `model.py` and `helpers.py` are not ours to hand on: the README beside them says
+    where they are.
     """
     repository = directory / "model_repository"
     if config.serving.style == "llmapi":
         _write_model(repository, LLMAPI, config.name, {})
-        text = model_yaml(directory)
+        text = _llmapi_yaml(directory)
         (repository / LLMAPI / "1" / "model.yaml").write_text(text, encoding="utf-8")
         return
     target = pair.target
@@ -85,11 +88,8 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
 
 
 def templates() -> Path:
-    """The repository as people read it: inside a wheel, at the top of a source checkout."""
-    spec = importlib.util.find_spec("dflash_trt")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    package = Path(spec.submodule_search_locations[0])
+    """Where the templates lie: inside a wheel, or at the top of a source checkout."""
+    package = Path(dflash_trt.__file__).parent
     for directory in (package / "model_repository", package.parent / "model_repository"):
         if (directory / "dflash" / "config.pbtxt").is_file():
             return directory
@@ -103,8 +103,17 @@ def read_config(path: Path) -> Any:
     return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
 
 
+def _llmapi_yaml(directory: Path) -> str:
+    """The arguments of `LLM(...)`, and what Triton must know; paths start at the build."""
+    args, root = read_llm_args(directory / "engines" / KIND), directory.resolve()
+    for values, name in ((args, "model"), (args["speculative_config"], "speculative_model")):
+        if Path(values[name]).is_relative_to(root):  # otherwise it is an id of the Hub
+            values[name] = str(Path(values[name]).relative_to(root))
+    return yaml.safe_dump({**args, "triton_config": LLMAPI_TRITON}, sort_keys=False)
+
+
 def _write_model(repository: Path, model: str, name: str, parameters: Mapping[str, str]) -> None:
-    """A model's template with its parameters; name: the build's."""
+    """Copy a model's template and add its parameters; name: the build's."""
     template, directory = templates() / model, repository / model
     message = read_config(template / "config.pbtxt")
     for key, value in parameters.items():

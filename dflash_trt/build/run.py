@@ -1,25 +1,27 @@
 """From a build config to a directory that needs nothing else to be served and verified.
 
-What differs from one engine kind to the next is its job (`jobs/`): how the pair is checked, and
+What differs from one engine kind to the next is its job (`job.py`): how the pair is checked, and
 what is written.
 """
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
 from dflash_trt.atomic import publish, sole_writer
 from dflash_trt.build import onnxruntime, tensorrt_llm
+from dflash_trt.build.bom import write_bom
 from dflash_trt.build.job import Job
-from dflash_trt.build.manifest import MANIFEST, Manifest, read_manifest
+from dflash_trt.build.manifest import MANIFEST, SIGNATURE, Manifest, read_manifest
 from dflash_trt.build.provenance import inputs_manifest, matching_manifest, write_manifest
-from dflash_trt.checkpoints import Report, locate
+from dflash_trt.build.signing import verify_signature
+from dflash_trt.checkpoints import Located, Report, locate
 from dflash_trt.checkpoints.checks import Finding
-from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import BuildError
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             if manifest is None:
                 written = job.write(scratch)
                 accuracy = written.accuracy
+                write_bom(scratch, inputs.result(), job)
                 manifest = write_manifest(scratch, inputs.result(), written.digests, job, report)
                 publish(scratch, output)
     except OSError as error:
@@ -75,7 +78,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
 
 
 def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":
-    """What a thread makes meanwhile; not a pool's, for which a failed build would have to wait."""
+    """Run `make` in a thread. Not a pool's: a build that fails would have to wait for it."""
     made: Future[Manifest] = Future()
 
     def run() -> None:
@@ -94,11 +97,27 @@ def _prepare(config: BuildConfig, report: Report) -> Job:
     by_id = isinstance(engine, TensorRTLLM) and engine.checkpoints == "hub"
     target = locate(config.target, "target", report, weights=not by_id)
     drafter = locate(config.drafter, "drafter", report)
-    return PREPARE[engine.kind](config, target, drafter, report)
+    unchecked = [
+        *_check_signature("target", config.target, target),
+        *_check_signature("drafter", config.drafter, drafter),
+    ]
+    job = PREPARE[engine.kind](config, target, drafter, report)
+    return replace(job, warnings=[*job.warnings, *unchecked])
+
+
+def _check_signature(role: str, source: Source, at: Located) -> list[Finding]:
+    """BuildError unless it is signed by whom the config names; a warning where it names nobody."""
+    if source.signed_by is not None:
+        verify_signature(at.directory, source.signed_by)
+    elif (at.directory / SIGNATURE).is_file():
+        found = f"the {role} has a signature ({SIGNATURE}) that nobody checked"
+        fix = f"Name its signer's public key as {role}.signed_by"
+        return [Finding("signature-not-checked", "warning", found, fix)]
+    return []
 
 
 def _check_output(output: Path) -> None:
-    """Only nothing, an empty folder, or a build of ours may be replaced."""
+    """Raise BuildError unless `output` is missing, empty or a build of ours."""
     if (output / MANIFEST).is_file():
         read_manifest(output)
     elif output.exists() and not (output.is_dir() and not any(output.iterdir())):

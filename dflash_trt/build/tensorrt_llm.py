@@ -1,6 +1,7 @@
 """Builds of kind `tensorrt_llm`: a bundle for TensorRT-LLM, which runs the rounds itself."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,37 +24,32 @@ from dflash_trt.checkpoints import (
     summarize_target,
     tokenizer_files,
 )
-from dflash_trt.checkpoints.checks import Finding
+from dflash_trt.checkpoints.checks import Finding, NotKnown
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.roofline import machine
 from dflash_trt.tensorrt_llm import (
+    KIND,
     LlmArgs,
     check_args,
     checkpoint_files,
     choose_args,
     drafter_name,
+    refused_arguments,
     write_bundle,
 )
 
 
 def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
-    """What the graphs refuse may pass: TensorRT-LLM reads the models itself.
+    """Check a pair for TensorRT-LLM, which may run what the graphs refuse.
 
     Raises ConfigError, CheckpointError or PairError.
     """
     section = config.engine
     assert isinstance(section, TensorRTLLM)
     by_id = section.checkpoints == "hub"
-    if target_at.commit is not None:
-        pinned = config.target.model_copy(update={"revision": target_at.commit})
-        config = config.model_copy(update={"target": pinned})
-    pair = Pair(
-        summarize_target(target_at.directory),
-        summarize_drafter(drafter_at.directory),
-        config.speculation.draft_tokens,
-        config.serving.max_seq_len,
-    )
+    config = config.model_copy(update={"target": config.target.pinned(target_at.commit)})
+    pair = summarize(config, target_at, drafter_at)
     if pair.target.refusal and is_drafter(pair.target.values):
         raise pair.target.refusal
     target_files = checkpoint_files(pair.target, weights=not by_id)
@@ -61,15 +57,15 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     drafter_files = checkpoint_files(pair.drafter)
     hardware = machine(section.hardware)
     checks = [check for check in pair_findings(pair) if check.name not in READER_CHECKS]
-    warnings = _judged(checks, PairError)
+    warnings = warnings_of(checks, PairError)
     if by_id and pair.target.weights is None:
         warnings += _unchecked(checks)
     warnings += try_chat_template(target_at.directory)
     args = choose_args(config, pair, hardware)
-    warnings += _judged(check_args(config, pair, hardware, args), ConfigError)
+    warnings += warnings_of(check_args(config, pair, hardware, args), ConfigError)
     return Job(
         config,
-        # whether the weights happen to be here must not show
+        # by id: the same bytes, whether or not the weights happen to be here
         Input(target_at, target_files, dict(pair.target.values) if by_id else _known(pair.target)),
         Input(drafter_at, drafter_files, {"name": drafter_name(config), **_known(pair.drafter)}),
         warnings,
@@ -77,8 +73,18 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     )
 
 
-def _judged(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
-    """The warnings and notes; the first error is raised."""
+def summarize(config: BuildConfig, target: Located, drafter: Located) -> Pair:
+    """Both models as far as they can be read, and what the config asks of them."""
+    return Pair(
+        summarize_target(target.directory),
+        summarize_drafter(drafter.directory),
+        config.speculation.draft_tokens,
+        config.serving.max_seq_len,
+    )
+
+
+def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
+    """The warnings and notes among findings; raises the first error."""
     warnings = []
     for check in checks:
         if check.result == "error":
@@ -89,7 +95,7 @@ def _judged(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding
 
 
 def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
-    """A warning of what was not checked, since weights stay on the Hub."""
+    """A warning that names what was not checked because weights stay on the Hub."""
     left = [check for check in checks if check.result == "not checked"]
     names = [check.name for check in left if check.found.startswith("the target is refused")]
     found = f"the target's weights stay on the Hub, which leaves unchecked: {', '.join(names)}"
@@ -98,14 +104,25 @@ def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
 
 
 def _known(model: ModelSummary[Any]) -> dict[str, Any]:
-    """What the graphs would take; of a model that they refuse its config.json."""
+    """A model's spec; its config.json if the graphs refuse it."""
     return asdict(model.model.spec) if model.model else dict(model.values)
+
+
+def _ask_tensorrt_llm(engine: Path) -> None:
+    """ConfigError if it is installed here and refuses the arguments; elsewhere `doctor` asks."""
+    with suppress(NotKnown):
+        if refused := refused_arguments(engine):
+            raise ConfigError(
+                f"TensorRT-LLM's TorchLlmArgs refuses the arguments: {'; '.join(refused)}",
+                "Correct engine.args",
+            )
 
 
 def _write(
     directory: Path, *, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
 ) -> Written:
     write_bundle(directory, config, pair, args, report)
+    _ask_tensorrt_llm(directory / "engines" / KIND)
     copy_tokenizer(pair.target.directory, directory)
     write_llm_repository(directory, config, pair)
     assert isinstance(config.engine, TensorRTLLM)

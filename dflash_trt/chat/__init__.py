@@ -1,6 +1,9 @@
 """Messages to prompts, by the tokenizer's own template."""
 
-from dflash_trt.chat.harmony import Channels, has_channels
+from dflash_trt.chat.chat_model import ChatModel, ChatPrompt
+from dflash_trt.chat.dialect import Dialect
+from dflash_trt.chat.formats import HARMONY, Answer, CallDelta, chosen, parse_tools
+from dflash_trt.chat.formats.harmony import has_channels
 from dflash_trt.chat.render import (
     Render,
     as_chat,
@@ -10,15 +13,3 @@ from dflash_trt.chat.render import (
     parse_messages,
     try_chat_template,
 )
-
-__all__ = [
-    "Channels",
-    "Render",
-    "as_chat",
-    "has_channels",
-    "load_chat_template",
-    "load_encoding",
-    "parse_json",
-    "parse_messages",
-    "try_chat_template",
-]

@@ -1,5 +1,6 @@
 """The front door: read a target or drafter directory and check that the pair belongs together."""
 
+from dflash_trt.checkpoints.card import ModelCard, card_files, read_card
 from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout, first_generation
 from dflash_trt.checkpoints.drafter import (
     Drafter,
@@ -43,56 +44,3 @@ from dflash_trt.checkpoints.summary import (
 from dflash_trt.checkpoints.target import Target, eos_token_ids, load_target, target_shapes
 from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_files
 from dflash_trt.checkpoints.weights import INDEX, SINGLE, Weights, open_files, read_index
-
-__all__ = [
-    "INDEX",
-    "MODELOPT_FILE",
-    "READER_CHECKS",
-    "SINGLE",
-    "SLIDING",
-    "TENSORRT_LLM_CHECKS",
-    "Convolution",
-    "DecoderSpec",
-    "Drafter",
-    "DrafterSpec",
-    "Experts",
-    "LayerSpec",
-    "Located",
-    "ModelSummary",
-    "Pair",
-    "Report",
-    "Rope",
-    "Selector",
-    "Shapes",
-    "Shard",
-    "Span",
-    "Target",
-    "TargetSpec",
-    "Weights",
-    "check_pair",
-    "config_values",
-    "copy_tokenizer",
-    "draft_token_ids",
-    "drafter_layout",
-    "drafter_shapes",
-    "engine_kinds",
-    "eos_token_ids",
-    "first_generation",
-    "inspect",
-    "is_drafter",
-    "load_drafter",
-    "load_target",
-    "load_tokenizer",
-    "locate",
-    "locate_argument",
-    "open_files",
-    "pair_findings",
-    "read_bytes",
-    "read_index",
-    "read_json",
-    "small_files",
-    "summarize_drafter",
-    "summarize_target",
-    "target_shapes",
-    "tokenizer_files",
-]

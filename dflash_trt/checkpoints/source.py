@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dflash_trt.checkpoints.card import CARD
 from dflash_trt.checkpoints.files import check_inside
 from dflash_trt.checkpoints.gguf.convert import as_directory, packaged
 from dflash_trt.config import Source, TargetSource
@@ -21,7 +22,7 @@ from dflash_trt.errors import CheckpointError
 Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 
 # what we read, tokenizers included; no code and no pickle ever comes to this machine
-FILES_BUT_WEIGHTS = ["*.json", "*.jinja"]
+FILES_BUT_WEIGHTS = ["*.json", "*.jinja", CARD]
 FILES = [*FILES_BUT_WEIGHTS, "*.safetensors"]
 # the same weights once more, in other layouts (gpt-oss, Mistral)
 NOT_READ = ["*/*", "consolidated*.safetensors"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_trt.cli.output import Built, Json, print_json, reporting
+from dflash_trt.cli.output import Built, Json, print_json, reporting, writing
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SERVE_OPTIONS = (
     *("requests", "prompts", "max_tokens", "temperature", "seed"),
     *("goal_first_token", "goal_inter_token", "model"),
 )
-OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # what cells do not say
+OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # options that no cell says
 
 
 @app.command()
@@ -210,13 +210,15 @@ def published(
 def _hand_out(
     run: "Run | ServerRun", page: "Page", output: Path | None, report: Path | None, json_: bool
 ) -> None:
-    """Write what was asked for, and print the run; an interrupted one ends here."""
+    """Write the files that were asked for and print the run; exit 130 if it was interrupted."""
     from dflash_trt.bench import to_markdown, write_page, write_run
 
     if output is not None:
-        write_run(output, run)
+        with writing(output, "--output"):
+            write_run(output, run)
     if report is not None:
-        write_page(report, page)
+        with writing(report, "--report"):
+            write_page(report, page)
     print(json.dumps(asdict(run)) if json_ else to_markdown(page))
     if not run.complete:
         raise typer.Exit(130)
@@ -225,7 +227,7 @@ def _hand_out(
 def _numbers(
     name: str, text: str, kind: type, word: str | None = None, least: float = 1e-3
 ) -> tuple[Any, ...]:
-    """Numbers of at least `least` with commas between them, where `word` stands for None."""
+    """Parse numbers with commas between them, at least `least` each; `word` stands for None."""
     found = []
     for part in text.split(","):
         try:

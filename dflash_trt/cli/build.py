@@ -65,10 +65,27 @@ def build(
     print(f"serve it: dflash-trt serve {directory}")
 
 
-def check(directory: Built, json_: Json = False) -> None:
-    """Compare every file of a build with its manifest; exit 1 if one differs."""
+def check(
+    directory: Built,
+    key: Annotated[
+        Path | None, typer.Option(help="PEM of the public key that must have signed it.")
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option(help="Who must have signed it without a key; with --issuer.")
+    ] = None,
+    issuer: Annotated[str | None, typer.Option(help="Who vouches for the identity.")] = None,
+    json_: Json = False,
+) -> None:
+    """Compare every file of a build with its manifest, and its signature with its signer's key;
+    exit 1 if one differs."""
     from dflash_trt.build import differences, read_manifest
+    from dflash_trt.build.signing import Identity, verify_signature
 
+    if (identity is None) != (issuer is None):
+        raise RequestError("--identity and --issuer go together", "Give both")
+    signer = Identity(identity, issuer) if identity and issuer else key
+    if signer is not None:
+        verify_signature(directory, signer)
     manifest = read_manifest(directory)
     with reporting() as report:
         found = differences(directory, manifest, "full", report)

@@ -28,10 +28,11 @@ def print_json(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def write_text(path: Path, text: str, option: str) -> None:
-    """RequestError naming the option when the file cannot be written."""
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """Turn an OSError inside into a RequestError that names `path` and the option."""
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
         raise RequestError(
             f"cannot write {path}: {error.strerror}", f"Give another {option}"
@@ -40,7 +41,7 @@ def write_text(path: Path, text: str, option: str) -> None:
 
 @contextmanager
 def reporting() -> Iterator[Report]:
-    """A function `report(step, done, total)`: bars on a terminal, elsewhere one line a step."""
+    """Yield `report(step, done, total)`: bars on a terminal, elsewhere one line a step."""
     if not sys.stderr.isatty():
         begun: set[str] = set()
 

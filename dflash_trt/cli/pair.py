@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dflash_trt.cli.output import Config, Json, print_json, reporting, write_text
+from dflash_trt.cli.output import Config, Json, print_json, reporting, writing
 from dflash_trt.errors import RequestError
 
 
@@ -30,8 +30,9 @@ def plan(
 ) -> None:
     """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
     from dflash_trt.checkpoints import locate
+    from dflash_trt.cli.plan_report import show_plan
     from dflash_trt.config import load_config
-    from dflash_trt.planning import draw, show
+    from dflash_trt.planning import draw
     from dflash_trt.planning import plan as run
     from dflash_trt.roofline import machine as named
 
@@ -50,11 +51,12 @@ def plan(
         eagle_acceptance=eagle_acceptance,
     )
     if svg is not None:
-        write_text(svg, draw(found), "--svg")
+        with writing(svg, "--svg"):
+            svg.write_text(draw(found), encoding="utf-8")
     if json_:
         print_json(**found)
     else:
-        show(found)
+        show_plan(found)
 
 
 def inspect(

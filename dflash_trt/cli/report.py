@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,19 @@ COLOURS = {
     "does not fit": "bold red",
     "refused": "bold red",
 }
+TABLE: dict[str, Any] = {
+    "title_justify": "left",
+    "box": None,
+    "pad_edge": False,
+    "padding": (0, 2, 0, 0),
+}
+
+
+def text_console(width: int = 0) -> Console:
+    """A console at least this wide: a narrow terminal wraps tables and hides no number."""
+    console = Console(soft_wrap=True, highlight=False)
+    console.width = max(console.width, width)
+    return console
 
 
 def show(report: dict[str, Any]) -> None:
@@ -48,23 +62,17 @@ def show_built(report: dict[str, Any]) -> None:
         title = f"costs of rounds on {about['cpu']}, {about['cores']} cores{gpu}{here}"
         run = f"{about['library']}, {about['threads']} threads, {about['mode']}"
         _print([[(title, "bold")], _field("run", run)])
-        console = _console()
-        # a narrow terminal wraps, rather than hide numbers
-        console.width = max(console.width, 20 + 16 * len(costs["widths"]))
+        console = text_console(20 + 16 * len(costs["widths"]))
         for context, verify, draft in zip(
             costs["contexts"], costs["verify_seconds"], costs["draft_seconds"], strict=True
         ):
             console.print(_costs(costs, context, verify, draft))
 
 
-def _console() -> Console:
-    return Console(soft_wrap=True, highlight=False)
-
-
 def _print(lines: Iterable[Styled]) -> None:
-    console = _console()
+    console = text_console()
     for line in lines:
-        # a downloaded file may hold anything, escape sequences too
+        # a downloaded file may hold anything, even escape sequences
         console.print(Text.assemble(*((_printable(text), style) for text, style in line)))
 
 
@@ -125,20 +133,22 @@ def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
         )
     if weights := about["weights"]:
         dtypes = ", ".join(f"{count} x {dtype}" for dtype, count in weights["tensors"].items())
-        yield _field("weights", f"{weights['files']} files, {_bytes(weights['bytes'])}: {dtypes}")
+        yield _field("weights", f"{weights['files']} files, {decimal(weights['bytes'])}: {dtypes}")
     if about["parameters"]:
-        memory = ", ".join(f"{name} {_bytes(n)}" for name, n in about["memory_bytes"].items())
+        memory = ", ".join(f"{name} {decimal(n)}" for name, n in about["memory_bytes"].items())
         yield _field("parameters", f"{about['parameters']:,}: {memory}")
     if cached := about["kv_bytes_per_token"]:
-        yield _field("KV per token", ", ".join(f"{name} {_bytes(n)}" for name, n in cached.items()))
+        yield _field(
+            "KV per token", ", ".join(f"{name} {decimal(n)}" for name, n in cached.items())
+        )
 
 
 def _costs(
     costs: dict[str, Any], context: int, verify: list[list[float]], draft: list[float]
 ) -> Table:
-    """Times in ms, and how many plain steps of these rows they are."""
+    """Times in ms, and in plain steps of as many rows."""
     title = f"ms (plain steps) with {context} tokens before, by tokens verified of a row"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(title=title, **TABLE)
     for name in ("rows", *map(str, costs["widths"]), "draft"):
         table.add_column(name, justify="right", no_wrap=True)
     for n, steps, drafted in zip(costs["rows"], verify, draft, strict=True):
@@ -153,16 +163,6 @@ def _result(result: str, text: str) -> Styled:
 
 def _field(name: str, text: str) -> Styled:
     return [(f"  {name:<14}{text}", "")]
-
-
-def _bytes(count: int) -> str:
-    """Decimal units, as in `build`."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:,.4g} TB"
 
 
 def _printable(text: str) -> str:

@@ -42,6 +42,10 @@ def serve(
         float, typer.Option(min=0.0, help="How long running requests may go on after SIGTERM.")
     ] = 20.0,
     check: Check = None,
+    require_signature: Annotated[
+        Path | None,
+        typer.Option(metavar="KEY", help="PEM: serve only what this public key's owner signed."),
+    ] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Append the logs of Triton, its models and the fronts.")
     ] = None,
@@ -50,9 +54,12 @@ def serve(
     ] = "text",
 ) -> None:
     """Run Triton on a built directory until it is told to stop; restart what dies."""
+    from dflash_trt.build.signing import verify_signature
     from dflash_trt.serving.server import read_security
     from dflash_trt.serving.server import serve as run
 
+    if require_signature is not None:
+        verify_signature(repo, require_signature)
     security = read_security(
         host,
         grpc_cert=grpc_cert,

@@ -1,4 +1,4 @@
-"""`dflash-trt verify` and `doctor`: whether a build decodes as it should, and here."""
+"""`dflash-trt verify` and `doctor`: whether a build decodes as it should, and on this machine."""
 # ruff: noqa: PLC0415
 
 import json
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dflash_trt.cli.output import Built, Check, Json, print_json, reporting, write_text
+from dflash_trt.cli.output import Built, Check, Json, print_json, reporting, writing
 from dflash_trt.errors import RequestError
 
 
@@ -59,7 +59,9 @@ def verify(
     summary = asdict(found)
     texts = summary.pop("outputs")
     if outputs is not None:
-        write_text(outputs, "".join(json.dumps({"ids": ids}) + "\n" for ids in texts), "--outputs")
+        with writing(outputs, "--outputs"):
+            lines = "".join(json.dumps({"ids": ids}) + "\n" for ids in texts)
+            outputs.write_text(lines, encoding="utf-8")
     if json_:
         print_json(**summary)
     else:

@@ -15,6 +15,7 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
+RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
@@ -87,6 +88,11 @@ class Serving(Section):
     prefill_chunk: Count = Field(
         default=256, description="sets how many prompt tokens one prefill step takes"
     )
+    prefix_cache: Literal["recompute_tail"] | None = Field(
+        default=None,
+        description="recompute_tail (engine kind tensorrt_llm only): reuse the KV cache of prompts "
+        "that begin alike, and compute their last tokens again for the drafter. Unset: no reuse",
+    )
     max_queue: Annotated[int, Field(ge=0, strict=True)] = Field(
         default=64, description="limits the requests that wait for a slot; more are refused"
     )
@@ -133,6 +139,10 @@ class BuildConfig(Section):
         by_llm = isinstance(info.data["engine"], TensorRTLLM)
         if serving.style == "llmapi" and not by_llm:
             raise PydanticCustomError("style", "style llmapi needs engine.kind tensorrt_llm")
+        if serving.prefix_cache == RECOMPUTE_TAIL and not by_llm:
+            raise PydanticCustomError(
+                "prefix_cache", "prefix_cache recompute_tail needs engine.kind tensorrt_llm"
+            )
         if by_llm and (idle := sorted(OF_ROUNDS & serving.model_fields_set)):
             raise no_effect(idle, "engine.kind tensorrt_llm (see engine.concurrency)")
         return serving

@@ -30,6 +30,12 @@ class Source(Section):
         default=None, min_length=1, description="with hub: selects a commit, tag or branch"
     )
 
+    signed_by: Path | None = Field(
+        default=None,
+        description="with path: names the public key (PEM) whose signature, model.sig, the "
+        "directory must have",
+    )
+
     @model_validator(mode="after")
     def _is_one_place(self) -> Self:
         if sum(getattr(self, place) is not None for place in self.places) != 1:
@@ -37,13 +43,19 @@ class Source(Section):
             raise PydanticCustomError("source", message, {"places": ", ".join(self.places)})
         if (self.hub is None) != (self.revision is None):
             raise PydanticCustomError("source", "revision goes with hub, and hub with revision")
+        if self.signed_by is not None and self.path is None:
+            raise PydanticCustomError("source", "signed_by goes with path")
         return self
 
+    def pinned(self, commit: str | None) -> Self:
+        """The same at the commit that was found: a branch may move on. None: not on the Hub."""
+        return self if commit is None else self.model_copy(update={"revision": commit})
+
     def below(self, folder: Path) -> Self:
-        """The same with an absolute path, relative ones starting at `folder`."""
-        if self.path is None:
-            return self
-        return self.model_copy(update={"path": _absolute(folder, self.path)})
+        """The same with absolute paths, relative ones starting at `folder`."""
+        given = {"path": self.path, "signed_by": self.signed_by}
+        paths = {name: _absolute(folder, path) for name, path in given.items() if path}
+        return self.model_copy(update=paths)
 
 
 class TargetSource(Source):

@@ -1,6 +1,7 @@
 """The algorithm: rounds that verify and draft, and the scheduler that batches sequences."""
 
 from dflash_trt.decoding.draft_model import DraftModel
+from dflash_trt.decoding.grammar import Grammar, Grammars
 from dflash_trt.decoding.input_checks import check_draft_input, check_verify_input
 from dflash_trt.decoding.lossless import check_lossless
 from dflash_trt.decoding.messages import (
@@ -12,33 +13,9 @@ from dflash_trt.decoding.messages import (
     VerifyInput,
     no_drafts,
 )
+from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
 from dflash_trt.decoding.rounds import draft, in_process, needs_drafter, rounds_with, verify
 from dflash_trt.decoding.sampling_params import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request, Sequence, check_request
 from dflash_trt.decoding.waiting_queue import WaitingQueue
-
-__all__ = [
-    "Checked",
-    "DraftInput",
-    "DraftModel",
-    "Int64",
-    "Request",
-    "RoundOutput",
-    "RunRound",
-    "SamplingParams",
-    "Scheduler",
-    "Sequence",
-    "VerifyInput",
-    "WaitingQueue",
-    "check_draft_input",
-    "check_lossless",
-    "check_request",
-    "check_verify_input",
-    "draft",
-    "in_process",
-    "needs_drafter",
-    "no_drafts",
-    "rounds_with",
-    "verify",
-]

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from dflash_trt.decoding.gumbel import NO_TOKEN, sample
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode, tempered
-from dflash_trt.decoding.messages import NO_HISTORY, Float32, VerifyInput
+from dflash_trt.decoding.messages import NO_HISTORY, Float32, Int32, VerifyInput
 from dflash_trt.decoding.speculation import walk
 
 AT_ONCE = 2**15  # logits that are sooner sampled from all at once than those that count in turn
+Bools = npt.NDArray[np.bool_]
 Kept = tuple[Sequence[int], int]  # drafts of a row (1: the first), and the token after them
 
 
@@ -23,12 +27,14 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
     lines = zip(x.rows.tolist(), x.tokens.tolist(), x.sampling.tolist(), strict=True)
     for i, ((length, known, place, _), tokens, encoded) in enumerate(lines):
         drafts = tokens[known:length]
+        allowed = None if (x.masks[i] == -1).all() else _bits(x.masks[i], logits.shape[2])
+        best = own[i] if allowed is None or encoded else _best(own[i], logits[i], allowed)
         if not encoded and x.parents.shape[1] == 1:
-            kept[i] = accept_greedy(drafts, own[i])
+            kept[i] = accept_greedy(drafts, best)
             continue
-        row = _Row(i, decode(encoded), place + known, drafts, parents_of(x, i))
+        row = _Row(i, decode(encoded), place + known, drafts, parents_of(x, i), allowed)
         if not encoded:
-            row.known.update(enumerate(own[i]))
+            row.known.update(enumerate(best))
         elif row.processor.needs_history:
             row.history = history_of(x, i)
         rows.append(row)
@@ -66,6 +72,7 @@ class _Row:
     place: int  # in the text, of the token after the anchor
     drafts: Sequence[int]
     parents: Sequence[int]
+    allowed: Bools | None  # `[D + 1, vocab]`, by a grammar; None: all are
     history: list[int] = field(default_factory=list)  # if its processor needs it
     known: dict[int, int] = field(default_factory=dict)  # the target's own tokens by node
 
@@ -93,6 +100,9 @@ def _sample(asked: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[in
     weights = flat.take([row.i * logits.shape[1] + _node(path) for row, path in asked], 0)
     params = [row.processor.sampling for row, _ in asked]
     positions = [row.place + len(path) for row, path in asked]
+    for line, (row, path) in zip(weights, asked, strict=True):
+        if row.allowed is not None:
+            line[~row.allowed[_node(path)]] = -np.inf
     if all(row.processor.only_temperature for row, _ in asked):
         weights = tempered(weights, [each.temperature for each in params])
     else:
@@ -100,6 +110,22 @@ def _sample(asked: Sequence[tuple[_Row, list[int]]], logits: Float32) -> list[in
             before = row.history + [row.drafts[node - 1] for node in path]
             weights[j] = row.processor.weights(weights[j], positions[j], before)
     return sample(weights, [each.seed for each in params], positions)
+
+
+def _bits(masks: Int32, vocab: int) -> Bools:
+    """`[D + 1, vocab]`."""
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=vocab)
+    return bits.view(np.bool_)
+
+
+def _best(own: Sequence[int], logits: Float32, allowed: Bools) -> list[int]:
+    """The likeliest tokens that are allowed; they are the target's own in most places."""
+    best = list(own)
+    for node, token in enumerate(own[: len(allowed)]):
+        if token != NO_TOKEN and not allowed[node, token]:
+            line = np.where(allowed[node], logits[node], -np.inf)
+            best[node] = int(line.argmax()) if allowed[node].any() else NO_TOKEN
+    return best
 
 
 def history_of(x: VerifyInput, i: int) -> list[int]:

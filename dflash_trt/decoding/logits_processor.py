@@ -32,14 +32,15 @@ class LogitsProcessor:
     def greedy(self) -> bool:
         """Whether the target's best token is always the answer, and nothing else is asked for."""
         s = self.sampling
-        return not (s.temperature or s.min_tokens or self.needs_history) and s.logprobs is None
+        changed = s.temperature or s.min_tokens or s.logit_bias or self.needs_history
+        return not changed and s.logprobs is None
 
     @cached_property
     def only_temperature(self) -> bool:
         """Whether tokens are sampled by logits over a temperature, and nothing else."""
         s = self.sampling
         cut = s.top_k or s.top_p < 1 or s.min_p or s.min_tokens
-        return bool(s.temperature) and not (cut or self.needs_history)
+        return bool(s.temperature) and not (cut or s.logit_bias or self.needs_history)
 
     def scores_prompt(self, position: int) -> bool:
         """Whether tokens from this position on are a prompt chunk, and all of them are scored."""
@@ -51,15 +52,17 @@ class LogitsProcessor:
         history: all tokens before it, or nothing unless `needs_history`.
         """
         s = self.sampling
-        if position - self.prompt_tokens < s.min_tokens and self.stop_ids:
+        if s.logit_bias:
             logits = logits.copy()
-            logits[list(self.stop_ids)] = -np.inf
+            for token, bias in s.logit_bias:
+                logits[token] += np.float32(bias)
+        banned = [*self.stop_ids] if position - self.prompt_tokens < s.min_tokens else []
         if self.needs_history:
             logits = self._with_penalties(logits, np.array(history, np.int64))
             for *before, last in s.bad_words:
                 if list(history[len(history) - len(before) :]) == before:
-                    logits[last] = -np.inf
-        return weights(logits, s)
+                    banned.append(last)
+        return weights(_without(logits, banned), s)
 
     def _with_penalties(self, logits: Float32, history: Int64) -> Float32:
         s = self.sampling
@@ -89,6 +92,15 @@ def decode(encoded: bytes) -> LogitsProcessor:
 
 
 _ADAPTER = TypeAdapter(LogitsProcessor)
+
+
+def _without(logits: Float32, banned: Sequence[int]) -> Float32:
+    """Logits but for these tokens, unless a grammar allows no others."""
+    if not banned:
+        return logits
+    left = logits.copy()
+    left[banned] = -np.inf
+    return left if np.isfinite(left).any() else logits
 
 
 def weights(logits: Float32, sampling: SamplingParams) -> Float32:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 NO_HISTORY = NO_DRAFT = -1
 DISCARD = -1  # as a number of draft tokens: none, and features are not kept for later ones either
-FREED = -1  # as the destination of a slot copy: its sequence has ended
+FREED = -1  # as the destination of a slot copy: its sequence has ended, the block goes
 
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -27,14 +28,18 @@ class VerifyInput(NamedTuple):
     log-probabilities are wanted, the token after its chunk comes too.
     """
 
-    # [3 + 3m]: first slot, draft tokens to propose (or DISCARD), candidates of each, and slots to
-    # copy before anything else is done: from, to (or FREED), tokens
+    # [3 + 4m]: first slot, draft tokens to propose (or DISCARD), candidates of each, and what to
+    # copy before anything else is done: from, to (or FREED), tokens, position of the first; slots,
+    # or from KEPT on blocks of `PrefixCache`
     batch: Int64
     rows: Int64  # [n, 4]: tokens 1..S, known ones 1..tokens, position of the first, budget
     tokens: Int64  # [n, S]
     parents: Int64  # [n, S]: each token's parent among the row's, anchor 0; [n, 1]: all are chains
     sampling: Bytes  # [n]: `LogitsProcessor.encode`
     history: Int64  # [n, L]: tokens before `tokens` where logits depend on them, then -1
+    # [n, 1 + D, vocab / 32]: bits of the tokens that may follow the anchor and each draft;
+    # [n, 1, 1] of -1 if any may
+    masks: Int32
 
 
 class Checked(NamedTuple):
@@ -94,9 +99,9 @@ class RoundOutput(NamedTuple):
 RunRound = Callable[[VerifyInput], RoundOutput]
 
 
-def slot_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int]]:
-    """From which slot, to which, and how many tokens: see `VerifyInput.batch`."""
-    return zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+def slot_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
+    """From which slot, to which, how many tokens and from where on: see `VerifyInput.batch`."""
+    return zip(*(numbers[i::4] for i in range(4)), strict=True)
 
 
 def verify_input(
@@ -106,10 +111,11 @@ def verify_input(
     parents: Int64 | None = None,
     sampling: Bytes | None = None,
     history: Int64 | None = None,
+    masks: Int32 | None = None,
 ) -> VerifyInput:
     """Rows of the tokens `lines`; what is not given is that of plain greedy chains."""
     n, width = len(lines), max(map(len, lines))
-    chains, greedy, no_history = _plain(n)
+    chains, greedy, no_history, no_masks = _plain(n)
     return VerifyInput(
         batch=np.array(batch),
         rows=np.array(rows),
@@ -117,13 +123,19 @@ def verify_input(
         parents=chains if parents is None else parents,
         sampling=greedy if sampling is None else sampling,
         history=no_history if history is None else history,
+        masks=no_masks if masks is None else masks,
     )
 
 
 @lru_cache(maxsize=256)
-def _plain(n: int) -> tuple[Int64, Bytes, Int64]:
-    """Parents, sampling and history of n plain greedy rows."""
-    return np.zeros((n, 1), np.int64), np.full(n, b"", object), np.full((n, 1), NO_HISTORY)
+def _plain(n: int) -> tuple[Int64, Bytes, Int64, Int32]:
+    """Parents, sampling, history and masks of n plain greedy rows."""
+    return (
+        np.zeros((n, 1), np.int64),
+        np.full(n, b"", object),
+        np.full((n, 1), NO_HISTORY),
+        np.full((n, 1, 1), -1, np.int32),
+    )
 
 
 def no_drafts(n: int) -> DraftOutput:

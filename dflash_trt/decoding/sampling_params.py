@@ -1,11 +1,9 @@
 """How one request samples its tokens."""
 
-import math
 from dataclasses import dataclass
 
 from dflash_trt.errors import RequestError
-
-MAX_LOGPROBS = 20
+from dflash_trt.request_fields import FIELDS
 
 
 @dataclass(frozen=True)
@@ -29,21 +27,11 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives to report for each token; None: no logprobs
     seed: int = 0
     prompt_logprobs: bool = False  # with `logprobs`: of the prompt's tokens too
+    logit_bias: tuple[tuple[int, float], ...] = ()  # what is added to a token's logit, first of all
 
     def __post_init__(self) -> None:
         """RequestError for a value that no distribution can be made from."""
-        inf = math.inf
-        for name, holds, fix in (
-            ("temperature", 0 <= self.temperature < inf, "0 (greedy) or more"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
-            ("top_p", 0 < self.top_p <= 1, "more than 0, at most 1 (off)"),
-            ("min_p", 0 <= self.min_p <= 1, "0 (off) to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < inf, "above 0"),
-            ("presence_penalty", abs(self.presence_penalty) < inf, "a number"),
-            ("frequency_penalty", abs(self.frequency_penalty) < inf, "a number"),
-            ("min_tokens", self.min_tokens >= 0, "0 or more"),
-            ("logprobs", 0 <= (self.logprobs or 0) <= MAX_LOGPROBS, "0 to 20"),
-            ("seed", 0 <= self.seed < 2**63, "an integer from 0 to 2^63 - 1"),
-        ):
-            if not holds:
-                raise RequestError(f"{name} is {getattr(self, name)}", f"Give {fix}.")
+        for name, value in vars(self).items():
+            field = FIELDS.get(name)
+            if field and value is not None and not field.accepts(value):
+                raise RequestError(f"{name} is {value}", f"Give {field.allowed}.")

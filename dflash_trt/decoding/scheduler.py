@@ -6,19 +6,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dflash_trt.decoding.grammar import Matcher
 from dflash_trt.decoding.messages import (
     DISCARD,
     NO_HISTORY,
+    Int32,
     Int64,
     RoundOutput,
     RunRound,
     verify_input,
 )
+from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.sequence import Request, Sequence, check_request
 from dflash_trt.decoding.slots import Slots
 from dflash_trt.decoding.speculation import (
-    SOURCES,
     Policy,
+    Proposal,
     Proposer,
     StepPlan,
     depths,
@@ -56,6 +59,7 @@ class Scheduler:
         proposer: Proposer | None = None,
         queue: WaitingQueue[Sequence] | None = None,
         first_slot: int = 0,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         """proposer: makes the proposals of an adaptive policy; without, they are chains."""
         self._run_round = run_round
@@ -66,7 +70,7 @@ class Scheduler:
         self._proposer = proposer or Proposer()
         self._max_verified = most_verified(policy.draft_tokens + 1)
         self._queue = WaitingQueue[Sequence]() if queue is None else queue
-        self._slots = Slots(first_slot)
+        self._slots = Slots(first_slot, prefix_cache)
         self._prefilled_last = False
         self._undrafted = 0  # see `_without_drafts`; as of the last choice
         self._rest = 0  # rounds for which there is nothing to be chosen
@@ -94,10 +98,15 @@ class Scheduler:
         """Rows of the KV caches, of one token each, in use."""
         return sum(sequence.position for sequence in self._slots)
 
-    def submit(self, request: Request) -> Sequence:
-        """Queue a request; RequestError when it can never run."""
+    @property
+    def unsaved(self) -> bool:
+        """Whether `step` has something to store for the schedulers that share the prefix cache."""
+        return self._slots.unsaved
+
+    def submit(self, request: Request, matcher: Matcher | None = None) -> Sequence:
+        """Queue a request; RequestError when it can never run. matcher: of its grammar."""
         check_request(request, self._max_seq_len)
-        sequence = Sequence(request)
+        sequence = Sequence(request, matcher=matcher)
         self._queue.add(sequence, request.client, request.priority)
         return sequence
 
@@ -118,12 +127,18 @@ class Scheduler:
             slots.prefilling = self._queue.take()
             if slots.prefilling is not None:
                 slots.prefilling.started = time.monotonic()
+                slots.load(slots.prefilling, drafted=self._wants_drafter(slots.prefilling))
         # chunks and rounds take turns: a long prompt holds the others up by one chunk at a time
         if slots.prefilling is not None and not (self._prefilled_last and slots.decoding):
             self._prefilled_last = True
             return self._prefill(slots.prefilling)
         self._prefilled_last = False
-        return self._round() if slots.decoding else []
+        if slots.decoding:
+            return self._round()
+        if slots.unsaved:  # a step in a free slot, so that others can use what is kept
+            self._run([], 0, [[1, 1, 0, 0]], [[0]], None, DISCARD, None)
+            self.report = None
+        return []
 
     def _prefill(self, sequence: Sequence) -> list[Sequence]:
         prompt, start, decoding = sequence.request.prompt, sequence.position, self._slots.decoding
@@ -132,14 +147,14 @@ class Scheduler:
         most = min(self._prefill_chunk, self._max_verified - 1) if scored else self._prefill_chunk
         end = min(start + most, len(prompt))
         count, last = end - start, end == len(prompt)
-        n, sampled = self.active, bool(sequence.request.sampling.temperature)
-        drafts = sequence.request.drafting and self._policy.prefill(n, sampled)
+        drafts = self._drafts_first(sequence)
         wanted = self._policy.draft_tokens if drafts else self._without_drafts([sequence])
         if not wanted and sequence.buffered + count > HELD:
             wanted = self._policy.draft_tokens
         row = [count, count, start, sequence.round_budget if last else 0]
         lines = [prompt[start : end + scored]]
-        output, report = self._run([sequence], len(decoding), [row], lines, None, wanted)
+        masks = _masks([sequence], [None]) if last else None
+        output, report = self._run([sequence], len(decoding), [row], lines, None, wanted, masks)
         report.prompt_tokens = count
         if scored:
             output = sequence.score_prompt(output, count - last)
@@ -147,13 +162,24 @@ class Scheduler:
         if not last and output.results[0, 0] >= 0:
             return []
         # others go on as was chosen for them: many short texts would have a choice every few rounds
-        goes_on = decoding and not drafts
+        goes_on = decoding and not drafts and sequence.matcher is None
         self._rest = min(self._rest, max(self._room([sequence]), 0)) if goes_on else 0
         self._slots.prefilling = None
         decoding.append(sequence)
         self._undrafted = self._without_drafts(decoding)
         self._commit([sequence], None, output, report, wanted)
+        if sequence.finish_reason is None:
+            self._slots.keep(sequence)
         return [sequence]
+
+    def _drafts_first(self, sequence: Sequence) -> bool:
+        """Whether the drafter should run after its prompt."""
+        sampled = bool(sequence.request.sampling.temperature)
+        return sequence.request.drafting and self._policy.prefill(self.active, sampled)
+
+    def _wants_drafter(self, sequence: Sequence) -> bool:
+        """Whether the drafter may have use for it before it ends."""
+        return self._drafts_first(sequence) or self._without_drafts([sequence]) != DISCARD
 
     def _round(self) -> list[Sequence]:
         start = time.perf_counter()
@@ -177,10 +203,11 @@ class Scheduler:
     def _choose(self, sequences: Seq[Sequence]) -> StepPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         room = self._room(sequences)
+        may_rest = not any(sequence.matcher for sequence in sequences)  # tokens may be forced next
         rows = self._proposer.rows(sequences)
         self._undrafted = self._without_drafts(sequences)
         plan = self._policy.choose(rows, context, feed=room < 0 and not self._undrafted)
-        self._rest = min(plan.rest, max(room, 0))
+        self._rest = min(plan.rest, max(room, 0)) if may_rest else 0
         return plan
 
     def _room(self, sequences: Seq[Sequence]) -> int:
@@ -201,7 +228,8 @@ class Scheduler:
             rows.append([len(line), 1, sequence.position, sequence.round_budget])
             lines.append(line)
         wanted = plan.draft_tokens or self._undrafted
-        output, report = self._run(sequences, 0, rows, lines, _parents(plan), wanted)
+        masks = _masks(sequences, plan.chosen)
+        output, report = self._run(sequences, 0, rows, lines, _parents(plan), wanted, masks)
         self._commit(sequences, plan, output, report, wanted)
         return report
 
@@ -213,6 +241,7 @@ class Scheduler:
         lines: Seq[Seq[int]],
         parents: Int64 | None,
         wanted: int,
+        masks: Int32 | None,
     ) -> tuple[RoundOutput, StepReport]:
         sampling = history = None
         if any(sequence.encoded for sequence in sequences):
@@ -221,9 +250,10 @@ class Scheduler:
                 history = _history(sequences)
         batch = [self._slots.first + slot, wanted, self._proposer.candidates]
         batch += self._slots.take_copies()
-        x = verify_input(batch, rows, lines, parents, sampling, history)
+        x = verify_input(batch, rows, lines, parents, sampling, history, masks)
         start = time.perf_counter()
         output = self._run_round(x)
+        self._slots.done()
         took = time.perf_counter() - start
         self.report = StepReport(took, output.verify_seconds, output.draft_seconds)
         return output, self.report
@@ -246,10 +276,10 @@ class Scheduler:
                 self.finish(sequence, "error")
                 continue
             drafts = proposal.tokens if proposal else ()
-            kept = [drafts[node - 1] for node in path[:accepted]] if path else drafts[:accepted]
-            tokens = [*kept, token]
-            source = SOURCES.index(proposal.source) if proposal else 0
-            committed = sequence.commit_row(tokens, source, output, i)
+            nodes = path[:accepted] if path else range(1, accepted + 1)
+            tokens = [*(drafts[node - 1] for node in nodes), token]
+            sources = proposal.sources(nodes) if proposal else []
+            committed = sequence.commit_row(tokens, sources, output, i)
             if plan is not None:
                 sequence.verified(accepted + 1, wanted)
                 sequence.drafted += len(drafts)
@@ -274,6 +304,26 @@ def _history(sequences: Seq[Sequence]) -> Int64:
     ]
     longest = max(1, *map(len, lines))
     return np.array([line + [NO_HISTORY] * (longest - len(line)) for line in lines])
+
+
+def _masks(sequences: Seq[Sequence], chosen: Seq[Proposal | None]) -> Int32 | None:
+    """Which tokens may follow each anchor and its drafts; see `VerifyInput`. None: any."""
+    found = [
+        sequence.matcher.masks(*((proposal.tokens, proposal.parents) if proposal else ((), ())))
+        if sequence.matcher is not None
+        else []
+        for sequence, proposal in zip(sequences, chosen, strict=True)
+    ]
+    words = max((len(mask) for row in found for mask in row if mask is not None), default=0)
+    if not words:
+        return None
+    width = 1 + max(len(proposal.tokens) if proposal else 0 for proposal in chosen)
+    masks = np.full((len(sequences), width, words), -1, np.int32)
+    for line, row in zip(masks, found, strict=True):
+        for node, mask in enumerate(row):
+            if mask is not None:
+                line[node] = mask
+    return masks
 
 
 def _parents(plan: StepPlan) -> Int64 | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dflash_trt.decoding.grammar import Grammar, Matcher
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.decoding.messages import DISCARD, NO_DRAFT, Float32, Int64, RoundOutput
 from dflash_trt.decoding.sampling_params import SamplingParams
@@ -21,7 +22,9 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower is served first, among those of its client
     client: str = ""
+    cache_salt: str = ""  # kept prefixes are for requests of the same one alone
     drafting: bool = True  # false: plain decoding, to compare with
+    grammar: Grammar | None = None  # what the text follows
 
     @cached_property
     def processor(self) -> LogitsProcessor:
@@ -61,11 +64,15 @@ class Sequence:
     position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
     # of the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
+    cached_tokens: int = 0  # of the prompt, that came from the prefix cache
+    seen: int = 0  # tokens in the drafter's KV cache, from the first one on
     buffered: int = 0  # tokens in the target's KV cache that the drafter has not seen yet
     out_of_sync: bool = field(init=False)  # it never will see them all, and drafts nothing here
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
     dropped: bool = False  # nobody waits for it any more
+    matcher: Matcher | None = None  # of the request's grammar
+    failure: str = ""  # why it ended with an error, if that is known
 
     def __post_init__(self) -> None:
         self.encoded = self.request.processor.encode()
@@ -96,6 +103,16 @@ class Sequence:
         self.position += tokens
         self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0
         self.out_of_sync = self.out_of_sync or num_draft_tokens == DISCARD
+        # the drafter does not run where all texts end
+        goes_on = self.budget > 1 or self.tokens or self.position < len(self.request.prompt)
+        if num_draft_tokens > 0 and goes_on and not (self.finish_reason or self.out_of_sync):
+            self.seen = self.position
+
+    def load(self, tokens: int, seen: int) -> None:
+        """So many of the prompt's are in the target's KV cache, and in the drafter's."""
+        self.position = self.cached_tokens = tokens
+        self.seen = seen
+        self.out_of_sync = self.out_of_sync or seen < tokens
 
     def score_prompt(self, output: RoundOutput, count: int) -> RoundOutput:
         """Take those of `count` prompt tokens, after the first one; what is left of the output."""
@@ -116,17 +133,24 @@ class Sequence:
             self.tokens.append(token)
             taken += 1
             ends = self.ends is not None and self.ends(token)
+            if self.matcher is not None:
+                self.matcher.push(token)
+                ends = ends or self.matcher.ended
             if ends or token in self.request.stop_ids:
                 self.finish_reason = "stop"
                 break
         if self.budget == 0 and self.finish_reason is None:
             self.finish_reason = "length"
+        if self.finish_reason is None and self.matcher is not None:
+            self.failure = self.matcher.look_ahead()
+            self.finish_reason = "error" if self.failure else None
         return taken
 
-    def commit_row(self, tokens: Seq[int], source: int, output: RoundOutput, i: int) -> int:
-        """`commit` kept drafts of a source and the target's own, with what row i says of them."""
+    def commit_row(self, tokens: Seq[int], sources: Seq[int], output: RoundOutput, i: int) -> int:
+        """`commit` kept drafts of these sources and the target's own, with what row i says of
+        them."""
         taken = self.commit(tokens)
-        self.sources += [*[source] * (len(tokens) - 1), 0][:taken]
+        self.sources += [*sources, 0][:taken]
         if self.request.sampling.logprobs is not None:
             asked = 1 + self.request.sampling.logprobs
             self.logprobs += output.logprobs[i, :taken, :asked].tolist()

@@ -3,25 +3,26 @@
 Run it on the machine with the GPUs, before anything is served there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from dflash_trt.build import Depth, read_manifest
-from dflash_trt.checkpoints.checks import Finding
+from dflash_trt.checkpoints.checks import Check, Finding, run
 from dflash_trt.doctor import gpus, place, runtime
-from dflash_trt.doctor.patient import Patient, Seen
-from dflash_trt.errors import DflashError
+from dflash_trt.doctor.patient import Patient
 from dflash_trt.tensorrt_llm import KIND
 
-Look = Callable[[Patient], Seen]
-ANY_KIND: tuple[Look, ...] = (place.files, place.shared_memory, place.triton, place.ports)
-OF_BUNDLE: tuple[Look, ...] = (
+Checks = tuple[Check[[Patient]], ...]
+ANY_KIND: Checks = (place.files, place.shared_memory, place.triton, place.ports)
+OF_BUNDLE: Checks = (
     gpus.driver,
     gpus.gpu_count,
     gpus.gpu_model,
     gpus.gpu_memory,
     gpus.nvlink,
     runtime.tensorrt_llm,
+    runtime.arguments_taken,
+    runtime.faults_known,
     runtime.drafter_attention,
     place.hub_target,
     place.launcher,
@@ -39,19 +40,12 @@ def examine(
     """
     patient, wrong = Patient(directory.resolve(), read_manifest(directory), depth), False
     bundle = patient.kind == KIND
-    for look in (*ANY_KIND, *(OF_BUNDLE if bundle else ())):
-        finding = _finding(look, patient)
+    for finding in run((*ANY_KIND, *(OF_BUNDLE if bundle else ())), patient):
         wrong |= finding.result == "error"
         yield finding
     if bundle and generate is not False:
-        asked = generate or not wrong
-        skipped = Seen("not checked", "errors stand before it", "Mend them, or give --generate")
-        yield _finding(runtime.generation, patient) if asked else Finding("generation", *skipped)
-
-
-def _finding(look: Look, patient: Patient) -> Finding:
-    name = look.__name__.replace("_", "-")
-    try:
-        return Finding(name, *look(patient))
-    except DflashError as error:
-        return Finding(name, "error", error.problem, error.fix)
+        if generate or not wrong:
+            yield from run([runtime.generation], patient)
+        else:
+            skipped = "errors stand before it", "Mend them, or give --generate"
+            yield Finding(runtime.generation.name, "not checked", *skipped)

@@ -4,18 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from dflash_trt.build import Depth
 from dflash_trt.tensorrt_llm import KIND, BundleInfo, SeenGpu, gpus, read_info, read_llm_args
 
 GIB = 1 << 30
-
-
-class Seen(NamedTuple):
-    result: Literal["passed", "warning", "error", "not checked"]
-    found: str
-    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,5 +47,5 @@ class Patient:
 
 
 def more(found: Sequence[object]) -> str:
-    """What to say behind the first of them."""
+    """What to say after naming the first of them."""
     return f" and {len(found) - 1} more" if len(found) > 1 else ""

@@ -12,21 +12,4 @@ from dflash_trt.engines.info import (
     write_info,
 )
 from dflash_trt.engines.load import engine_kind, load_engine
-from dflash_trt.engines.step import NOTHING, Engine, Step
-
-__all__ = [
-    "COSTS_FILE",
-    "ENGINE_FILE",
-    "HELD",
-    "NOTHING",
-    "Engine",
-    "EngineInfo",
-    "Step",
-    "engine_kind",
-    "load_engine",
-    "most_verified",
-    "rank_directory",
-    "read_info",
-    "stamp",
-    "write_info",
-]
+from dflash_trt.engines.step import KEPT, NOTHING, Engine, Step

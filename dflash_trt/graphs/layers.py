@@ -1,4 +1,4 @@
-"""The pieces that the target and the drafter are both made of."""
+"""Parts of a layer that target and drafter share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,12 +96,7 @@ def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:
 
 
 def linear(
-    g: GraphBuilder,
-    x: ir.Value,
-    *names: str,
-    bias: bool,
-    exact: bool = False,
-    summed: bool = False,
+    g: GraphBuilder, x: ir.Value, *names: str, bias: bool, exact: bool = False, summed: bool = False
 ) -> ir.Value:
     """Linear layers side by side: `[T, in]` to `[T, sum of outs]`; exact: never quantized.
 

@@ -9,12 +9,7 @@ from dflash_trt.graphs.moe import mixture
 from dflash_trt.graphs.positions import Positions
 
 
-def mlp_block(
-    g: GraphBuilder,
-    layer: Layer,
-    hidden: ir.Value,
-    at: Positions,
-) -> ir.Value:
+def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) -> ir.Value:
     """Gated MLP, or a mixture of them, with residual; `hidden` is `[T, hidden_size]`."""
     mlp, wide = f"{layer.prefix}mlp", layer.spec.intermediate_size
     norm = "pre_feedforward" if g.spec.sandwich_norms else "post_attention"

@@ -25,12 +25,7 @@ class Routed(NamedTuple):
     share: ir.Value  # float32 [T, per_token], what the answer of each counts
 
 
-def mixture(
-    g: GraphBuilder,
-    layer: Layer,
-    experts: Experts,
-    x: ir.Value,
-) -> ir.Value:
+def mixture(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.Value:
     """The weighted sum of the answers of each token's experts; `x` is `[T, hidden_size]`.
 
     For ONNX Runtime an expert computes the tokens that chose it, and nothing if none did. In
@@ -41,12 +36,7 @@ def mixture(
     return add_up(g, body(g, layer, experts, routed))
 
 
-def _route(
-    g: GraphBuilder,
-    layer: Layer,
-    experts: Experts,
-    x: ir.Value,
-) -> Routed:
+def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Routed:
     biased = experts.clamped is not None
     router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
     scores = linear(g, x, router, bias=biased, exact=True)
@@ -58,12 +48,7 @@ def _route(
     return Routed(x, chosen, share)
 
 
-def _chosen_experts(
-    g: GraphBuilder,
-    layer: Layer,
-    experts: Experts,
-    routed: Routed,
-) -> ir.Value:
+def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed) -> ir.Value:
     """Tokens are sorted by expert, cut into a piece for each expert, and put back in order.
 
     Only the products are done piece by piece: graphs of 128 experts a layer have to stay small.
@@ -92,12 +77,7 @@ def _chosen_experts(
     return g.op("ReduceSum", out, g.ints(1), keepdims=0)
 
 
-def _all_experts(
-    g: GraphBuilder,
-    layer: Layer,
-    experts: Experts,
-    routed: Routed,
-) -> ir.Value:
+def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed) -> ir.Value:
     """One batched product for all experts; those that a token did not choose count nothing."""
 
     def multiply(x: ir.Value, half: Half) -> ir.Value:
@@ -130,11 +110,7 @@ def _gated(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.V
 
 
 def _answers(
-    g: GraphBuilder,
-    layer: Layer,
-    experts: Experts,
-    half: Half,
-    pieces: Sequence[ir.Value],
+    g: GraphBuilder, layer: Layer, experts: Experts, half: Half, pieces: Sequence[ir.Value]
 ) -> list[ir.Value]:
     """Each expert's product with its tokens."""
     names = [_names(layer, experts, half, index) for index in range(experts.count)]
@@ -154,18 +130,13 @@ def _answers(
         return [
             linear(g, x, *of, bias=False, exact=True) for x, of in zip(pieces, names, strict=True)
         ]
-    # one Cast for all: of thousands, each takes the session the longer the more there are
+    # one Cast for all: with thousands of them a session takes long to load
     stack = g.rows(g.weights, [f"{name}.weight" for of in names for name in of])
     split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
     return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
 
 
-def _stack(
-    g: GraphBuilder,
-    layer: Layer,
-    experts: Experts,
-    half: Half,
-) -> ir.Value:
+def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Value:
     """All experts' matrices, float32 `[E, in, out]`."""
     hidden, wide = g.spec.hidden_size, layer.spec.intermediate_size
     shape = (experts.count, *((hidden, 2 * wide) if half == "gate_up" else (wide, hidden)))
@@ -192,7 +163,7 @@ def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
 
 
 def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
-    """gpt-oss' biases of all experts, `[E, out]`; those behind a sum over ranks are rank 0's."""
+    """gpt-oss' biases of all experts, `[E, out]`; those after a sum over ranks are rank 0's."""
     name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
 
     def read() -> Array:
@@ -203,10 +174,10 @@ def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
 
 
 def _turns_apart(weights: Weights, name: str, index: int | None) -> Array:
-    """gpt-oss' tensor of one expert, or all; gate and up columns, which take turns, put apart."""
+    """gpt-oss' tensor of one expert, or all; its alternating gate and up columns put apart."""
     found = weights.read(name, index)
     if "gate_up" not in name:
         return found
-    bits = found.view(f"u{found.itemsize}")  # numpy is slow on a foreign dtype
+    bits = found.view(f"u{found.itemsize}")  # numpy is slow on dtypes that are not its own
     bits = np.concatenate([bits[..., ::2], bits[..., 1::2]], axis=-1)
     return bits.view(found.dtype)

@@ -2,6 +2,3 @@
 
 from dflash_trt.planning.picture import draw
 from dflash_trt.planning.report import plan
-from dflash_trt.planning.show import show
-
-__all__ = ["draw", "plan", "show"]

@@ -6,6 +6,7 @@ from typing import Any
 from dflash_trt.checkpoints import Pair, config_values, summarize_drafter, summarize_target
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError
+from dflash_trt.planning.chat import chat
 from dflash_trt.planning.curves import Deployment, Point, curve, front
 from dflash_trt.roofline import (
     EAGLE_ACCEPTANCE,
@@ -124,6 +125,7 @@ def plan(
             "max_seq_len": args.max_seq_len,
             "draft_len_schedule": args.speculative_config.draft_len_schedule,
         },
+        "chat": args and chat(deployment, args),
         "memory": _memory(deployment),
         "speed": [_point(point, point in front(points)) for points in curves for point in points],
         "errors": fit_errors(),
@@ -153,7 +155,7 @@ def _memory(deployment: Deployment) -> list[dict[str, Any]]:
     rows = []
     for layout in deployment.layouts():
         if layout.experts_parallel and not layout.attention_dp:
-            continue  # as without: whole experts weigh what their slices do
+            continue  # the same bytes as without: whole experts weigh what their slices do
         instances = deployment.gpus // layout.gpus
         fits = {context: deployment.fit(layout, context) for context in CONTEXTS}
         one = fits[CONTEXTS[0]]

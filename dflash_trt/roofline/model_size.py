@@ -40,7 +40,7 @@ class Layer:
 
     attention: int  # its matrices, of linear attention too
     attention_format: Format = BF16
-    query: int  # heads * head_dim: what each position of the context is multiplied with
+    query: int  # heads * head_dim: each position of the context is multiplied with as many
     kv_heads: int  # how many GPUs can share the cache
     cached: int  # for each token, all heads together
     state: int = 0  # for each sequence, however long (linear attention)
@@ -53,7 +53,7 @@ class Layer:
     expert_format: Format = BF16
 
     def parts(self) -> list[tuple[int, Format]]:
-        """All of its parameters."""
+        """How many parameters it has in each format."""
         return [
             (self.attention, self.attention_format),
             (self.mlp, self.mlp_format),
@@ -70,7 +70,7 @@ class ModelSize:
     vocab: int
     tables: int  # vocab x hidden matrices: 1 where head and embedding are tied, 0 for a drafter
     other: int = 0  # parameters outside layers and tables: a drafter's fc
-    estimated: tuple[str, ...] = ()  # what the config does not say, and what was taken
+    estimated: tuple[str, ...] = ()  # what the config does not say, and what was assumed
 
     @cached_property
     def kinds(self) -> Mapping[Layer, int]:
@@ -84,7 +84,7 @@ class ModelSize:
 
     @property
     def weight_bytes(self) -> float:
-        """On all GPUs together; tables and fc are never quantized."""
+        """Bytes on all GPUs together; tables and fc are never quantized."""
         layers = sum(n * kind.bytes for layer in self.layers for n, kind in layer.parts())
         return layers + 2 * (self.tables * self.head + self.other)
 
@@ -138,7 +138,7 @@ def section(values: Values, name: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads a config.json, whatever it holds; remarks on what had to be estimated."""
+    """Reads a config.json, whatever it holds, and notes what it had to estimate."""
 
     def __init__(self, values: Values, role: str) -> None:
         self.values, self.role = values, role
@@ -162,7 +162,7 @@ class _Reader:
         return value if isinstance(value, list) else []
 
     def within(self, name: str) -> "_Reader":
-        """A reader of an object inside."""
+        """A reader of the object that a field holds."""
         return _Reader(section(self.values, name), self.role)
 
     def size(self, *, tables: int, other: int = 0) -> ModelSize:
@@ -180,7 +180,7 @@ class _Reader:
     def _layer(self, index: int) -> Layer:
         kind = self._kind(index)
         config = self
-        # where a layer is not as the rest; transformers 5 pads the numbers: "05"
+        # layers that differ from the rest; transformers 5 pads their numbers: "05"
         if own := section(self.values, "per_layer_config"):
             padded = str(index).zfill(max(map(len, own)))
             more = {**section(own, str(index)), **section(own, padded)}

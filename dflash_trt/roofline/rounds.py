@@ -10,17 +10,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from statistics import mean
 from typing import Any, Literal
 
-import yaml
-
+from dflash_trt.files import data_file
 from dflash_trt.roofline.hardware import Gpu
 from dflash_trt.roofline.model_size import BF16, Format, Layer, ModelSize, eagle_size
 from dflash_trt.roofline.published import published_acceptance
 
-# kernels of a layer that follow each other, by what is in it; those of the head and of sampling
+# kernels in sequence: of a layer's attention, MLP or experts; of the head and sampling
 ATTENTION_KERNELS, MLP_KERNELS, EXPERTS_KERNELS, HEAD_KERNELS = 6, 3, 6, 3
 ACTIVATION_BYTES = 2
 EAGLE_CHAIN = 3  # draft tokens of an EAGLE-3 chain, TensorRT-LLM's usual max_draft_len
@@ -32,11 +30,11 @@ Software = Literal["tensorrt_llm", "sglang"]
 
 @dataclass(frozen=True)
 class Constants:
-    """What is not on a data sheet."""
+    """What no data sheet says; fitted to published figures."""
 
     bandwidth: float  # share of the memory's bandwidth that is reached
     flops: float  # share of the dense FLOP/s that is reached
-    expert_flops: float  # the same by experts, each of which has few of the tokens
+    expert_flops: float  # the same for experts, each of which sees few tokens
     kernel: Mapping[Software, float]  # seconds of a small kernel and the gap after it
     host: Mapping[Software, float]  # seconds a speculative round waits for the host
     all_reduce: float  # seconds of an all-reduce of a few bytes
@@ -53,8 +51,7 @@ def fit_errors() -> dict[str, float]:
 
 
 def _written() -> dict[str, Any]:
-    text = files(__package__).joinpath("constants.yaml").read_text("utf-8")
-    return dict(yaml.safe_load(text))
+    return dict(data_file(__file__, "constants.yaml"))
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Layout:
 
     @property
     def split(self) -> int:
-        """GPUs that share whatever is no expert."""
+        """How many GPUs share what is no expert."""
         return 1 if self.attention_dp else self.gpus
 
     def own_rows(self, rows: int) -> int:
@@ -190,7 +187,7 @@ def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
     """The tokens of a round with so many drafts, and where that is from; drafter: its Hub id."""
     rate, source = DRAFT_RATE, f"taken: {DRAFT_RATE:.0%} of drafts accepted"
     if (table := published_acceptance(drafter)) is not None:
-        # the rate of each draft: fewer may be asked for than were measured
+        # by the rate of each draft: fewer drafts may be planned than were measured
         rate = draft_rate(mean(table.tau.values()), table.draft_tokens)
         source = f"published ({table.source}), mean of {len(table.tau)} tasks"
     return _tokens_of_a_round(rate, draft_tokens), source
@@ -228,6 +225,24 @@ def round_time(
     return step + method.draft_tokens * (each + _head(method.drafter, runtime, rows, 1))
 
 
+def prefill_time(
+    target: ModelSize, drafter: ModelSize, runtime: Runtime, new: int, before: int, chunk: int
+) -> Step:
+    """Seconds until the first token of a prompt of which only the last `new` tokens are computed.
+
+    before: tokens in front of them, whose keys and values are in the cache. chunk: tokens of a
+    step, at most. Experts get thousands of tokens here: they reach what dense layers do.
+    """
+    step = _head(target, runtime, 1, 1)
+    # the drafter's keys and values of each token: fc, and a projection a layer
+    context = drafter.other + sum(layer.cached for layer in drafter.layers) * drafter.hidden
+    step += Step(arithmetic=runtime.multiply(new * context / runtime.layout.split, BF16))
+    for start in range(0, new, chunk):
+        tokens = min(chunk, new - start)
+        step += _forward(target, runtime, 1, tokens, before + start, runtime.kv_bytes, prefill=True)
+    return step
+
+
 def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
     """Experts that the busiest GPU reads, each as a whole one, for a batch of tokens.
 
@@ -243,16 +258,27 @@ def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
 
 
 def _forward(
-    model: ModelSize, runtime: Runtime, rows: int, tokens: int, context: float, kv_bytes: float
+    model: ModelSize,
+    runtime: Runtime,
+    rows: int,
+    tokens: int,
+    context: float,
+    kv_bytes: float,
+    *,
+    prefill: bool = False,
 ) -> Step:
-    """One pass over `rows` sequences of `context` tokens, `tokens` new ones in each; no head."""
+    """One pass over `rows` sequences of `context` tokens, `tokens` new ones in each; no head.
+
+    prefill: there are so many new ones that each is taken to see half of them.
+    """
     layout, constants = runtime.layout, runtime.constants
     split, own_rows = layout.split, layout.own_rows(rows)
     new, everything = own_rows * tokens, rows * tokens
     step = Step()
     for layer, count in model.kinds.items():
-        seen = context + tokens
-        seen = min(seen, layer.window + tokens) if layer.window else seen
+        seen = context + tokens / (2 if prefill else 1)
+        if layer.window:
+            seen = min(seen, layer.window + (0 if prefill else tokens))
         # a state is written too
         cached = layer.cached * seen * kv_bytes + 2 * layer.state * ACTIVATION_BYTES
         weights = layer.attention * layer.attention_format.bytes / split
@@ -269,7 +295,7 @@ def _forward(
             work += runtime.multiply(
                 everything * layer.chosen * layer.expert / layout.gpus,
                 layer.expert_format,
-                constants.expert_flops,
+                constants.flops if prefill else constants.expert_flops,
             )
         if not layout.attention_dp or layer.experts:
             exchanged = 2 * runtime.exchange(everything * model.hidden * ACTIVATION_BYTES)

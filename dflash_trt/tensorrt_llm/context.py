@@ -16,7 +16,7 @@ from dflash_trt.checkpoints import (
     read_json,
 )
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.config import RECOMPUTE_TAIL, BuildConfig, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.roofline import (
     ARENA_SHARE,
@@ -33,6 +33,7 @@ from dflash_trt.roofline import (
 
 Model = ModelSummary[Target] | ModelSummary[Drafter]
 PAGED = (100, 103)  # compute capabilities with the drafter's paged attention
+TAIL = 2048  # tokens; the window of z-lab's drafters that have one
 
 
 class Heads(NamedTuple):
@@ -113,6 +114,11 @@ class Context:
         return self.gpu.sm in PAGED and not self.two_sided_windows
 
     @property
+    def reuses(self) -> bool:
+        """Prompts that begin alike share their KV cache, and their last tokens run again."""
+        return self.config.serving.prefix_cache == RECOMPUTE_TAIL
+
+    @property
     def max_draft_len(self) -> int:
         """Drafts that the drafter was trained to make."""
         return self.drafter.number("block_size") - 1
@@ -146,6 +152,15 @@ class Context:
         free = self.gpu.memory_bytes - weight_bytes(self.target) // ranks - OVERHEAD
         kept = 1 - (0.9 if kv_fraction is None else kv_fraction)  # upstream's default
         return max(0, int(free * kept * ARENA_SHARE))
+
+
+def recompute_tail(drafter: ModelSize) -> int:
+    """Tokens at the end of a reused prompt that run again, so that the drafter sees them.
+
+    Where all of its layers have a window, it sees no more in any case.
+    """
+    windows = [layer.window for layer in drafter.layers]
+    return max(window or TAIL for window in windows) if all(windows) else TAIL
 
 
 def target_values(directory: Path, values: Values) -> Values:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.tensorrt_llm.arguments import find, has, read_table
-from dflash_trt.tensorrt_llm.context import Context, undivided
+from dflash_trt.tensorrt_llm.context import Context, recompute_tail, undivided
 from dflash_trt.tensorrt_llm.draft_len import pays_from, rounds_of, schedule
 
 UNSET: Any = object()
@@ -119,6 +119,18 @@ def target_layer_ids(context: Context, chosen: Before) -> Any:
 
 def attention_backend(context: Context, chosen: Before) -> Any:
     return "TRTLLM" if context.paged else "VANILLA"
+
+
+def enable_block_reuse(context: Context, chosen: Before) -> Any:
+    return context.reuses
+
+
+def use_kv_cache_manager_v2(context: Context, chosen: Before) -> Any:
+    return True if context.reuses else UNSET
+
+
+def context_recompute_tail(context: Context, chosen: Before) -> Any:
+    return recompute_tail(context.sizes[1]) if context.reuses else UNSET
 
 
 def free_gpu_memory_fraction(context: Context, chosen: Before) -> Any:

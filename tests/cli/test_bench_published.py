@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from commands import run
 from published import PAIRS
 
 from dflash_trt.bench import Run, engine_page
-from dflash_trt.cli.main import main
 from dflash_trt.roofline import published_acceptance, published_data, published_rows
 from dflash_trt.roofline.published import acceptance_tables
 
@@ -26,16 +25,16 @@ def test_pairs_are_those_that_were_published() -> None:
 
 def test_two_settings_of_one_task_are_told_apart() -> None:
     """Table 1 is Transformers on an H200, Table 3 SGLang on a B200: both are right."""
-    found = [row for row in published_rows(*QWEN) if row.task == "MATH-500"]
-    greedy = [row for row in found if "temperature 1" not in row.source]
-    assert {(row.tau, row.hardware) for row in greedy} == {
-        (8.01, "1 x B200, SGLang"),
-        (7.87, "1 x H200, Transformers"),
-        (5.82, "1 x H200, Transformers"),  # with thinking
+    found = [row for row in published_rows(*QWEN) if row["task"] == "MATH-500"]
+    greedy = [row for row in found if "temperature 1" not in row["source"]]
+    assert {(row["tau"], row["hardware"]) for row in greedy} == {
+        ("8.01", "1 x B200, SGLang"),
+        ("7.87", "1 x H200, Transformers"),
+        ("5.82", "1 x H200, Transformers"),  # with thinking
     }
-    assert len({row.source for row in found}) == len(found)
+    assert len({row["source"] for row in found}) == len(found)
     # Table 3's own speedups, which are not in the data: tokens/s are
-    assert found[0].speedup == "5.1, 4.5, 4.5, 3.9, 2.8"
+    assert found[0]["speedup"] == "5.1, 4.5, 4.5, 3.9, 2.8"
 
 
 def test_one_table_for_plan_and_doctor() -> None:
@@ -62,12 +61,11 @@ def test_a_report_shows_them_beside_its_own() -> None:
     assert titles(drafter=QWEN[1]) == own
 
 
-def test_by_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["dflash-trt", "bench", "published", "oss-20b"])
-    assert main() == 0
-    out = capsys.readouterr().out
+def test_by_command() -> None:
+    code, out, _ = run("bench", "published", "oss-20b")
+    assert code == 0
     assert "| MT-Bench | 7 | 8 | 2.0 | 4.20 |" in out
     assert "120b" not in out
-    monkeypatch.setattr("sys.argv", ["dflash-trt", "bench", "published", "nothing"])
-    assert main() == 1
-    assert "Known: z-lab/" in capsys.readouterr().err
+    code, _, err = run("bench", "published", "nothing")
+    assert code == 1
+    assert "Known: z-lab/" in err

@@ -17,58 +17,16 @@ from typing import Any
 import grpc
 import numpy as np
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import serialize_byte_tensor
 
+from dflash_trt.build.repository import read_config, templates
+from dflash_trt.request_fields import DATATYPES, FIELDS
 from dflash_trt.serving.request_id import HEADER
 
-TOKEN_IDS = ("input_ids", "stop_token_ids")
-INPUTS = {
-    **dict.fromkeys(
-        ("text_input", "messages", "tools", "chat_template_kwargs", "stop_words", "bad_words"),
-        "BYTES",
-    ),
-    **dict.fromkeys(
-        ("max_tokens", "min_tokens", "top_k", "logprobs", "n", "priority", *TOKEN_IDS),
-        "INT32",
-    ),
-    **dict.fromkeys(
-        (
-            "temperature",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-        ),
-        "FP32",
-    ),
-    **dict.fromkeys(
-        ("stream", "ignore_eos", "drafting", "add_generation_prompt", "exclude_input_in_output"),
-        "BOOL",
-    ),
-    "seed": "UINT64",
-}
-LISTS = {*TOKEN_IDS, "stop_words", "bad_words"}
 OUTPUTS = {
-    **dict.fromkeys(("text_output", "finish_reason"), "BYTES"),
-    **dict.fromkeys(
-        (
-            "index",
-            "token_ids",
-            "token_sources",
-            "round_tokens",
-            "prompt_tokens",
-            "completion_tokens",
-            "rounds",
-            "drafted",
-            "accepted",
-            "top_token_ids",
-        ),
-        "INT32",
-    ),
-    **dict.fromkeys(
-        ("acceptance_length", "time_to_first_token", "token_logprobs", "top_logprobs"), "FP32"
-    ),
+    each.name: DataType.Name(each.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+    for each in read_config(templates() / "dflash" / "config.pbtxt").output
 }
 PARAMETERS = {"timeout", "coded_errors"}
 MAY_HAVE = {"client", "client_key", HEADER}
@@ -165,6 +123,7 @@ def part(**values: Any) -> service_pb2.ModelStreamInferResponse:
         "token_sources": [],
         "round_tokens": [],
         "prompt_tokens": [2],
+        "thinking": [0],
         "completion_tokens": [len(tokens)] * count,
         **dict.fromkeys(("rounds", "drafted", "accepted"), [0] * count),
         **dict.fromkeys(("acceptance_length", "time_to_first_token"), [0.0] * count),
@@ -223,11 +182,11 @@ def _inputs(request: service_pb2.ModelInferRequest) -> Inputs:
     )
     result = InferResult(response)
     for each in request.inputs:
-        assert INPUTS.get(each.name) == each.datatype, each.name
+        assert DATATYPES.get(each.name) == each.datatype, each.name
         array = result.as_numpy(each.name)
         assert array.ndim == 1
         values = [v.decode() if isinstance(v, bytes) else v for v in array.tolist()]
-        assert each.name in LISTS or len(values) == 1, each.name
-        found[each.name] = values if each.name in LISTS else values[0]
+        assert FIELDS[each.name].is_list or len(values) == 1, each.name
+        found[each.name] = values if FIELDS[each.name].is_list else values[0]
     assert len({"text_input", "input_ids", "messages"} & found.keys()) == 1, "exactly one prompt"
     return found

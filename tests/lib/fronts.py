@@ -21,10 +21,10 @@ from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import RoundOutput, VerifyInput
 from dflash_trt.engines.info import EngineInfo, write_info
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front.front import Front
-from dflash_trt.serving.front.groups import Groups
+from dflash_trt.serving.front.engine_loop import EngineLoop
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.front.request_handler import RequestHandler
+from dflash_trt.serving.front.request_output import RequestOutput
 
 WAIT = 10.0
 VOCAB = 100
@@ -38,7 +38,7 @@ class FakeReply:
         self.gone = threading.Event()
         self.asked = 0
 
-    def send(self, part: Part, *, last: bool) -> None:
+    def send(self, part: RequestOutput, *, last: bool) -> None:
         self.got.put((part, last))
 
     def fail(self, code: str, message: str) -> None:
@@ -92,7 +92,7 @@ class CountingModel:
 @contextmanager
 def open_front(
     model: CountingModel, triton: Triton | None = None, **values: object
-) -> Iterator[Front]:
+) -> Iterator[RequestHandler]:
     words = {f"w{i}": i for i in range(VOCAB)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -112,8 +112,8 @@ def open_front(
     metrics = Metrics(triton or Triton(), settings.max_draft_tokens)
     with tempfile.TemporaryDirectory() as engines:
         describe_target(Path(engines), settings)
-        groups = Groups(settings, Path(engines), model, metrics)
-    front = Front(settings, tokenizer, template, groups, metrics)
+        groups = EngineLoop(settings, Path(engines), model, metrics)
+    front = RequestHandler(settings, tokenizer, template, groups, metrics)
     yield front
     model.pause.set()
     front.close()
@@ -151,7 +151,7 @@ def template(**values: Any) -> str:
 
 
 def ask(
-    front: Front,
+    front: RequestHandler,
     text: str | None = "w1",
     timeout: float | None = None,
     client: str = "",
@@ -163,7 +163,7 @@ def ask(
 
 
 def submit(
-    front: Front,
+    front: RequestHandler,
     reply: FakeReply,
     text: str | None = "w1",
     timeout: float | None = None,

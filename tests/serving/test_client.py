@@ -18,12 +18,9 @@ import trustme
 from live import assert_cancelled, assert_goes_idle, cancelled
 from llm_build import standins, write_llm_build
 from stand_in import Call, failure, part, parts
-from tritonclient.grpc.model_config_pb2 import DataType
 
-from dflash_trt.build.repository import read_config, templates
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
 from dflash_trt.serving.client import AsyncClient, Client, Tls, stream
-from dflash_trt.serving.client.fields import DATATYPES
 from dflash_trt.serving.client.retry import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Attempts
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import process
@@ -61,23 +58,6 @@ def server(
 def client(server: Ports) -> Iterator[Client]:
     with Client(f"127.0.0.1:{server.grpc}") as client:
         yield client
-
-
-def test_the_contract_is_the_models() -> None:
-    """The names and types that the client sends and the stand-in checks are the repository's."""
-    config = read_config(templates() / "dflash" / "config.pbtxt")
-
-    def types(tensors: Any) -> dict[str, str]:
-        kinds = {each.name: DataType.Name(each.data_type) for each in tensors}
-        return {
-            name: kind.removeprefix("TYPE_").replace("STRING", "BYTES")
-            for name, kind in kinds.items()
-        }
-
-    inputs, outputs = types(config.input), types(config.output)
-    assert inputs == DATATYPES
-    assert outputs == stand_in.OUTPUTS
-    assert stand_in.INPUTS == DATATYPES
 
 
 def test_generate_and_stream_give_the_same_answer(client: Client) -> None:

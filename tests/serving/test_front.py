@@ -16,9 +16,9 @@ from triton_metrics import Triton
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding.speculation import CostProfile
-from dflash_trt.serving.front.front import Front
-from dflash_trt.serving.front.groups import EngineGoneError
-from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.front.engine_loop import EngineGoneError
+from dflash_trt.serving.front.request_handler import RequestHandler
+from dflash_trt.serving.front.request_output import RequestOutput
 from dflash_trt.serving.front.requests import parse_request
 
 
@@ -28,12 +28,12 @@ def model() -> CountingModel:
 
 
 @pytest.fixture
-def front(model: CountingModel) -> Iterator[Front]:
+def front(model: CountingModel) -> Iterator[RequestHandler]:
     with open_front(model) as front:
         yield front
 
 
-def test_one_response_unless_a_stream_is_asked_for(front: Front) -> None:
+def test_one_response_unless_a_stream_is_asked_for(front: RequestHandler) -> None:
     part, last = ask(front, max_tokens=10).next()
     assert last
     assert part.token_ids == list(range(2, 12))
@@ -42,7 +42,7 @@ def test_one_response_unless_a_stream_is_asked_for(front: Front) -> None:
     assert part.acceptance_length == [3.0]
 
 
-def _stream(reply: FakeReply) -> list[Part]:
+def _stream(reply: FakeReply) -> list[RequestOutput]:
     """All parts of a stream that ends well."""
     parts = []
     while True:
@@ -52,7 +52,7 @@ def _stream(reply: FakeReply) -> list[Part]:
             return parts
 
 
-def test_a_stream_gives_its_rounds_in_order(front: Front, model: CountingModel) -> None:
+def test_a_stream_gives_its_rounds_in_order(front: RequestHandler, model: CountingModel) -> None:
     """News that come while others are being sent are put together."""
     model.seconds = 0.01
     parts = _stream(ask(front, max_tokens=100, stream=True, ignore_eos=True))
@@ -67,7 +67,7 @@ def test_a_stream_gives_its_rounds_in_order(front: Front, model: CountingModel) 
     assert totals == np.cumsum([len(part.token_ids) for part in parts]).tolist()
 
 
-def test_end_of_text_ends_it_unless_ignored(front: Front) -> None:
+def test_end_of_text_ends_it_unless_ignored(front: RequestHandler) -> None:
     part, _ = ask(front, "w45", max_tokens=20).next()
     assert part.finish_reason == ["stop"]
     assert part.token_ids == [46, 47, 48, 49, 50]
@@ -76,13 +76,15 @@ def test_end_of_text_ends_it_unless_ignored(front: Front) -> None:
     assert len(part.token_ids) == 20
 
 
-def test_max_tokens_defaults_to_128_or_what_fits(front: Front) -> None:
+def test_max_tokens_defaults_to_128_or_what_fits(front: RequestHandler) -> None:
     assert ask(front, ignore_eos=True).next()[0].completion_tokens == [128]
     long = " ".join(["w1"] * 390)
     assert ask(front, long, ignore_eos=True).next()[0].completion_tokens == [10]
 
 
-def test_a_failing_round_fails_its_requests_only(front: Front, model: CountingModel) -> None:
+def test_a_failing_round_fails_its_requests_only(
+    front: RequestHandler, model: CountingModel
+) -> None:
     model.error = RuntimeError("secret path /opt/x")
     code, message = ask(front).next()
     assert code == "INTERNAL"
@@ -90,7 +92,7 @@ def test_a_failing_round_fails_its_requests_only(front: Front, model: CountingMo
     assert ask(front, max_tokens=3).next()[0].token_ids == [2, 3, 4]
 
 
-def test_a_cancelled_request_stops(front: Front, model: CountingModel) -> None:
+def test_a_cancelled_request_stops(front: RequestHandler, model: CountingModel) -> None:
     model.pause.clear()
     reply = ask(front, max_tokens=300, stream=True, ignore_eos=True)
     reply.gone.set()
@@ -103,7 +105,7 @@ def test_a_cancelled_request_stops(front: Front, model: CountingModel) -> None:
     assert model.rounds <= 1 + 2  # the two of the new request: its prompt's and one of four tokens
 
 
-def test_a_full_queue_refuses_at_once(front: Front, model: CountingModel) -> None:
+def test_a_full_queue_refuses_at_once(front: RequestHandler, model: CountingModel) -> None:
     model.pause.clear()
     held = [ask(front, max_tokens=4) for _ in range(3)]  # 2 slots + 1 in the queue
     code, message = ask(front).next()
@@ -117,11 +119,11 @@ def test_a_full_queue_refuses_at_once(front: Front, model: CountingModel) -> Non
 class _AsksAgain(FakeReply):
     """A client that sends its next request before the front goes on."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: RequestHandler) -> None:
         super().__init__()
         self._front = front
 
-    def send(self, part: Part, *, last: bool) -> None:
+    def send(self, part: RequestOutput, *, last: bool) -> None:
         super().send(part, last=last)
         if last:
             self.got.put((ask(self._front, max_tokens=1),))
@@ -184,7 +186,9 @@ def test_a_place_is_free_as_soon_as_its_client_is_answered(
         (b"w1", {"stop_token_ids": [1] * 65}, "stop_token_ids has 65 ids"),
     ],
 )
-def test_a_bad_request_is_refused(front: Front, text: bytes, values: dict, words: str) -> None:
+def test_a_bad_request_is_refused(
+    front: RequestHandler, text: bytes, values: dict, words: str
+) -> None:
     inputs = {
         name: np.array([value], object if isinstance(value, bytes) else None)
         for name, value in values.items()
@@ -198,18 +202,20 @@ def test_a_bad_request_is_refused(front: Front, text: bytes, values: dict, words
     assert ask(front, max_tokens=1).next()[0].token_ids == [2]
 
 
-def test_an_engine_that_is_gone_can_be_retried(front: Front, model: CountingModel) -> None:
+def test_an_engine_that_is_gone_can_be_retried(front: RequestHandler, model: CountingModel) -> None:
     model.error = EngineGoneError("Stub process 'verify' is not healthy")
     assert ask(front).next()[0] == "UNAVAILABLE"
     assert ask(front, max_tokens=1).next()[0].token_ids == [2]
 
 
-def test_a_failed_stream_says_error_before_its_code(front: Front, model: CountingModel) -> None:
+def test_a_failed_stream_says_error_before_its_code(
+    front: RequestHandler, model: CountingModel
+) -> None:
     model.seconds = 0.02
     reply = ask(front, max_tokens=300, stream=True, ignore_eos=True)
     assert reply.next()[0].finish_reason == [""]
     model.error = RuntimeError("boom")
-    while isinstance((got := reply.next())[0], Part) and got[0].finish_reason == [""]:
+    while isinstance((got := reply.next())[0], RequestOutput) and got[0].finish_reason == [""]:
         pass
     assert got[0].finish_reason == ["error"]
     assert reply.next()[0] == "INTERNAL"
@@ -228,7 +234,7 @@ def test_a_failed_stream_says_error_before_its_code(front: Front, model: Countin
     ],
 )
 def test_stop_words(
-    front: Front, words: list[str], values: dict, text: str, tokens: int, stream: bool
+    front: RequestHandler, words: list[str], values: dict, text: str, tokens: int, stream: bool
 ) -> None:
     parts = _stream(ask(front, stop_words=words, stream=stream, ignore_eos=True, **values))
     assert "".join(part.text_output[0] for part in parts) == text
@@ -239,12 +245,12 @@ def test_stop_words(
     assert parts[-1].accepted[0] <= tokens - 1
 
 
-def test_the_prompt_can_be_part_of_the_text(front: Front) -> None:
+def test_the_prompt_can_be_part_of_the_text(front: RequestHandler) -> None:
     reply = ask(front, "w1 w2", max_tokens=2, exclude_input_in_output=False)
     assert reply.next()[0].text_output == ["w1 w2w3 w4"]
 
 
-def test_several_choices_in_one_response(front: Front) -> None:
+def test_several_choices_in_one_response(front: RequestHandler) -> None:
     part, last = ask(front, n=3, max_tokens=6).next()
     assert last
     assert part.index == [0, 1, 2]
@@ -254,7 +260,7 @@ def test_several_choices_in_one_response(front: Front) -> None:
     assert part.round_tokens == [4, 1] * 3
 
 
-def test_several_choices_in_a_stream(front: Front) -> None:
+def test_several_choices_in_a_stream(front: RequestHandler) -> None:
     parts = _stream(ask(front, n=3, max_tokens=20, stream=True))
     for i in range(3):
         of_choice = [part for part in parts if part.index == [i]]
@@ -267,7 +273,7 @@ class SlowReply(FakeReply):
 
     seconds = 0.5
 
-    def send(self, part: Part, *, last: bool) -> None:
+    def send(self, part: RequestOutput, *, last: bool) -> None:
         time.sleep(self.seconds)
         self.seconds = 0.0
         super().send(part, last=last)
@@ -288,7 +294,7 @@ def test_the_time_to_the_first_token_of_a_stream_counts_its_sending(model: Count
     assert whole.time_to_first_token == [pytest.approx(second, abs=1e-3)]
 
 
-def test_a_deadline_ends_a_text_as_it_is(front: Front, model: CountingModel) -> None:
+def test_a_deadline_ends_a_text_as_it_is(front: RequestHandler, model: CountingModel) -> None:
     model.seconds = 0.05
     running = [ask(front, timeout=0.3, max_tokens=300, ignore_eos=True) for _ in range(2)]
     waiting = ask(front, timeout=0.15, max_tokens=300, ignore_eos=True)
@@ -320,7 +326,7 @@ def test_a_lower_priority_number_is_served_first(model: CountingModel) -> None:
     assert model.prompts == [1, 30, 10, 20, 40]
 
 
-def test_messages_go_through_the_template(front: Front) -> None:
+def test_messages_go_through_the_template(front: RequestHandler) -> None:
     messages = json.dumps([{"role": "user", "content": "w1 w2"}, {"role": "x", "content": "w3"}])
 
     def ids(**values: Any) -> tuple[int, list[int]]:
@@ -357,7 +363,7 @@ def test_costs_are_measured_when_the_models_are_loaded(
     def measure(engines: Path, mode: str, run_round: object) -> CostProfile:
         raise answers.pop(0)
 
-    monkeypatch.setattr("dflash_trt.serving.front.groups.profile_of", measure)
+    monkeypatch.setattr("dflash_trt.serving.front.engine_loop.profile_of", measure)
     with open_front(model, speculation=Speculation(), slots=12) as front:
         part, _ = ask(front, max_tokens=10).next()
         assert (part.token_ids, part.rounds) == (list(range(2, 12)), [3])
@@ -371,7 +377,7 @@ def test_closing_while_models_are_being_loaded(
     def measure(engines: Path, mode: str, run_round: object) -> CostProfile:
         raise EngineGoneError("not ready")
 
-    monkeypatch.setattr("dflash_trt.serving.front.groups.profile_of", measure)
+    monkeypatch.setattr("dflash_trt.serving.front.engine_loop.profile_of", measure)
     before = threading.active_count()
     with open_front(model, speculation=Speculation(), slots=12) as front:
         reply = ask(front, max_tokens=10)
@@ -395,7 +401,7 @@ def test_who_holds_a_row_is_asked_more_often_whether_he_has_gone(model: Counting
         assert all(reply.next()[0].token_ids == [2, 3] for reply in replies[:-1])
 
 
-def test_closing_answers_what_is_open(front: Front, model: CountingModel) -> None:
+def test_closing_answers_what_is_open(front: RequestHandler, model: CountingModel) -> None:
     model.pause.clear()
     reply = ask(front, max_tokens=300, ignore_eos=True)
     closer = threading.Thread(target=front.close)
@@ -407,7 +413,7 @@ def test_closing_answers_what_is_open(front: Front, model: CountingModel) -> Non
 
 
 def test_a_request_that_is_read_while_the_front_closes_is_answered(
-    front: Front, monkeypatch: pytest.MonkeyPatch
+    front: RequestHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_and_close(*given: Any) -> Any:
         closer = threading.Thread(target=front.close)
@@ -415,5 +421,5 @@ def test_a_request_that_is_read_while_the_front_closes_is_answered(
         closer.join(0.5)  # it waits for the reader, which is here
         return parse_request(*given)
 
-    monkeypatch.setattr("dflash_trt.serving.front.front.parse_request", read_and_close)
+    monkeypatch.setattr("dflash_trt.serving.front.request_handler.parse_request", read_and_close)
     assert ask(front).next()[0] == "UNAVAILABLE"

@@ -12,12 +12,12 @@ import pytest
 from fronts import VOCAB, WAIT, CountingModel, ask, open_front, wait_until
 
 from dflash_trt.decoding import Sequence
-from dflash_trt.serving.front import front as front_module
-from dflash_trt.serving.front.choice import Choice
-from dflash_trt.serving.front.front import Front
+from dflash_trt.serving.front import request_handler as module
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.outbox import Outbox
+from dflash_trt.serving.front.output_processor import OutputProcessor
+from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.requests import parse_request
+from dflash_trt.serving.front.response_sender import ResponseSender
 from dflash_trt.serving.front.stop_words import StopWords
 
 
@@ -31,7 +31,7 @@ def model() -> CountingModel:
 
 
 @pytest.fixture
-def front(model: CountingModel) -> Iterator[Front]:
+def front(model: CountingModel) -> Iterator[RequestHandler]:
     with open_front(model) as front:
         yield front
 
@@ -50,21 +50,21 @@ def test_clients_take_turns(model: CountingModel) -> None:
     assert model.prompts.index(5) < model.prompts.index(3)
 
 
-def test_who_holds_most_places_gives_way(model: CountingModel) -> None:
+def test_requests_of_who_holds_most_are_evicted(model: CountingModel) -> None:
     with open_front(model, slots=1, max_queue=3) as front:
         model.pause.clear()
         held = [ask(front, max_tokens=1, client="a") for _ in range(4)]
         wait_until(lambda: len(front._queue) == 3)
-        assert ask(front, client="a").next() == ("UNAVAILABLE", front_module.FULL)
+        assert ask(front, client="a").next() == ("UNAVAILABLE", module.FULL)
         other = [ask(front, "w7", max_tokens=1, client="b") for _ in range(2)]
-        assert held[3].next() == ("UNAVAILABLE", front_module.GAVE_WAY)
-        assert held[2].next() == ("UNAVAILABLE", front_module.GAVE_WAY)
+        assert held[3].next() == ("UNAVAILABLE", module.EVICTED)
+        assert held[2].next() == ("UNAVAILABLE", module.EVICTED)
         # now both hold two
-        assert ask(front, client="b").next() == ("UNAVAILABLE", front_module.FULL)
+        assert ask(front, client="b").next() == ("UNAVAILABLE", module.FULL)
         model.pause.set()
         for reply in (*held[:2], *other):
             assert reply.next()[0].finish_reason == ["length"]
-        wait_until(lambda: front._places.missing(4) == 0)  # every place came back
+        wait_until(lambda: front._admission.excess(4) == 0)  # all were released
 
 
 def test_a_limit_of_one_client(model: CountingModel) -> None:
@@ -93,7 +93,7 @@ def test_a_prompt_that_takes_long_to_read_holds_up_who_waits_no_longer_than_it(
         assert go_on.wait(WAIT)
         return parse_request(inputs, *given)
 
-    monkeypatch.setattr(front_module, "parse_request", slow)
+    monkeypatch.setattr(module, "parse_request", slow)
     with open_front(model, max_queue=9) as front:
         replies = [ask(front, max_tokens=1, client="a") for _ in range(4)]  # none of them waits
         assert begun.wait(WAIT)
@@ -105,16 +105,16 @@ def test_a_prompt_that_takes_long_to_read_holds_up_who_waits_no_longer_than_it(
 
 
 def test_an_error_keeps_its_code_however_fast_the_sender_is(
-    front: Front, model: CountingModel, monkeypatch: pytest.MonkeyPatch
+    front: RequestHandler, model: CountingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part that said "error" went out as a good answer when it came before its error."""
-    post = Outbox.post
+    post = ResponseSender.put
 
     def slowly(*given: Any, **named: Any) -> None:
         post(*given, **named)
         time.sleep(0.1)
 
-    monkeypatch.setattr(Outbox, "post", slowly)
+    monkeypatch.setattr(ResponseSender, "put", slowly)
     for stream in (False, True):
         model.error = RuntimeError("a round failed")
         reply = ask(front, max_tokens=9, stream=stream)
@@ -128,7 +128,7 @@ def test_an_error_keeps_its_code_however_fast_the_sender_is(
 @pytest.mark.parametrize("error", [ValueError, PanicException])
 @pytest.mark.parametrize("stop_words", [[], ["never"]])
 def test_a_text_that_cannot_be_given_out_ends_alone(
-    front: Front,
+    front: RequestHandler,
     model: CountingModel,
     monkeypatch: pytest.MonkeyPatch,
     error: type[BaseException],
@@ -152,7 +152,7 @@ def test_a_text_that_cannot_be_given_out_ends_alone(
     good = ask(front, "w60", max_tokens=30, ignore_eos=True, **words)
     bad = ask(front, "w30", max_tokens=30, ignore_eos=True, **words)
     model.pause.set()
-    assert bad.next() == ("INTERNAL", front_module.NO_TEXT)
+    assert bad.next() == ("INTERNAL", module.NO_TEXT)
     assert good.next()[0].token_ids == [(61 + i) % VOCAB for i in range(30)]
     assert ask(front, max_tokens=1).next()[0].token_ids == [2]  # its row is free
 
@@ -174,14 +174,14 @@ def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
         replies = [ask(front, max_tokens=1), ask(front, "w5", max_tokens=1)]
         wait_until(lambda: len(front._queue) == 1)
         if at == "count":
-            monkeypatch.setattr(Choice, "count", fail)
+            monkeypatch.setattr(OutputProcessor, "count", fail)
         else:
             monkeypatch.setattr(Metrics, "prefill", fail)
         model.pause.set()
         answers = [reply.next() for reply in replies]
         assert failed.is_set()
         assert answers[1][0].finish_reason == ["length"]
-        wait_until(lambda: front._places.missing(3) == 0)
+        wait_until(lambda: front._admission.excess(3) == 0)
 
 
 def test_who_ended_in_a_step_that_failed_is_answered(
@@ -207,11 +207,11 @@ def test_who_ended_in_a_step_that_failed_is_answered(
 
 
 def test_a_request_dropped_before_it_is_in_the_line_never_runs(
-    front: Front, model: CountingModel, monkeypatch: pytest.MonkeyPatch
+    front: RequestHandler, model: CountingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Outbox.open
+    opened = ResponseSender.open
 
-    def open_and_drop(self: Outbox, stream: Any) -> bool:
+    def open_and_drop(self: ResponseSender, stream: Any) -> bool:
         result = opened(self, stream)
         front._drop(stream)  # as for a client that has gone
         return result
@@ -219,7 +219,7 @@ def test_a_request_dropped_before_it_is_in_the_line_never_runs(
     model.pause.clear()
     running = [ask(front, f"w{i}", max_tokens=1) for i in (1, 2)]
     wait_until(lambda: len(front._queue) == 1 and bool(model.prompts))
-    monkeypatch.setattr(Outbox, "open", open_and_drop)
+    monkeypatch.setattr(ResponseSender, "open", open_and_drop)
     dropped = ask(front, "w9", max_tokens=1)
     part, last = dropped.next()
     assert (part.finish_reason, last) == (["cancelled"], True)
@@ -229,7 +229,9 @@ def test_a_request_dropped_before_it_is_in_the_line_never_runs(
     assert 9 not in model.prompts
 
 
-def test_a_tokenizer_that_panics_is_an_error(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_panics_is_an_error(
+    front: RequestHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def panic(*_: Any, **__: Any) -> Any:
         raise PanicException("index out of bounds")
 
@@ -257,7 +259,7 @@ def test_stop_words_cost_no_more_with_the_length_of_the_text() -> None:
     assert time.perf_counter() - start < 20.0  # 0.5 s; it was 200 s
 
 
-def test_the_largest_words_are_read_at_once(front: Front) -> None:
+def test_the_largest_words_are_read_at_once(front: RequestHandler) -> None:
     words = np.array([f"{i:03} ".encode() * 64 for i in range(64)], object)
     start = time.monotonic()
     reply = ask(front, max_tokens=1, bad_words=[each.decode() for each in words])

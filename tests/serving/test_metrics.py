@@ -79,7 +79,7 @@ def test_a_round_counts_every_sequence(triton: Triton) -> None:
     for phase, seconds in PHASES.items():
         assert triton.value("dflash_round_seconds_total", phase=phase) == pytest.approx(2 * seconds)
     choices = {each: triton.value("dflash_choices_total", verified=each) for each in VERIFIED}
-    assert choices == {"plain": 2, "chain": 4, "tree": 0, "lookup": 2}
+    assert choices == {"plain": 2, "chain": 4, "tree": 0, "lookup": 2, "grammar": 0}
 
 
 def test_positions_in_a_tree_are_depths(triton: Triton) -> None:

@@ -519,7 +519,6 @@ SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     ("metadata", [{"a": "b"}], []),
     ("store", [True], []),
     ("service_tier", ["auto"], []),
-    ("parallel_tool_calls", [True], []),
     (
         "stream_options",
         [{"include_obfuscation": True}, {"continuous_usage_stats": True}],
@@ -559,7 +558,8 @@ CHAT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     ("logprobs", [True, False], ["x"]),
     ("top_logprobs", [2], [21]),
     ("tools", [[], [{"type": "function", "function": {"name": "f"}}]], ["x"]),
-    ("tool_choice", ["auto", "none"], ["required"]),
+    ("tool_choice", ["auto", "none"], ["required", "x", 5, {"type": "function"}]),
+    ("parallel_tool_calls", [True, False], ["x"]),
     ("reasoning_effort", ["low"], [5]),
     ("chat_template_kwargs", [{}, {"opening": "x"}], ["x"]),
     ("add_generation_prompt", [True, False], [5]),
@@ -754,9 +754,12 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
         "bad_words": ["x"],
         "priority": 2,
         "add_generation_prompt": True,
+        "tool_choice": '"auto"',
     }
     assert 29 < server.timeouts[0] <= 30
     assert json.loads(second.pop("messages")) == [{"role": "user", "content": "hi"}]
+    assert json.loads(second.pop("tools")) == [tool]
+    assert second.pop("tool_choice") == '"none"'
     # OpenAI's temperature when none is given; the length is the server's to choose
     assert second == {"stream": False, "temperature": 1.0, "stop_words": ["a", "b"], "top_k": 0}
     message = found.choices[0].message

@@ -58,6 +58,7 @@ def _crafted(name: str, key: list[int], row: int, *move: int) -> list[InferInput
         "parents": ("INT64", np.zeros((1, 1), np.int64)),
         "sampling": ("BYTES", np.array([b""], object)),
         "history": ("INT64", np.full((1, 1), -1)),
+        "masks": ("INT32", np.full((1, 1, 1), -1, np.int32)),
         "results": ("INT64", np.zeros((1, 3), np.int64)),
         "features": ("FP32", np.zeros((1, 1, 64), np.float32)),
     }

@@ -24,12 +24,13 @@ from triton_metrics import Triton
 
 from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.errors import BuildError, DflashError, ServerError
+from dflash_trt.decoding import Grammar, Request, Sequence
+from dflash_trt.errors import BuildError, DflashError, RequestError, ServerError
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.front.front import Front
 from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.front.request_handler import RequestHandler
+from dflash_trt.serving.front.request_output import RequestOutput
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.run import running_server
 from dflash_trt.tensorrt_llm.info import read_llm_args
@@ -49,7 +50,7 @@ class FakeReply:
         self.got: queue.Queue[Any] = queue.Queue()
         self.gone = threading.Event()
 
-    def send(self, part: Part, *, last: bool) -> None:
+    def send(self, part: RequestOutput, *, last: bool) -> None:
         self.got.put(part)
 
     def fail(self, code: str, message: str) -> None:
@@ -58,10 +59,10 @@ class FakeReply:
     def cancelled(self) -> bool:
         return self.gone.is_set()
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[RequestOutput]:
         """All, up to the last one, or to the error's code and message."""
         found = [self.got.get(timeout=WAIT)]
-        while isinstance(found[-1], Part) and found[-1].finish_reason[0] in ("", "error"):
+        while isinstance(found[-1], RequestOutput) and found[-1].finish_reason[0] in ("", "error"):
             found.append(self.got.get(timeout=WAIT))
         return found
 
@@ -77,14 +78,16 @@ def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @contextmanager
-def _front(directory: Path, args: dict[str, Any]) -> Iterator[tuple[Front, TensorRTLLM, Triton]]:
-    build = write_llm_build(directory / "build", PAIR, {**ARGS, **args})
+def _front(
+    directory: Path, args: dict[str, Any], **serving: Any
+) -> Iterator[tuple[RequestHandler, TensorRTLLM, Triton]]:
+    build = write_llm_build(directory / "build", PAIR, {**ARGS, **args}, **serving)
     args, triton = read_llm_args(build / "engines" / "tensorrt_llm"), Triton()
     names = {"mode": "tensorrt_llm", "tokenizer": "", "engines": "", "max_queue": "9"}
     settings = Settings.from_parameters({**names, "eos_token_ids": "0", **limits(args)})
     metrics = Metrics(triton, settings.max_draft_tokens, rounds=False)
     decoder = TensorRTLLM(settings, args, metrics)
-    front = Front(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)
+    front = RequestHandler(settings, load_tokenizer(build / "tokenizer"), None, decoder, metrics)
     try:
         yield front, decoder, triton
     finally:
@@ -100,7 +103,7 @@ def _inputs(text: str = "def main():", **values: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _ask(front: Front, **values: Any) -> list[Any]:
+def _ask(front: RequestHandler, **values: Any) -> list[Any]:
     reply = FakeReply()
     front.submit(_inputs(**values), reply)
     return reply.parts()
@@ -130,6 +133,39 @@ def test_what_it_cannot_do_is_refused(tensorrt_llm: ModuleType, tmp_path: Path) 
             assert words in message
         neutral = {"min_p": 0.0, "min_tokens": 0, "repetition_penalty": 1.0}
         assert _ask(front, **neutral)[-1].finish_reason == ["length"]
+
+
+def test_a_grammar_becomes_a_guide_where_the_build_has_them(
+    tensorrt_llm: ModuleType, tmp_path: Path
+) -> None:
+    asked = Request([1, 2], 8, grammar=Grammar("regex", "[ab]+"))
+    with _front(tmp_path / "without", {}) as (_, decoder, _):
+        with pytest.raises(RequestError, match="built without guided decoding"):
+            decoder.check(asked)
+        assert decoder._params(Request([1], 1)).guided_decoding is None
+    with _front(tmp_path / "with", {"guided_decoding_backend": "llguidance"}) as (_, decoder, _):
+        decoder.check(asked)
+        params = decoder._params(asked)
+        assert params.guided_decoding.regex == "[ab]+"
+        params.detokenize = True
+        assert set(decoder._llm.generate([1, 2], params).outputs[0].text) <= {"a", "b"}
+
+
+def test_salts_go_on_and_reused_tokens_come_back(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
+    """Of chats that begin alike, with the tail that `recompute_tail` has run again."""
+    tail = {"speculative_config": {"context_recompute_tail": 64}}
+    with _front(tmp_path, tail, prefix_cache="recompute_tail") as (_, decoder, _):
+
+        def cached(salt: str) -> int:
+            request = Request([5] * 200, 1, cache_salt=salt)
+            sequence, done = Sequence(request), threading.Event()
+            decoder._deliver = lambda *told: done.set()
+            decoder._queue.add(sequence, "")
+            decoder.wake()
+            assert done.wait(WAIT)
+            return sequence.cached_tokens
+
+        assert [cached(salt) for salt in ("a", "a", "", "b", "")] == [0, 128, 0, 0, 128]
 
 
 def test_what_is_refused_is_refused_by_tensorrt_llm_too(tensorrt_llm: ModuleType) -> None:
@@ -193,7 +229,7 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
         assert replies[2].parts()[-1].finish_reason == ["length"]
         for reply in replies[:2]:
             said = reply.got.get(timeout=WAIT)
-            while isinstance(said, Part):  # the last of them perhaps after it has left
+            while isinstance(said, RequestOutput):  # the last of them perhaps after it has left
                 said = reply.got.get(timeout=WAIT)
             assert said == ("CANCELLED", "The request was cancelled.")
         late = FakeReply()
@@ -389,6 +425,48 @@ class TestStandIn:
                 tensorrt_llm.SamplingParams(**wrong)
         with pytest.raises(AttributeError):
             tensorrt_llm.SamplingParams().stop_words = ["x"]
+
+    def test_guides(self, tensorrt_llm: ModuleType) -> None:
+        made = tensorrt_llm.sampling_params.GuidedDecodingParams
+        with pytest.raises(TypeError):
+            made(choice=["a"])
+        with pytest.raises(ValueError, match="Only one guide can be used"):
+            tensorrt_llm.SamplingParams(guided_decoding=made(regex="a", json_object=True))
+        with pytest.raises(TypeError):
+            tensorrt_llm.SamplingParams(guided_decoding={"regex": "a"})
+        assert made(json={"type": "object"})._ours("xgrammar").text == '{"type": "object"}'
+        with pytest.raises(ValueError, match="STRUCTURAL_TAG"):
+            made(structural_tag="{}")._ours("llguidance")
+
+    def test_reuse(self, tensorrt_llm: ModuleType) -> None:
+        """Whole blocks that prompts of the same salt began with, up to the tail."""
+        llm = tensorrt_llm.LLM(
+            model=str(PAIR / "target"),
+            max_batch_size=1,
+            max_seq_len=256,
+            speculative_config={
+                "decoding_type": "DFlash",
+                "speculative_model": str(PAIR / "drafter"),
+                "max_draft_len": 7,
+                "context_recompute_tail": 40,
+            },
+        )
+        try:
+            params = tensorrt_llm.SamplingParams(max_tokens=1, end_id=0)
+            prompt, seen = [5] * 150, []
+            for salt in (None, None, "a", "a"):
+                seen.append(llm.generate_async(prompt, params, cache_salt=salt).result())
+            assert [each.cached_tokens for each in seen] == [0, 96, 0, 96]
+            guided = tensorrt_llm.SamplingParams(
+                guided_decoding=tensorrt_llm.sampling_params.GuidedDecodingParams(regex="a"),
+                end_id=0,
+            )
+            with pytest.raises(RuntimeError, match="GuidedDecoder is not setup"):
+                llm.generate_async([5], guided).result()
+            with pytest.raises(TypeError, match="cache_salt"):
+                llm.generate_async([5], params, cache_salt=3)
+        finally:
+            llm.shutdown()
 
     def test_results(self, tensorrt_llm: ModuleType) -> None:
         checkpoints = {"model": str(PAIR / "target"), "max_batch_size": 1, "max_seq_len": 64}

@@ -14,7 +14,7 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import DraftInput, RoundOutput, VerifyInput
 from dflash_trt.decoding.messages import DraftOutput, VerifyOutput
-from dflash_trt.serving.front.parts import Part
+from dflash_trt.serving.front.request_output import RequestOutput
 
 LAYER = LayerSpec(
     num_key_value_heads=2,
@@ -144,7 +144,9 @@ def test_tensors_are_the_fields_of_the_tuples() -> None:
     assert set(_names(config("draft").output)) == _fields(DraftOutput)
     assert set(_names(config("draft_verify").input)) == _fields(VerifyInput)
     assert set(_names(config("draft_verify").output)) == _fields(RoundOutput)
-    assert _names(config("dflash").output) == [field.name for field in dataclasses.fields(Part)]
+    assert _names(config("dflash").output) == [
+        field.name for field in dataclasses.fields(RequestOutput)
+    ]
     assert config("dflash").model_transaction_policy.decoupled
 
 

@@ -23,8 +23,15 @@ ROOMS = [
 PROCESSES = {"client", "front", "gateway", "openai", "server"}
 # what takes long to load has a door of its own, and is imported where it is needed
 SIDE_DOORS = {
-    *("build.acceptance_probe", "build.built", "build.export", "build.run", "build.settings"),
-    *("cli.main", "engines.accuracy", "engines.onnxruntime", "engines.tensorrt.machine"),
+    *("build.acceptance_probe", "build.built", "build.export", "build.pack", "build.run"),
+    *(
+        "build.settings",
+        "build.signing",
+        "cli.main",
+        "engines.accuracy",
+        "engines.onnxruntime",
+        "engines.tensorrt.machine",
+    ),
     *("engines.tensorrt.plan", "serving.client.fields", "tensorrt_llm.first_generation"),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -35,7 +35,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (target / "chat_template.jinja").write_text("{{ messages }}")
     (target / "original").mkdir()
     for name in (
-        *("pytorch_model.bin", "training_args.bin", "modeling_custom.py", "README.md"),
+        *("pytorch_model.bin", "training_args.bin", "modeling_custom.py", "notes.md"),
+        "README.md",
         *("consolidated.safetensors", "original/model.safetensors", "original/config.json"),
     ):
         (target / name).write_bytes(name.encode())
@@ -80,15 +81,15 @@ def test_what_is_read_is_fetched_and_nothing_else(
     names = {file.relative_to(directory).as_posix() for file in directory.rglob("*")}
     assert names == {
         *("config.json", "generation_config.json", "model.safetensors"),
-        *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md"),
     }
     for name in names:
         assert (directory / name).read_bytes() == (original / "target" / name).read_bytes()
     asked = [line for line in hub.log if "/resolve/" in line]
     assert all(f"/resolve/{commit}/" in line for line in asked)
-    assert not any(word in line for line in asked for word in (".bin", ".py", "original"))
-    assert steps[0] == ("fetching org/target", 0, 6)
-    assert steps[-1] == ("fetching org/target", 6, 6)
+    assert not any(word in line for line in asked for word in (".bin", ".py", "notes", "original"))
+    assert steps[0] == ("fetching org/target", 0, 7)
+    assert steps[-1] == ("fetching org/target", 7, 7)
     hub.log.clear()
     assert fetch(revision=commit)[:2] == (directory, commit)
     assert hub.log == []  # a commit does not change
@@ -248,7 +249,7 @@ def test_build_from_the_hub_and_again_without_it(hub: Hub, tmp_path: Path) -> No
     assert "Traceback" not in refused.stderr
     built = build(HF_TOKEN=TOKEN)
     assert built.returncode == 0, built.stderr
-    assert "fetching org/target (6) ..." in built.stderr
+    assert "fetching org/target (7) ..." in built.stderr
     manifest: dict[str, Any] = json.loads((tmp_path / "built" / "manifest.json").read_text())
     assert manifest["hub"] == {
         "target": {"id": "org/target", "commit": NEW},

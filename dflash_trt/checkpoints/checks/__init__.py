@@ -12,8 +12,6 @@ from typing import Any, Generic, Literal, NamedTuple, ParamSpec
 
 from dflash_trt.errors import DflashError
 
-__all__ = ["Check", "Finding", "Found", "NotKnown", "Severity", "check", "checks_of", "run"]
-
 P = ParamSpec("P")
 # error: cannot run, or never drafts well; warning: suspicious, or worse than it could be; note:
 # what a user of the server may meet

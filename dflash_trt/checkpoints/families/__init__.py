@@ -16,8 +16,6 @@ from dflash_trt.checkpoints.families.qwen2 import qwen2
 from dflash_trt.checkpoints.families.qwen3 import qwen3, qwen3_moe
 from dflash_trt.checkpoints.fields import Config
 
-__all__ = ["FAMILIES"]
-
 FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {  # by architecture
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,

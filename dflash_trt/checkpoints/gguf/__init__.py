@@ -7,5 +7,3 @@ else has to know of the format; the weights stay in the file (`tensors.py`).
 from dflash_trt.checkpoints.gguf.blocks import BITS, Blocks
 from dflash_trt.checkpoints.gguf.convert import as_directory, packaged
 from dflash_trt.checkpoints.gguf.tensors import LINK, Packed, open_tensors
-
-__all__ = ["BITS", "LINK", "Blocks", "Packed", "as_directory", "open_tensors", "packaged"]

@@ -4,9 +4,12 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
 
 from dflash_trt.checkpoints.gguf.config import config, generation_config
-from dflash_trt.checkpoints.gguf.header import read_header
+from dflash_trt.checkpoints.gguf.header import Header, read_header
 from dflash_trt.checkpoints.gguf.tensors import LINK
 from dflash_trt.checkpoints.gguf.tokenizer import tokenizer, tokenizer_config
 from dflash_trt.errors import CheckpointError
@@ -25,6 +28,7 @@ def as_directory(file: Path) -> Path:
         "generation_config.json": json.dumps(generation_config(header)),
         "tokenizer_config.json": json.dumps(tokenizer_config(header)),
         "tokenizer.json": tokenizer(header).to_str(),
+        "README.md": f"---\n{yaml.safe_dump(_card(header))}---",
     }
     _made.append(TemporaryDirectory(prefix="dflash-trt-gguf-"))
     directory = Path(_made[-1].name, file.stem)  # the name that messages have
@@ -33,6 +37,12 @@ def as_directory(file: Path) -> Path:
         (directory / name).write_text(text + "\n", encoding="utf-8")
     (directory / LINK).symlink_to(file.resolve())
     return directory
+
+
+def _card(header: Header) -> dict[str, Any]:
+    """What a model card's front matter would say."""
+    said = {name: header.values.get(f"general.{name}") for name in ("license", "datasets")}
+    return {name: value for name, value in said.items() if value}
 
 
 def packaged(package: str, name: Path) -> Path:

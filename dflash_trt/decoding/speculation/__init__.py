@@ -14,27 +14,3 @@ from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
 from dflash_trt.decoding.speculation.proposal import SOURCES, VERIFIED, Proposal, Row, StepPlan
 from dflash_trt.decoding.speculation.proposer import Proposer, strategy
 from dflash_trt.decoding.speculation.tree import ancestors, depths, walk
-
-__all__ = [
-    "SOURCES",
-    "VERIFIED",
-    "Adaptive",
-    "CostProfile",
-    "FeatureBuffer",
-    "Fixed",
-    "Machine",
-    "Policy",
-    "Proposal",
-    "Proposer",
-    "Row",
-    "StepPlan",
-    "ancestors",
-    "depths",
-    "keep_profile",
-    "kept_profiles",
-    "measure",
-    "profile_of",
-    "strategy",
-    "this_machine",
-    "walk",
-]

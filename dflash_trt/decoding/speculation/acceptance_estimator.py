@@ -1,6 +1,7 @@
 """How many tokens of a proposal the target may be expected to keep, by what became of others."""
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -23,21 +24,23 @@ class AcceptanceEstimator:
     def __init__(self, max_drafts: int) -> None:
         """max_drafts: of a row in a round."""
         self._max_drafts = max_drafts
-        self._drafted = {sampled: _Calibration(max_drafts) for sampled in (False, True)}
+        self._drafted = defaultdict[tuple[str, bool, bool], _Calibration](
+            lambda: _Calibration(max_drafts)
+        )
         self._copied: dict[tuple[bool, bool, int], _Copies] = {}
 
     def expected(self, proposal: Proposal) -> list[float]:
         """How many of its first 0, 1, .. draft tokens are accepted."""
         if proposal.source == "lookup":
             return self._copies(proposal).expected()[: len(proposal.tokens) + 1]
-        return self._drafted[proposal.sampled].expected(proposal.values, proposal.parents)
+        return self._drafted[_kind(proposal)].expected(proposal.values, proposal.parents)
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """How many draft tokens of a verified proposal were kept."""
         if proposal.source == "lookup":
             self._copies(proposal).observe(len(proposal.tokens), accepted)
         else:
-            self._drafted[proposal.sampled].observe(proposal.values, proposal.parents, accepted)
+            self._drafted[_kind(proposal)].observe(proposal.values, proposal.parents, accepted)
 
     def _copies(self, proposal: Proposal) -> "_Copies":
         bucket = bisect_right(MATCHES, proposal.match) - 1
@@ -46,6 +49,11 @@ class AcceptanceEstimator:
             chance = (SAMPLED_CHANCES if proposal.sampled else CHANCES)[bucket]
             self._copied[key] = _Copies(self._max_drafts, chance)
         return self._copied[key]
+
+
+def _kind(proposal: Proposal) -> tuple[str, bool, bool]:
+    """What is counted together: by source, whether tokens are sampled, and under a grammar."""
+    return proposal.source, proposal.sampled, bool(proposal.forced)
 
 
 class _Copies:

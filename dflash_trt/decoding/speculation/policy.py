@@ -54,8 +54,9 @@ class Fixed(Policy):
     """Always a chain of so many draft tokens, or plain decoding with 0 of them."""
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
-        first = [row.proposals[0] if row.proposals else None for row in rows]
-        return StepPlan(first, self.draft_tokens)
+        most = self.draft_tokens
+        first = [row.proposals[0].cut(most) if row.proposals and most else None for row in rows]
+        return StepPlan(first, most)
 
 
 class Adaptive(Policy):
@@ -152,7 +153,7 @@ class Adaptive(Policy):
 
     def _repeats(self, proposal: Proposal | None) -> bool:
         """Whether a row repeats itself: there is more to be looked up afterwards."""
-        if proposal is None or proposal.source == "drafter":
+        if proposal is None or proposal.source != "lookup":
             return False
         return self._estimator.expected(proposal)[-1] >= REPEATS * len(proposal.tokens)
 

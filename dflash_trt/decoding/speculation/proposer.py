@@ -11,6 +11,7 @@ from dflash_trt.decoding.gumbel import noise
 from dflash_trt.decoding.logits_processor import truncate
 from dflash_trt.decoding.messages import Float32, Int64
 from dflash_trt.decoding.sampling_params import SamplingParams
+from dflash_trt.decoding.speculation.constrained import best_drafts, forced_drafts
 from dflash_trt.decoding.speculation.cost_model import StepCosts
 from dflash_trt.decoding.speculation.ngram import NgramIndex
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
@@ -55,9 +56,11 @@ class Proposer:
             proposals = []
             if count > 0 and sequence.candidates is not None:
                 proposals.append(self._drafted(sequence, count))
+            # a broken drafter's tree is empty
+            first = [x.tokens[0] for x in proposals if x.tokens]
+            if count > 0 and sequence.matcher is not None and sequence.request.drafting:
+                proposals += forced_drafts(sequence.matcher, count, _is_sampled(sequence))
             if count > 0 and self._lookup and sequence.request.drafting:
-                # a broken drafter's tree is empty
-                first = [x.tokens[0] for x in proposals if x.tokens]
                 proposals += self._looked_up(sequence, count, first)
             out_of_sync = sequence.out_of_sync and sequence.request.drafting
             rows.append(Row(proposals, _is_sampled(sequence), out_of_sync))
@@ -71,6 +74,8 @@ class Proposer:
         sampled = _is_sampled(sequence)
         if sampled:
             probs = _with_noise(ids, probs, sequence.request.sampling, sequence.position + 1)
+        if sequence.matcher is not None:
+            return best_drafts(sequence.matcher, ids, probs, count, self._max_depth, sampled)
         if self._max_depth:
             tree = best_tree(ids[: self._max_depth], probs[: self._max_depth], count)
         else:
@@ -85,7 +90,9 @@ class Proposer:
             text = self._texts[sequence] = NgramIndex(prompt)
         text.extend(sequence.tokens[len(text) - len(prompt) :])
         match, tokens = text.find(count)
-        if not match:
+        if match and sequence.matcher is not None:
+            tokens = tokens[: sequence.matcher.allowed((), tokens)]
+        if not (match and tokens):
             return []
         contradicted = bool(first) and tokens[0] not in first
         places, sampled = range(len(tokens)), _is_sampled(sequence)

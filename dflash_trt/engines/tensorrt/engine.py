@@ -27,7 +27,7 @@ from dflash_trt.errors import EngineError
 if TYPE_CHECKING:
     from dflash_trt.engines.ranks import Follower, Leader
 
-LARGE = ("features", "logits")  # tensors of which all steps share one, unlike the others
+LARGE = ("features", "logits")  # tensors whose memory all steps share; of others each has its own
 BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 
 
@@ -71,7 +71,7 @@ class Engine(LoadedEngine):
         self._gpu.copy(source, destination)
 
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
-        """An execution context of its own for these shapes: a CUDA graph belongs to one."""
+        """A step of these shapes, in its own execution context: a CUDA graph belongs to one."""
         info, gpu = self.info, self._gpu
         given, taken = step_tensors(info, n, width, visible, scored, context)
         shapes = {name: shape for name, (_, shape) in {**given, **taken}.items()}
@@ -111,7 +111,7 @@ class Engine(LoadedEngine):
         self, inputs: dict[str, Any], key: tuple[int, ...], run: Callable[[], object]
     ) -> Callable[[], object]:
         assert self._group is not None
-        # not self: an engine ends with its last user, and its ranks with it
+        # not self: a closure over it would keep the engine and its ranks alive
         shared, leader = self._group.exchange.inputs(inputs), self._leader
 
         def lead() -> None:
@@ -130,7 +130,7 @@ class Engine(LoadedEngine):
     def _buffers(
         self, name: str, dtype: str, shape: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory of a tensor on the host and on the GPU."""
+        """Memory for a tensor on the host and on the GPU."""
         dtype, gpu = dtype.rstrip("_"), self._gpu  # numpy's bool_
         if name not in LARGE:
             return gpu.host(shape, dtype), gpu.memory(shape, dtype)
@@ -172,7 +172,7 @@ class Engine(LoadedEngine):
         return engine
 
     def _check_tensors(self) -> None:
-        """The plan is what `engine.json` says of it: so caches are written in place."""
+        """Raise EngineError unless tensors and aliases are those of `engine.json`."""
         engine, plan = self._engine, self._plan
         found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
         aliases = {name: engine.get_aliased_input_tensor(name) for name in plan.outputs}
@@ -182,7 +182,7 @@ class Engine(LoadedEngine):
 
     def _join(self, directory: Path, info: EngineInfo, follower: Follower | None) -> Leader | None:
         """Meet the other ranks, here and by NCCL; returns rank 0's side of them."""
-        # here, because one GPU needs none of it
+        # imported here: a single GPU needs neither
         from dflash_trt.engines import nccl, ranks  # noqa: PLC0415
 
         hello = nccl.new_id() if follower is None else follower.hello
@@ -199,7 +199,7 @@ class Engine(LoadedEngine):
 
 
 class _Run:
-    """Work that becomes one CUDA graph when it is asked for again."""
+    """A step's work, which becomes a CUDA graph when it runs again."""
 
     def __init__(
         self,
@@ -214,18 +214,18 @@ class _Run:
         self._go: Callable[[], None] = lambda: None
 
     def run(self) -> None:
-        if self._execution is None:  # not before: all ranks have to come to it together
+        if self._execution is None:  # not earlier: all ranks have to do this together
             self._execution = self._make()
             self._go = partial(self._work, self._execution)
         elif self._recorded and _is_capturable(self._execution, self._gpu.stream):
-            # the first time TensorRT prepared itself for the shapes, which cannot be recorded
+            # not the first run: then TensorRT prepares for the shapes, which cannot be recorded
             self._go, self._recorded = self._gpu.record(self._go), False
         self._go()
         self._gpu.wait()
 
 
 def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
-    """TensorRT-RTX's is not while it still compiles kernels for the shapes; the other's always."""
+    """Whether a CUDA graph can be recorded: not while TensorRT-RTX still compiles kernels."""
     asked = getattr(execution, "is_stream_capturable", None)
     return asked is None or bool(asked(stream))
 

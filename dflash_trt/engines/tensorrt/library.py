@@ -1,4 +1,4 @@
-"""TensorRT, whichever it is: `use` chooses the library, the other modules say `trt`.
+"""TensorRT or TensorRT-RTX: `use` chooses the library, the other modules say `trt`.
 
 `tensorrt` 11 and `tensorrt_rtx` 1.7 have the same Python API, but for what only one of them does.
 Neither is imported before it is used: both are NVIDIA's, and large.
@@ -11,8 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.errors import EngineError
-
-__all__ = ["make_log", "sizes", "trt", "use"]
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx_bindings"}
 EXTRAS = {"tensorrt": "tensorrt", "tensorrt_rtx": "rtx"}

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from dflash_trt.engines.tensorrt.library import sizes, trt
 from dflash_trt.errors import EngineError
 
-# the parser has one layer for each of these, and no other form that would be as good
+# the parser makes one layer of each of these; any other form would be slower
 LAYERS = {
     "Attention": "ATTENTION_OUTPUT",
     "DistCollective": "DIST_COLLECTIVE",
@@ -81,7 +81,7 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
 
 
 def check_form(graph: ir.Graph) -> None:
-    """EngineError where a graph says what the parser is known to read over."""
+    """Raise EngineError where a graph says what the parser is known to ignore."""
     known = {"Attention": ({"scale"}, 4), "TensorScatter": ({"axis", "mode"}, 3)}
     for node in graph:
         if node.op_type not in known:
@@ -105,7 +105,7 @@ def _check_types(layer: trt.ILayer) -> None:
 
 
 def _check_update(node: ir.Node, layer: trt.ILayer) -> None:
-    """A cache is written in place: the layer's ends are the network's own."""
+    """A cache is written in place only between an input and an output of the network."""
     cache, new = layer.get_input(0), layer.get_output(0)
     given, taken = node.inputs[0], node.outputs[0]
     assert given is not None
@@ -146,24 +146,15 @@ def _check_ends(network: trt.INetworkDefinition, graph: ir.Graph) -> None:
             assert value.dtype is not None
             assert value.shape is not None
             shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
-            expected = (NAMES[value.dtype], shape)
+            expected = (value.dtype.numpy().name, shape)
             if found[name] != expected:
                 raise _error(name, f"it is {found[name]}, not {expected}")
         if len(found) > len(values):
             raise _error(min(found.keys() - {value.name for value in values}), "it is new")
 
 
-NAMES = {
-    ir.DataType.BFLOAT16: "bfloat16",
-    ir.DataType.BOOL: "bool",
-    ir.DataType.FLOAT16: "float16",
-    ir.DataType.FLOAT: "float32",
-    ir.DataType.INT64: "int64",
-}
-
-
 def describe(tensor: trt.ITensor) -> tuple[str, tuple[int, ...]]:
-    """Its dtype, named as torch and numpy do, and its shape, with -1 where it is dynamic."""
+    """Dtype, by its name in torch and numpy, and shape, with -1 where it is dynamic."""
     names = {
         trt.DataType.BF16: "bfloat16",
         trt.DataType.BOOL: "bool",

@@ -26,7 +26,7 @@ from dflash_trt.engines.onnxruntime import KIND as SOURCE_KIND
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.library import make_log, trt, use
 from dflash_trt.engines.tensorrt.machine import compute_capabilities
-from dflash_trt.engines.tensorrt.network import NAMES, check, check_form, parse
+from dflash_trt.engines.tensorrt.network import check, check_form, parse
 from dflash_trt.errors import EngineError
 from dflash_trt.graphs import to_16_bits
 
@@ -96,15 +96,15 @@ def describe(
     targets: tuple[str, ...],
     prefill_chunk: int,
 ) -> PlanInfo:
-    """What `engine.json` says of a plan of this graph, which lies at `path` without its casts."""
+    """What `engine.json` says of this graph's plan; at `path` the graph lies without its casts."""
     prefill_chunk = max(min(prefill_chunk, info.max_seq_len), info.most_verified)
-    if info.role == "drafter":  # takes features that were held back with those of a chunk
+    if info.role == "drafter":  # a chunk's features come with those that were held back
         prefill_chunk += HELD
     return PlanInfo(
         library=engine.library,
         version=trt.__version__,
         compute_capabilities=targets,
-        dtype=NAMES[DTYPES[engine.dtype]],
+        dtype=DTYPES[engine.dtype].numpy().name,
         graph=hashlib.sha256(path.read_bytes()).hexdigest(),
         prefill_chunk=prefill_chunk,
         profiles=make_profiles(info, prefill_chunk),
@@ -155,7 +155,7 @@ def _profile(
 
 
 def capabilities(engine: TensorRT) -> tuple[str, ...]:
-    """What to build for; EngineError where the library or a GPU that it needs is missing."""
+    """Compute capabilities to build for; EngineError if the library or its GPU is missing."""
     use(engine.library)
     if engine.library == "tensorrt_rtx":
         return tuple(engine.compute_capabilities or CAPABILITIES)
@@ -169,7 +169,7 @@ def capabilities(engine: TensorRT) -> tuple[str, ...]:
 
 
 def timing_cache(plan: PlanInfo) -> Path:
-    """Where measured kernels are kept from one build to the next: of one library and one GPU."""
+    """Where kernel timings are kept between builds: a file for each library version and GPU."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     capability = plan.compute_capabilities[0]
     return Path(base) / "dflash-trt" / f"{plan.library}-{plan.version}-{capability}.timing"
@@ -194,7 +194,7 @@ def _described(value: ir.Value) -> tuple[str, Shape]:
     assert value.dtype is not None
     assert value.shape is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
-    return NAMES[value.dtype], shape
+    return value.dtype.numpy().name, shape
 
 
 def _writer(file: BinaryIO) -> trt.IStreamWriter:

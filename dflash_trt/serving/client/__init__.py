@@ -4,9 +4,9 @@ from collections.abc import Generator
 from typing import Unpack
 
 from dflash_trt.prompts import AnyPrompt
+from dflash_trt.request_fields import Options
 from dflash_trt.serving.client.clients import AsyncClient, Client
 from dflash_trt.serving.client.connection import Tls
-from dflash_trt.serving.client.fields import Options
 from dflash_trt.serving.client.results import Choice, Chunk, Completion, Summary
 
 __all__ = [

@@ -10,8 +10,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from dflash_trt.errors import ServerError
 from dflash_trt.prompts import AnyPrompt
+from dflash_trt.request_fields import Options
 from dflash_trt.serving.client.connection import Tls, open_channel, to_address
-from dflash_trt.serving.client.fields import Options
 from dflash_trt.serving.client.results import Chunk, Completion, to_completion
 from dflash_trt.serving.client.retry import Attempts
 

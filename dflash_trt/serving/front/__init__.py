@@ -2,8 +2,3 @@
 
 from dflash_trt.serving.front.capacity import capacity
 from dflash_trt.serving.front.control import Control
-
-__all__ = [
-    "Control",
-    "capacity",
-]

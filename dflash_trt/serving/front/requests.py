@@ -1,8 +1,8 @@
-"""What a client asks for, read from the input tensors of the public model."""
+"""A client's request, read from the input tensors of the public model."""
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,96 +10,140 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
-from dflash_trt.chat import Render, parse_json, parse_messages
-from dflash_trt.decoding import Request, SamplingParams, check_request
+from dflash_trt.chat import ChatModel, ChatPrompt, parse_json, parse_messages
+from dflash_trt.decoding import Grammar, Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError
 from dflash_trt.panics import panics_as_errors
+from dflash_trt.request_fields import FIELDS, MAX_CHOICES
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
-MOST_CHOICES = 64
-SAMPLING = (
-    *("temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "logprobs"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-MOST_WORDS, LONGEST_WORD, WORDS_BYTES = 64, 256, 2**14  # stop words or bad words of a request
-MOST_STOP_IDS = 64
-PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs")
-PROMPT_BYTES = 2**22  # of these together: 0.5 s to parse what JSON takes longest for
+MAX_WORD, MAX_WORDS_BYTES = 256, 2**14  # characters of a stop word or bad word, bytes of all
+TOOL_CHOICES = ("none", "auto", "required")  # need no quotes
+PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs", "tool_choice")
+MAX_PROMPT_BYTES = 2**22  # of these together: 0.5 s to parse what JSON takes longest for
+# the plain values: lists and JSON mean something else there, such as token ids
+SAMPLING = [
+    each.name
+    for each in fields(SamplingParams)
+    if (known := FIELDS.get(each.name)) and not known.is_list and not known.json_type
+]
 
-Inputs = Mapping[str, "np.ndarray[Any, Any]"]
+Tensors = Mapping[str, "np.ndarray[Any, Any]"]
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One client's request: a decoding request for each of its n choices."""
+class ParsedRequest:
+    """A client's request: a decoding request for each of its n choices."""
 
     choices: list[Request]
     streaming: bool
-    prefix: str  # text to give out before the generated one: the prompt, or nothing
+    prefix: str  # the text starts with it: the prompt, or nothing
     stop_words: tuple[str, ...]
+    hidden: frozenset[int]  # special tokens that are no text
+    thinking: bool  # see `RequestOutput`
 
 
-def choices_asked(inputs: Inputs, most: int = MOST_CHOICES) -> int:
-    """n, the number of choices; RequestError when there cannot be so many.
+class Inputs:
+    """The values of a request by the names in `request_fields`; those not sent have the default."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        """Whether it was sent."""
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> Any:
+        """One value or a list of them, texts decoded; RequestError for too many or a bad text."""
+        field = FIELDS[name]
+        if name not in self._tensors:
+            return field.default
+        values = self._tensors[name].ravel()
+        if not field.is_list and values.size != 1:
+            raise RequestError(f"{name} has {values.size} elements", "Send one.")
+        if field.max_items is not None and values.size > field.max_items:
+            kind = "words" if field.datatype == "BYTES" else "ids"
+            raise RequestError(
+                f"{name} has {values.size} {kind}", f"Send at most {field.max_items}."
+            )
+        found = values.tolist()
+        if field.datatype == "BYTES":
+            if field.is_list and (size := sum(map(len, found))) > MAX_WORDS_BYTES:
+                raise RequestError(f"{name} is {size} bytes", f"Send at most {MAX_WORDS_BYTES}.")
+            try:
+                found = [value.decode() for value in found]
+            except UnicodeDecodeError as error:
+                raise RequestError(f"{name} is not UTF-8", "Encode it as UTF-8.") from error
+        return found if field.is_list else found[0]
+
+    def json(self, name: str) -> Any:
+        """The JSON document in an input; when it was not sent, an empty list or object, or None."""
+        kind, text = FIELDS[name].json_type, self[name]
+        assert kind is not None
+        if text is None:
+            return None if kind is object else kind()
+        return parse_json(name, text, kind)
+
+    def size(self, name: str) -> int:
+        """Bytes of a text."""
+        tensor = self._tensors.get(name)
+        return 0 if tensor is None else sum(map(len, tensor.ravel().tolist()))
+
+
+def number_of_choices(tensors: Tensors, most: int = MAX_CHOICES) -> int:
+    """n; RequestError when there cannot be so many.
 
     most: sequences that one client can have at all.
     """
-    n, most = _value(inputs, "n", 1), min(most, MOST_CHOICES)
+    n, most = Inputs(tensors)["n"], min(most, MAX_CHOICES)
     if not 1 <= n <= most:
         raise RequestError(f"n is {n}", f"Ask for 1 to {most} choices.")
     return int(n)
 
 
 def parse_request(
-    inputs: Inputs,
+    tensors: Tensors,
     tokenizer: Tokenizer,
-    template: Render | None,
+    chat_model: ChatModel,
     settings: Settings,
     client: str = "",
-) -> Ask:
+) -> ParsedRequest:
     """Raises `RequestError` for anything that cannot be run, before it takes long or much memory.
 
     client: who asks.
     """
-    most = settings.max_seq_len * _longest_token(tokenizer)  # characters
-    _check_bytes(inputs, most)
+    inputs = Inputs(tensors)
+    max_chars = settings.max_seq_len * _longest_token(tokenizer)
+    _check_size(inputs, max_chars)
     stop_words = _words(inputs, "stop_words")
     ids = _token_ids(inputs, "input_ids", tokenizer)
-    text, is_chat = _prompt_text(inputs, template)
-    if len(text) > most:
+    text, chat = _prompt_text(inputs, chat_model)
+    if len(text) > max_chars:
         raise RequestError(
             f"This model's maximum context length is {settings.max_seq_len} tokens: the prompt's "
             f"{len(text)} characters exceed it",
             "Shorten the prompt, or build with a larger serving.max_seq_len.",
         )
     # a chat template writes the special tokens itself
-    prompt = _encode(tokenizer, [text], add_special_tokens=not is_chat)[0] if text else ids
+    prompt = _encode(tokenizer, [text], add_special_tokens=chat is None)[0] if text else ids
     if not prompt:
         raise RequestError("The prompt is empty", "Send at least one token of text.")
+    echo = not inputs["exclude_input_in_output"]
+    sampling = _sampling_params(inputs, tokenizer, prompt_logprobs=echo and "logprobs" in inputs)
+    stop_ids = frozenset(_token_ids(inputs, "stop_token_ids", tokenizer))
     room = settings.max_seq_len - len(prompt)
-    given = {name: _value(inputs, name, None) for name in SAMPLING if name in inputs}
-    bad_words = _bad_words(_words(inputs, "bad_words"), tokenizer)
-    echo = not _value(inputs, "exclude_input_in_output", True)
-    scored = echo and "logprobs" in inputs
-    sampling = SamplingParams(**given, bad_words=bad_words, prompt_logprobs=scored)
-    if "seed" not in inputs and sampling.temperature:
-        sampling = replace(sampling, seed=secrets.randbits(62))
-    stop_token_ids = _token_ids(inputs, "stop_token_ids", tokenizer)
-    if len(stop_token_ids) > MOST_STOP_IDS:
-        raise RequestError(
-            f"stop_token_ids has {len(stop_token_ids)} ids", f"Send at most {MOST_STOP_IDS}."
-        )
-    ignore_eos = _value(inputs, "ignore_eos", False)
+    max_tokens = inputs["max_tokens"]
+    if max_tokens is None:  # a chat ends by itself
+        max_tokens = max(1, room if chat else min(MAX_TOKENS, room))
     request = Request(
         prompt,
-        # a chat ends by itself
-        max_tokens=_value(inputs, "max_tokens", max(1, room if is_chat else min(MAX_TOKENS, room))),
+        max_tokens=max_tokens,
         sampling=sampling,
-        stop_ids=frozenset(stop_token_ids)
-        | (frozenset() if ignore_eos else settings.eos_token_ids),
-        priority=_value(inputs, "priority", 0),
+        stop_ids=stop_ids if inputs["ignore_eos"] else stop_ids | settings.eos_token_ids,
+        priority=inputs["priority"],
         client=client,
-        drafting=_value(inputs, "drafting", True),
+        drafting=inputs["drafting"],
+        grammar=Grammar("lark", chat.grammar) if chat and chat.grammar else None,
     )
     check_request(request, settings.max_seq_len)
     if ids and echo:
@@ -112,18 +156,35 @@ def parse_request(
         )
     choices = [
         replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**63))
-        for i in range(choices_asked(inputs))
+        for i in range(number_of_choices(tensors))
     ]
-    return Ask(choices, _value(inputs, "stream", False), text if echo else "", stop_words)
+    return ParsedRequest(
+        choices,
+        inputs["stream"],
+        text if echo else "",
+        stop_words,
+        chat.hidden if chat else chat_model.hidden,
+        thinking=bool(chat and chat.thinking),
+    )
 
 
-def _check_bytes(inputs: Inputs, most: int) -> None:
+def _sampling_params(inputs: Inputs, tokenizer: Tokenizer, prompt_logprobs: bool) -> SamplingParams:
+    """A random seed where one matters and none was sent."""
+    given = {name: inputs[name] for name in SAMPLING if name in inputs}
+    bad_words = _bad_words(_words(inputs, "bad_words"), tokenizer)
+    sampling = SamplingParams(**given, bad_words=bad_words, prompt_logprobs=prompt_logprobs)
+    if "seed" not in inputs and sampling.temperature:
+        return replace(sampling, seed=secrets.randbits(62))
+    return sampling
+
+
+def _check_size(inputs: Inputs, max_chars: int) -> None:
     """Before it is parsed: whether a prompt of so many characters can be in there.
 
     JSON has up to six bytes for a character, and names beside them.
     """
-    size = sum(len(_value(inputs, name, b"")) for name in PROMPT_INPUTS)
-    limit = min(PROMPT_BYTES, 6 * most + 2**16)
+    size = sum(map(inputs.size, PROMPT_INPUTS))
+    limit = min(MAX_PROMPT_BYTES, 6 * max_chars + 2**16)
     if size > limit:
         raise RequestError(
             f"{', '.join(PROMPT_INPUTS)} are {size} bytes", f"Send at most {limit} in all."
@@ -137,37 +198,35 @@ def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool)
     return [each.ids for each in found]
 
 
-def _prompt_text(inputs: Inputs, template: Render | None) -> tuple[str, bool]:
-    """The prompt, and whether it comes from messages."""
-    text, messages = _value(inputs, "text_input", b""), _value(inputs, "messages", b"")
-    given = [name for name in ("text_input", "messages") if _value(inputs, name, b"")]
+def _prompt_text(inputs: Inputs, chat_model: ChatModel) -> tuple[str, ChatPrompt | None]:
+    """The prompt, and that of messages if there are some; "" where it is token ids."""
+    given = [name for name in ("text_input", "messages") if inputs[name]]
     given += ["input_ids"] if "input_ids" in inputs else []
     if len(given) > 1:
         raise RequestError(f"{' and '.join(given)} are both given", "Send one of them.")
-    if not messages:
-        return _decode("text_input", text), False
-    if template is None:
-        raise RequestError("This model's tokenizer has no chat template", "Send a plain prompt.")
-    more = parse_json("chat_template_kwargs", _value(inputs, "chat_template_kwargs", b"{}"), dict)
-    tools = parse_json("tools", _value(inputs, "tools", b"[]"), list)
-    rendered = template(
-        **{
-            **more,
-            "messages": parse_messages(messages),
-            "tools": tools or None,
-            "add_generation_prompt": _value(inputs, "add_generation_prompt", True),
-        }
+    if "messages" not in given:
+        return inputs["text_input"] or "", None
+    choice = inputs["tool_choice"]
+    chat = chat_model.prompt(
+        parse_messages(inputs["messages"]),
+        inputs.json("tools"),
+        choice if choice in TOOL_CHOICES else parse_json("tool_choice", choice, object),
+        parallel=inputs["parallel_tool_calls"],
+        template_values={
+            **inputs.json("chat_template_kwargs"),
+            "add_generation_prompt": inputs["add_generation_prompt"],
+        },
     )
-    return rendered, True
+    return chat.text, chat
 
 
 def _token_ids(inputs: Inputs, name: str, tokenizer: Tokenizer) -> list[int]:
     """Token ids of the vocabulary; RequestError names one that is not."""
-    ids = inputs[name].ravel() if name in inputs else np.zeros(0, np.int32)
-    most = _last_token(tokenizer)
-    if (wrong := ids[(ids < 0) | (ids > most)]).size:
-        raise RequestError(f"{name} holds {wrong[0]}, no token", f"Send ids of 0 to {most}.")
-    return [int(token) for token in ids.tolist()]
+    last, ids = _last_token(tokenizer), [*inputs[name]]
+    if ids and not 0 <= min(ids) <= max(ids) <= last:
+        wrong = next(token for token in ids if not 0 <= token <= last)
+        raise RequestError(f"{name} holds {wrong}, no token", f"Send ids of 0 to {last}.")
+    return ids
 
 
 @lru_cache(maxsize=1)
@@ -181,27 +240,13 @@ def _longest_token(tokenizer: Tokenizer) -> int:
     return max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
 
 
-def _value(inputs: Inputs, name: str, default: Any) -> Any:
-    """The one element of an input, or the default when it was not sent."""
-    if name not in inputs:
-        return default
-    if inputs[name].size != 1:
-        raise RequestError(f"{name} has {inputs[name].size} elements", "Send one.")
-    return inputs[name].item()
-
-
 def _words(inputs: Inputs, name: str) -> tuple[str, ...]:
-    values = inputs[name].ravel().tolist() if name in inputs else []
-    if len(values) > MOST_WORDS:
-        raise RequestError(f"{name} has {len(values)} words", f"Send at most {MOST_WORDS}.")
-    if (size := sum(map(len, values))) > WORDS_BYTES:
-        raise RequestError(f"{name} is {size} bytes", f"Send at most {WORDS_BYTES}.")
-    words = tuple(_decode(name, value) for value in values)
+    words = tuple(inputs[name])
     if not all(words):
         raise RequestError(f"{name} holds an empty string", "Leave it out.")
-    if (longest := max(map(len, words), default=0)) > LONGEST_WORD:
+    if (longest := max(map(len, words), default=0)) > MAX_WORD:
         raise RequestError(
-            f"{name} has a word of {longest} characters", f"Send at most {LONGEST_WORD} of each."
+            f"{name} has a word of {longest} characters", f"Send at most {MAX_WORD} of each."
         )
     return words
 
@@ -216,10 +261,3 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
         if len(spaced) == len(plain) and spaced[:1] != plain[:1]:
             found[spaced] = None
     return tuple(ids for ids in found if ids)
-
-
-def _decode(name: str, value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{name} is not UTF-8", "Encode it as UTF-8.") from error

@@ -3,5 +3,3 @@
 from dflash_trt.serving.openai.app import DONE, NOT_READY, Served, create_app, to_event
 from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.spelling import speller
-
-__all__ = ["DONE", "NOT_READY", "Failure", "Served", "create_app", "speller", "to_event"]

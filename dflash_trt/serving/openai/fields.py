@@ -5,7 +5,7 @@ refused unless its value asks for nothing; so is an unknown one.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import yaml
 from pydantic import (
@@ -15,12 +15,13 @@ from pydantic import (
     FailFast,
     Field,
     ValidationInfo,
+    create_model,
     model_validator,
 )
 
 from dflash_trt.errors import RequestError
+from dflash_trt.request_fields import FIELDS
 from dflash_trt.serving.client import AnyPrompt, Options
-from dflash_trt.serving.client.fields import DATATYPES
 from dflash_trt.serving.openai.failures import Failure, refused
 
 MAX_FIELDS = 100
@@ -69,32 +70,31 @@ class StreamOptions(BaseModel):
     include_obfuscation: Any = None  # accepted, without effect
 
 
-class Fields(BaseModel):
+def _same(api: str) -> Any:
+    """A model of the fields that this API takes as our client does."""
+    fields: dict[str, Any] = {}
+    for each in FIELDS.values():
+        kind: Any = dict[str, Any] if each.json_type is dict else each.kind
+        if each.json_type is list:
+            kind = Many[dict[str, Any]]
+        elif each.is_list:
+            kind = Many[get_args(kind)[0]]  # type: ignore[misc]
+        if each.openai == api:
+            fields[each.name] = (kind | None, None)
+    return create_model("Same", **fields)
+
+
+class Fields(_same("both")):  # type: ignore[misc]
     """What both kinds of request share."""
 
     model_config = ConfigDict(extra="forbid")
     kind: ClassVar[str]
     prompt_field: ClassVar[str]
     model: str
-    max_tokens: int | None = None
-    temperature: float | None = None  # None: 1.0, as OpenAI has it
-    top_p: float | None = None
     n: int | None = Field(None, ge=1)
-    seed: int | None = None
     stop: str | Many[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # extensions
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    bad_words: Many[str] | None = None
-    stop_token_ids: Many[int] | None = None
-    priority: int | None = None
     timeout: float | None = Field(None, gt=0, le=3600)  # seconds
     best_of: Annotated[int | None, AfterValidator(_best_of)] = None
     echo: bool | None = None
@@ -110,12 +110,12 @@ class Fields(BaseModel):
         for name in neutral.keys() & values.keys():
             if values[name] is not None and values[name] not in neutral[name]:
                 raise Failure(400, f"'{name}' is not supported by this server.", name)
-        dropped = {*UNSUPPORTED["ignored"], *neutral} - {"tool_choice"}
+        dropped = {*UNSUPPORTED["ignored"], *neutral}
         return {name: value for name, value in values.items() if name not in dropped}
 
     def names(self) -> dict[str, str]:
         """What inputs of the model are called here."""
-        same = {name: name for name in (*DATATYPES, "timeout") if name in type(self).model_fields}
+        same = {name: name for name in (*FIELDS, "timeout") if name in type(self).model_fields}
         return {**same, "stop_words": "stop"}
 
     def refused(self, error: RequestError) -> Failure:
@@ -124,17 +124,14 @@ class Fields(BaseModel):
 
     def options(self) -> Options:
         """The fields that mean the same to our client."""
-        options = cast(Options, {name: getattr(self, name) for name in SAME})
+        same = Options.__annotations__.keys() & type(self).model_fields.keys()
+        options = cast(Options, {name: getattr(self, name) for name in same})
+        # OpenAI's default; vLLM's -1 is off; a seed may be negative; an empty list is none
         options["temperature"] = 1.0 if self.temperature is None else self.temperature
-        options["top_k"] = None if self.top_k is None else max(0, self.top_k)  # vLLM: -1 is off
-        options["seed"] = None if self.seed is None else self.seed % 2**63  # may be negative
-        options["stop_words"] = ([self.stop] if isinstance(self.stop, str) else self.stop) or None
-        options["stop_token_ids"] = self.stop_token_ids or None
-        options["bad_words"] = self.bad_words or None
-        return options
-
-
-SAME = Options.__annotations__.keys() & Fields.model_fields.keys()
+        options["top_k"] = None if self.top_k is None else max(0, self.top_k)
+        options["seed"] = None if self.seed is None else self.seed % 2**63
+        options["stop_words"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        return cast(Options, {k: None if v in ([], {}) else v for k, v in options.items()})
 
 
 class TextPart(BaseModel):
@@ -159,7 +156,7 @@ class Message(BaseModel):
         return {**self.model_dump(exclude_unset=True), "content": content or ""}
 
 
-class ChatFields(Fields):
+class ChatFields(Fields, _same("chat")):  # type: ignore[misc]
     """`/v1/chat/completions`."""
 
     kind = "chat"
@@ -168,10 +165,6 @@ class ChatFields(Fields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: Many[dict[str, Any]] | None = None
-    tool_choice: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None  # for the chat template
 
     def names(self) -> dict[str, str]:
@@ -183,12 +176,9 @@ class ChatFields(Fields):
         options = self.options()
         if self.max_completion_tokens is not None:
             options["max_tokens"] = self.max_completion_tokens
-        if self.logprobs:
-            options["logprobs"] = self.top_logprobs or 0
-        options["tools"] = None if self.tool_choice == "none" else self.tools or None
+        options["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
         options["chat_template_kwargs"] = {**effort, **(self.chat_template_kwargs or {})} or None
-        options["add_generation_prompt"] = self.add_generation_prompt
         return [[message.flat() for message in self.messages]], options
 
 
@@ -207,6 +197,5 @@ class TextFields(Fields):
     def request(self) -> tuple[list[AnyPrompt], Options]:
         """The prompts, and how each of them is to be answered."""
         options = self.options()
-        options["logprobs"] = self.logprobs
         options["exclude_input_in_output"] = False if self.echo else None
         return self.prompt, options

@@ -4,14 +4,3 @@ from dflash_trt.serving.ports import LOOPBACK, Ports, check_ports, free_ports
 from dflash_trt.serving.security import read_security
 from dflash_trt.serving.server.launch import find_binary
 from dflash_trt.serving.server.run import running_server, serve
-
-__all__ = [
-    "LOOPBACK",
-    "Ports",
-    "check_ports",
-    "find_binary",
-    "free_ports",
-    "read_security",
-    "running_server",
-    "serve",
-]

@@ -6,10 +6,16 @@ is what a user of the server may meet.
 
 from dflash_trt.checkpoints.checks import Check, checks_of
 from dflash_trt.tensorrt_llm.arguments import LlmArgs
-from dflash_trt.tensorrt_llm.checks import arguments, drafting, machine, memory, serving, values
+from dflash_trt.tensorrt_llm.checks import (
+    arguments,
+    drafting,
+    machine,
+    memory,
+    reuse,
+    serving,
+    values,
+)
 from dflash_trt.tensorrt_llm.context import Context
-
-__all__ = ["ARGUMENT_CHECKS", "CHECKS"]
 
 ARGUMENT_CHECKS: list[Check[[Context]]] = [
     arguments.known_arguments,
@@ -20,7 +26,7 @@ ARGUMENT_CHECKS: list[Check[[Context]]] = [
 CHECKS: list[Check[[Context, LlmArgs]]] = [
     *checks_of(values),
     *values.VALUE_CHECKS,
-    *checks_of(drafting, memory, machine, serving),
+    *checks_of(drafting, memory, reuse, machine, serving),
     arguments.deprecated_arguments,
     arguments.unstable_arguments,
 ]

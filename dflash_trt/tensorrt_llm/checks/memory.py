@@ -120,19 +120,6 @@ def drafter_positions(context: Context, args: LlmArgs) -> Found:
 
 
 @check("warning")
-def recomputed_tail(context: Context, args: LlmArgs) -> Found:
-    """Only whole blocks are run again, and only of prompts that are reused."""
-    tail, cache = args.speculative_config.context_recompute_tail or 0, args.kv_cache_config
-    reused, block = cache.enable_block_reuse, cache.tokens_per_block
-    return Found(
-        not tail or (reused and tail % block == 0),
-        f"context_recompute_tail is {tail}, blocks have {block} tokens, enable_block_reuse is "
-        f"{str(reused).lower()}",
-        f"Make it a multiple of {block}, with enable_block_reuse: true, or leave it out",
-    )
-
-
-@check("warning")
 def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
     """Where the pool is not of the drafter's type, its context is dense after all, beside it.
 

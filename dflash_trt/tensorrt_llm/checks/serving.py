@@ -3,6 +3,7 @@
 from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.tensorrt_llm.arguments import LlmArgs, has
 from dflash_trt.tensorrt_llm.context import Context
+from dflash_trt.tensorrt_llm.faults import look_up
 from dflash_trt.tensorrt_llm.rules import TARGET
 
 
@@ -65,13 +66,31 @@ def acceptance_per_request(context: Context, args: LlmArgs) -> Found:
 
 
 @check("warning")
-def accuracy_of_release(context: Context, args: LlmArgs) -> Found:
-    """Its release notes: experts in few bits on several GPUs may lose much accuracy."""
-    ranks = args.tensor_parallel_size
-    hit = args.version == "1.3.0rc24" and context.is_gpt_oss and ranks > 1
-    what = f"engine.version is {args.version}"
-    what += f", whose known issue touches gpt-oss on {ranks} GPUs" if hit else ""
-    return Found(not hit, what, "Take another engine.version")
+def faults_known(context: Context, args: LlmArgs) -> Found:
+    """What others met with this version, GPU and feature: faults.yaml, from public threads."""
+    return look_up(args, [context.gpu.sm], context.target.architecture)
+
+
+@check("error")
+def guided_of_version(context: Context, args: LlmArgs) -> Found:
+    """Before pull request 19455 (late September 2026) warming up with a drafter deadlocks."""
+    backend = args.guided_decoding_backend
+    what = f"guided_decoding_backend is {backend}, engine.version {args.version}"
+    fix = "Set engine.version to 1.4.0rc1 or later, or leave guided_decoding_backend out"
+    return Found(not backend or has(args.version, "1.4.0rc1"), what, fix)
+
+
+@check("warning")
+def guided_of_channels(context: Context, args: LlmArgs) -> Found:
+    """gpt-oss opens a channel first: only a structural tag, xgrammar's, lets JSON wait for it.
+
+    `_response_format_to_guided_decoding_params` of `tensorrt_llm/serve/openai_protocol.py`. The
+    server refuses JSON and regular expressions, and takes grammars that have the channels in them.
+    """
+    backend = args.guided_decoding_backend
+    what = f"guided_decoding_backend is {backend}, the target {context.target.architecture}"
+    wrong = context.is_gpt_oss and backend == "llguidance"
+    return Found(not wrong, what, "Set engine.args.guided_decoding_backend: xgrammar")
 
 
 @check("error")

@@ -1,4 +1,4 @@
-"""The public model: adapts Triton to dflash_trt.serving.front.front, which has the logic."""
+"""The public model: Triton around dflash_trt.serving.front.request_handler, which has the logic."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,14 @@ from pathlib import Path
 import triton_python_backend_utils as pb
 
 from dflash_trt.build.settings import CODED_ERRORS, Settings
-from dflash_trt.chat import load_chat_template
+from dflash_trt.chat import has_channels, load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
 from dflash_trt.serving.front import llm
-from dflash_trt.serving.front.front import Front
-from dflash_trt.serving.front.groups import EngineGoneError, Groups
+from dflash_trt.serving.front.engine_loop import EngineGoneError, EngineLoop
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.parts import arrays
-from dflash_trt.serving.front.side_door import SideDoor
+from dflash_trt.serving.front.request_handler import RequestHandler
+from dflash_trt.serving.front.request_output import arrays
 from dflash_trt.serving.front.tensors import (
     from_response,
     inputs,
@@ -23,6 +22,7 @@ from dflash_trt.serving.front.tensors import (
     timeout,
     to_tensors,
 )
+from dflash_trt.serving.front.unary import UnaryServer
 from dflash_trt.serving.internal import client_of, hide_shared_memory, with_key
 from dflash_trt.serving.log import configure
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
@@ -39,38 +39,40 @@ class TritonPythonModel:
         if said["mode"] == KIND:
             said |= llm.limits(read_llm_args(engines / KIND))
         settings = Settings.from_parameters(said)
-        tokenizer = here / settings.tokenizer
+        folder = here / settings.tokenizer
+        tokenizer = load_tokenizer(folder)
         self.metrics = Metrics(pb, settings.max_draft_tokens, rounds=settings.mode != KIND)
-        self.front = Front(
+        self.handler = RequestHandler(
             settings,
-            load_tokenizer(tokenizer),
-            load_chat_template(tokenizer),
-            decoder(settings, engines, self.metrics),
+            tokenizer,
+            load_chat_template(folder),
+            decoder(settings, engines, self.metrics, has_channels(tokenizer)),
             self.metrics,
         )
-        self.side_door = SideDoor(self.front)
+        self.unary_server = UnaryServer(self.handler)
 
     def execute(self, requests):
         for request in requests:
             client, name = client_of(parameters(request)), named(request)
-            self.front.submit(inputs(request), Reply(request), timeout(request), client, name)
+            self.handler.submit(inputs(request), Reply(request), timeout(request), client, name)
 
     def finalize(self):
-        self.side_door.close()
-        self.front.close()
+        self.unary_server.close()
+        self.handler.close()
         self.metrics.close()
 
 
-def decoder(settings, engines, metrics):
+def decoder(settings, engines, metrics, channels):
     """By the build's mode."""
     if settings.mode == KIND:
-        return llm.TensorRTLLM(settings, read_llm_args(engines / KIND), metrics)
+        args = read_llm_args(engines / KIND)
+        return llm.TensorRTLLM(settings, args, metrics, channels=channels)
     if settings.mode == "ensemble":
-        return Groups(settings, engines, call_ensemble, metrics)
+        return EngineLoop(settings, engines, call_ensemble, metrics)
     from dflash_trt.engines import load_engine  # noqa: PLC0415
 
     target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
-    return Groups(settings, engines, in_process(target, drafter), metrics)
+    return EngineLoop(settings, engines, in_process(target, drafter), metrics)
 
 
 def call_ensemble(verify_input):
@@ -95,7 +97,7 @@ def call_ensemble(verify_input):
 
 
 class Reply:
-    """dflash_trt.serving.front.outbox.Reply over Triton's response sender."""
+    """dflash_trt.serving.front.response_sender.Reply over Triton's response sender."""
 
     def __init__(self, request):
         self._sender = request.get_response_sender()

@@ -6,9 +6,9 @@ from contextlib import closing
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.serving.front.parts import arrays
-from dflash_trt.serving.front.side_door import Knock
+from dflash_trt.serving.front.request_output import arrays
 from dflash_trt.serving.front.tensors import inputs, named, parameters, timeout, to_tensors
+from dflash_trt.serving.front.unary import UnaryCall
 from dflash_trt.serving.internal import client_of, hide_shared_memory
 from dflash_trt.serving.log import configure
 
@@ -27,31 +27,31 @@ class TritonPythonModel:
             tensors = inputs(request)
             tensors.pop("stream", None)
             client = client_of(parameters(request))
-            knock = tensors, timeout(request), client, named(request)
+            call = tensors, timeout(request), client, named(request)
             # any number may wait; how many is the front's to decide
             threading.Thread(
-                target=respond, args=[request.get_response_sender(), knock], daemon=True
+                target=respond, args=[request.get_response_sender(), call], daemon=True
             ).start()
 
 
-def respond(sender, knock):
+def respond(sender, call):
     try:
-        response = ask(sender, knock)
+        response = ask(sender, call)
     except OSError:
-        log.warning("the model dflash is not running", extra={"request_id": knock[-1]})
+        log.warning("the model dflash is not running", extra={"request_id": call[-1]})
         response = failure("UNAVAILABLE", "The model dflash is not running. Try again later.")
     except Exception:
-        log.exception("a request could not be answered", extra={"request_id": knock[-1]})
+        log.exception("a request could not be answered", extra={"request_id": call[-1]})
         response = failure("INTERNAL", "The request failed. The server's log says why.")
     sender.send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def ask(sender, knock):
-    with closing(Knock(*knock)) as knock:
-        while not knock.wait(max(0.02, threading.active_count() / LOOKS)):
+def ask(sender, call):
+    with closing(UnaryCall(*call)) as call:
+        while not call.wait(max(0.02, threading.active_count() / LOOKS)):
             if sender.is_cancelled():
                 return failure("CANCELLED", "The request was cancelled.")
-        found = knock.answer()
+        found = call.answer()
     if isinstance(found, tuple):
         return failure(*found)
     return pb.InferenceResponse(to_tensors(arrays(found)))

@@ -2,9 +2,9 @@
 
 from dflash_trt.decoding import DraftInput, check_draft_input, draft
 from dflash_trt.engines import load_engine
-from dflash_trt.serving.front.step import EngineStep
+from dflash_trt.serving.front.engine_model import EngineModel
 
 
-class TritonPythonModel(EngineStep):
+class TritonPythonModel(EngineModel):
     load, input_type = load_engine, DraftInput
     check, step = staticmethod(check_draft_input), staticmethod(draft)

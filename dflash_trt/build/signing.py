@@ -1,0 +1,100 @@
+"""Signatures of directories in the OpenSSF Model Signing format (`model-signing`, an extra).
+
+The signature lies in the directory, as `model.sig`, and names every file with its SHA-256; any
+tool that reads the format can check it.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.build.manifest import SIGNATURE, files_of
+from dflash_trt.errors import BuildError, RequestError
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who must have signed without a key: an OpenID Connect identity and who vouches for it."""
+
+    name: str
+    issuer: str
+
+
+def sign(directory: Path, key: Path | None, identity_token: str | None = None) -> Path:
+    """Write `model.sig` over all files; returns its path.
+
+    key: PEM of a private key on the curve P-256, P-384 or P-521; None: without a key, by Sigstore,
+    which asks for a login in a browser unless there is a token.
+    """
+    directory = directory.resolve()  # the library takes no link
+    with _explained(f"cannot sign {directory}", "Give a readable PEM key, and an intact build"):
+        from model_signing import signing  # noqa: PLC0415
+
+        config = signing.Config().set_hashing_config(_hashing(directory))
+        if key is None:
+            config.use_sigstore_signer(identity_token=identity_token)
+        else:
+            config.use_elliptic_key_signer(private_key=key)
+        (directory / SIGNATURE).unlink(missing_ok=True)
+        config.sign(directory, directory / SIGNATURE)
+    return directory / SIGNATURE
+
+
+def verify_signature(directory: Path, signer: Path | Identity) -> None:
+    """BuildError unless `model.sig` is the signer's, and every file that it names is as signed.
+
+    signer: PEM of a public key, or an identity.
+    """
+    directory = directory.resolve()
+    if not (directory / SIGNATURE).is_file():
+        raise BuildError(
+            f"{directory} has no signature ({SIGNATURE})",
+            "Sign it with `dflash-trt sign`, or get it from whoever does",
+        )
+    fix = "Give the key of who signed it; if that is right, do not use these files"
+    with _explained(f"the signature of {directory} does not hold", fix):
+        from model_signing import verifying  # noqa: PLC0415
+
+        # what was added is no part of it, as costs are that a server measures: the manifest, which
+        # is signed, tells of all else
+        config = verifying.Config().set_ignore_unsigned_files(True)
+        if isinstance(signer, Identity):
+            config.use_sigstore_verifier(identity=signer.name, oidc_issuer=signer.issuer)
+        else:
+            config.use_elliptic_key_verifier(public_key=signer)
+        config.verify(directory, directory / SIGNATURE)
+
+
+def _hashing(directory: Path) -> Any:
+    from model_signing import hashing  # noqa: PLC0415
+
+    listed = set(files_of(directory))
+    left = [x for x in directory.rglob("*") if not x.is_dir() and x not in listed]
+    ignored = [x.relative_to(directory) for x in (*left, directory / SIGNATURE)]
+    config = hashing.Config().use_file_serialization(allow_symlinks=True)
+    return config.set_ignored_paths(paths=ignored, ignore_git_paths=False)
+
+
+@contextmanager
+def _explained(problem: str, fix: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise RequestError(
+            "signatures need the package model-signing", "pip install 'dflash-trt[sign]'"
+        ) from error
+    except Exception as error:  # the library's, protobuf's, JSON's, the cryptography's and more
+        raise BuildError(f"{problem}: {_reason(error)}", fix) from error
+
+
+def _reason(error: Exception) -> str:
+    """The files that differ, or what the library says."""
+    said = str(error).strip()
+    differing = re.findall(r"Hash mismatch for '([^']+)'", said)
+    differing += re.findall(r"Missing files in model '[^']*': ([^'\"\]]+)", said)
+    if differing:
+        return f"{', '.join(differing)} changed since"
+    return (said.splitlines() or [type(error).__name__])[0][:300]

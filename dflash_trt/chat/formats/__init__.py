@@ -1,0 +1,130 @@
+"""How models write what they think, say and call: a file a format, told by the chat template."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dflash_trt.chat.formats import (
+    gemma,
+    gemma_schema,
+    harmony,
+    hermes,
+    llama,
+    mistral,
+    qwen_coder,
+)
+from dflash_trt.chat.formats.definitions import Tool, chosen, parse_tools
+from dflash_trt.chat.formats.lark import Lark
+from dflash_trt.chat.formats.reader import CallDelta, News, Reader, Steps
+from dflash_trt.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Format:
+    """How calls are written; the name is that of vLLM's parser."""
+
+    name: str
+    sign: str  # what stands in any call that a template writes so
+    markers: tuple[str, ...]  # that have to be in the text, special tokens or not
+    read: Callable[[Reader, Sequence[Tool]], Steps[None]]
+    calls: Callable[..., str]  # (lark, tools, parallel=..): the grammar of calls
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """What stands around thoughts, before what is said."""
+
+    open: str
+    close: str
+    label: str = ""  # after `open`
+
+
+HERMES = Format("hermes", hermes.OPEN, hermes.MARKERS, hermes.read, hermes.calls)
+HARMONY = Format("openai", harmony.OURS, harmony.MARKERS, harmony.read, harmony.calls)
+FORMATS = (
+    Format("qwen3_coder", qwen_coder.SIGN, qwen_coder.MARKERS, qwen_coder.read, qwen_coder.calls),
+    HERMES,
+    Format("gemma4", gemma.OPEN, gemma.MARKERS, gemma.read, gemma_schema.calls),
+    Format("mistral", mistral.ID, mistral.MARKERS, mistral.read, mistral.calls_with_id),
+    Format("mistral", mistral.ARGUMENTS, mistral.MARKERS, mistral.read, mistral.calls),
+    Format("mistral", mistral.OPEN, mistral.MARKERS, mistral.read, mistral.list_calls),
+    HARMONY,
+    Format("llama3_json", '"parameters": {', llama.MARKERS, llama.read, llama.calls),
+)
+THOUGHTS = (
+    Thoughts("<think>", "</think>"),
+    Thoughts("[THINK]", "[/THINK]"),
+    Thoughts("<|channel>", "<channel|>", "thought\n"),
+)
+
+
+class Answer:
+    """Tells one answer's thoughts and calls from what it says, piece by piece.
+
+    format: None: it calls nothing; thinking: it begins within a thought, which the prompt opened.
+    """
+
+    def __init__(
+        self,
+        format: Format | None,
+        tools: Sequence[Tool],
+        thoughts: Thoughts | None,
+        *,
+        thinking: bool = False,
+    ) -> None:
+        self._reader = Reader()
+        self._steps = _read(self._reader, format, tools, thoughts, thinking)
+
+    def push(self, text: str, *, last: bool) -> News:
+        """What the next piece of text brought; every piece of a call has its index."""
+        self._reader.text += text
+        self._reader.ended = last
+        next(self._steps, None)
+        news, self._reader.news = self._reader.news, News()
+        return news
+
+
+def _read(
+    reader: Reader,
+    format: Format | None,
+    tools: Sequence[Tool],
+    thoughts: Thoughts | None,
+    thinking: bool,
+) -> Steps[None]:
+    if thoughts and (thinking or (yield from reader.skip(thoughts.open + thoughts.label))):
+        if (yield from reader.until((thoughts.close,), reader.think)) is not None:
+            reader.take(len(thoughts.close))
+        reader.think("")
+    if format:
+        yield from format.read(reader, tools)
+    yield from reader.rest()
+
+
+def grammar(
+    format: Format,
+    tools: Sequence[Tool],
+    thoughts: Thoughts | None,
+    added: Mapping[str, int],
+    *,
+    parallel: bool,
+    thinking: bool,
+) -> str:
+    """An llguidance grammar of answers that call at least one of the tools, after thoughts.
+
+    added: ids of the tokenizer's added tokens. RequestError for a schema that the format cannot
+    enforce.
+    """
+    lark = Lark(added)
+    try:
+        start = format.calls(lark, tools, parallel=parallel)
+    except (AttributeError, LookupError, RecursionError, TypeError) as error:
+        raise RequestError(
+            f"tools: a schema of {', '.join(tool.name for tool in tools)[:200]} is not valid "
+            f"({type(error).__name__})",
+            "Send JSON Schemas.",
+        ) from error
+    if thoughts:
+        rest = f"{lark.up_to(thoughts.close)} /[ \\n]{{0,4}}/"
+        label = f" {lark.text(thoughts.label)}" if thoughts.label else ""
+        rest = rest if thinking else f"({lark.marker(thoughts.open)}{label} {rest})?"
+        start = f"{rest} {start}"
+    return lark.grammar(start)

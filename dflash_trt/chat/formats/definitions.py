@@ -1,0 +1,79 @@
+"""The tools of a request, and which of them have to be called."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_trt.errors import RequestError
+
+MOST = 128  # tools of a request, as OpenAI's API has it
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+FIX = 'Send {"type": "function", "function": {"name": "..", "parameters": {..}}}.'
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a model may call; schema: the JSON Schema of its arguments, an object."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+
+def parse_tools(tools: Sequence[Any]) -> list[Tool]:
+    """Raises RequestError for a definition that is none."""
+    if len(tools) > MOST:
+        raise RequestError(f"tools has {len(tools)} tools", f"Send at most {MOST}.")
+    found = [_tool(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
+    for at, tool in enumerate(found):
+        if tool.name in {other.name for other in found[:at]}:
+            raise RequestError(
+                f"tools[{at}] has the name of another, {tool.name!r}",
+                "Give each a name of its own.",
+            )
+    return found
+
+
+def _tool(place: str, tool: Any) -> Tool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or tool.get("type") != "function":
+        raise RequestError(f"{place} is no function", FIX)
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RequestError(
+            f"{place}.function.name is no name", "Use 1 to 128 of letters, digits, _, - and ."
+        )
+    if parameters is None:
+        parameters = {"properties": {}, "additionalProperties": False}
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise RequestError(
+            f"{place}.function.parameters of {name!r} describe no object",
+            'Send a JSON Schema with "type": "object".',
+        )
+    return Tool(name, {"type": "object", **parameters})
+
+
+def chosen(tools: Sequence[Tool], choice: Any) -> list[Tool]:
+    """The tools of which one has to be called; none where the model is free not to.
+
+    choice: "none", "auto", "required" or {"type": "function", "function": {"name": ..}}.
+    """
+    if choice in ("none", "auto"):
+        return []
+    if choice != "required":
+        function = choice.get("function") if isinstance(choice, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or choice.get("type") != "function":
+            raise RequestError(
+                "tool_choice is not acceptable",
+                'Send "auto", "none", "required" or '
+                '{"type": "function", "function": {"name": ".."}}.',
+            )
+        tools = [tool for tool in tools if tool.name == name]
+        if not tools:
+            raise RequestError(
+                f"tool_choice names {name[:64]!r}, which is none of the tools", "Name one of them."
+            )
+    if not tools:
+        raise RequestError("tool_choice asks for a call, and there are no tools", "Send tools.")
+    return list(tools)

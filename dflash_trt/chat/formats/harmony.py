@@ -1,0 +1,78 @@
+"""Channels: how gpt-oss keeps apart what it thinks, says and calls ("harmony", by OpenAI).
+
+`<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello` is what
+such a model writes: https://github.com/openai/harmony. Its text goes out as it is, markers
+included; whoever answers chats tells the channels apart.
+"""
+
+import re
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from dflash_trt.chat.formats.definitions import NAME, Tool
+from dflash_trt.chat.formats.lark import Lark
+from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps
+
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+CALL, KIND = "<|call|>", "<|constrain|>"
+MARKERS = (START, CHANNEL, MESSAGE, END)
+THOUGHTS = "analysis"
+RECIPIENT = re.compile(r" to=([^\s<]+)")
+OURS = "functions."  # what stands before the name of a request's tool
+
+
+def has_channels(tokenizer: Tokenizer) -> bool:
+    """Whether models with this tokenizer write in channels."""
+    return all(tokenizer.token_to_id(marker) is not None for marker in MARKERS)
+
+
+def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
+    """Without tools a call is said, header included."""
+    pieces: list[str] = []
+    found = yield from reader.until((MESSAGE,), pieces.append)
+    if found is None:  # it does not write in channels after all
+        reader.say("".join(pieces))
+        return
+    while found == MESSAGE:
+        header = "".join(pieces)
+        reader.take(len(MESSAGE))
+        to = RECIPIENT.search(header)
+        if to and tools and to[1].startswith(OURS):
+            yield from reader.attempt(_arguments(reader, header, to[1][len(OURS) :]))
+        elif to:
+            reader.say(header + MESSAGE)
+        thinks = not to and header.endswith(CHANNEL + THOUGHTS)
+        give = reader.think if thinks else reader.say
+        ended = yield from reader.until((START, CHANNEL, END, CALL), give)
+        if ended in (END, CALL):
+            reader.take(len(ended))
+            yield from reader.until((START, CHANNEL), reader.say)
+        pieces = []
+        found = yield from reader.until((MESSAGE,), pieces.append)
+
+
+def _arguments(reader: Reader, header: str, name: str) -> Steps[None]:
+    reader.restore(header + MESSAGE)
+    if not NAME.fullmatch(name):
+        raise BrokenError
+    yield from reader.space()
+    if not (yield from reader.starts("{")):
+        raise BrokenError
+    reader.begin(name)
+    yield from reader.json_object(reader.argue)
+
+
+def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
+    """Thoughts, then one call, which ends the turn."""
+    thought = lark.rule(
+        "thought",
+        f'{lark.marker(CHANNEL)} "{THOUGHTS}" {lark.marker(MESSAGE)} {lark.up_to(END)} '
+        f'{lark.marker(START)} "assistant"',
+    )
+    each = " | ".join(
+        f"{lark.text(f'commentary to={OURS}{tool.name} ')} {lark.marker(KIND)} "
+        f'"json" {lark.marker(MESSAGE)} {lark.json(tool.schema)}'
+        for tool in tools
+    )
+    return f"{thought}* {lark.marker(CHANNEL)} ({each})"

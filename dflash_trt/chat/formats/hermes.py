@@ -1,0 +1,31 @@
+"""`<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen2.5 and Qwen3.
+
+Also what a model is asked to write whose template knows no tools.
+"""
+
+from collections.abc import Sequence
+
+from dflash_trt.chat.formats.definitions import Tool
+from dflash_trt.chat.formats.lark import Lark, json_calls
+from dflash_trt.chat.formats.reader import Reader, Steps, json_call
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MARKERS = (OPEN, CLOSE)
+
+
+def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
+    while (yield from reader.until((OPEN,), reader.say)):
+        if (yield from reader.attempt(_call(reader))):
+            yield from reader.close(CLOSE)
+
+
+def _call(reader: Reader) -> Steps[None]:
+    yield from reader.expect(OPEN)
+    yield from reader.space()
+    yield from json_call(reader)
+
+
+def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
+    each = json_calls(lark, tools, "arguments")
+    one = lark.rule("call", f'{lark.marker(OPEN)} "\\n" {each} "\\n" {lark.marker(CLOSE)}')
+    return f'{one} ("\\n" {one})*' if parallel else one

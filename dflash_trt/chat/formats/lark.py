@@ -1,0 +1,72 @@
+"""A grammar of llguidance's, written rule by rule: https://github.com/guidance-ai/llguidance
+
+Its dialect of Lark has JSON Schemas (`%json`) and tokens by id (`<[5]>`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dflash_trt.chat.formats.definitions import Tool
+from dflash_trt.errors import RequestError
+
+# as Python's templates write JSON: text without a choice is drafts for free
+SAY_NOTHING = {"title", "description", "default", "examples", "$defs", "definitions", "$schema"}
+ANYTHING = r"/(.|\n)*/"
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Lark:
+    """added: ids of the tokens that are not made of others; a marker among them is one token."""
+
+    def __init__(self, added: Mapping[str, int]) -> None:
+        self._added = added
+        self._rules: dict[str, str] = {}
+
+    def rule(self, name: str, body: str, options: str = "") -> str:
+        """The name of a rule that reads so."""
+        name = f"{name}_{len(self._rules)}"
+        self._rules[name] = f"{options}: {body}"
+        return name
+
+    def define(self, rule: str, body: str) -> None:
+        """What a rule reads as that was named before it could be known."""
+        self._rules[rule] = f": {body}"
+
+    def text(self, text: str) -> str:
+        return json.dumps(text)
+
+    def marker(self, marker: str) -> str:
+        token = self._added.get(marker)
+        return json.dumps(marker) if token is None else f"<[{token}]>"
+
+    def up_to(self, marker: str) -> str:
+        """Any text, and the marker after it."""
+        if marker in self._added:
+            return f"{self.rule('text', ANYTHING)} {self.marker(marker)}"
+        return self.rule("text", ANYTHING, f"[suffix={json.dumps(marker)}]")
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        spaced = {**schema, "x-guidance": SPACING}
+        return self.rule("json", f"%json {json.dumps(spaced)}")
+
+    def grammar(self, start: str) -> str:
+        rules = {"start": f": {start}", **self._rules}
+        return "".join(f"{name}{rest}\n" for name, rest in rules.items())
+
+
+def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:
+    """A call of one of some tools, its arguments under `key`."""
+    names = [lark.text(f'"{tool.name}", "{key}": ') for tool in tools]
+    each = [f"{name} {lark.json(tool.schema)}" for name, tool in zip(names, tools, strict=True)]
+    return f"""{lark.text('{"name": ')} ({" | ".join(each)}) "}}\""""
+
+
+def refuse_others(schema: Mapping[str, Any], known: set[str], place: str) -> None:
+    """RequestError for what a schema asks that a format's own way of writing values has not."""
+    if others := sorted(schema.keys() - known - SAY_NOTHING):
+        raise RequestError(
+            f"tools: {others[0][:64]!r} in the schema of {place[:128]} cannot be enforced in the "
+            "form that this model writes calls in",
+            "Leave it out, or let tool_choice be auto.",
+        )

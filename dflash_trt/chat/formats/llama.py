@@ -1,0 +1,33 @@
+"""`{"name": .., "parameters": {..}}` and nothing before it, or after `<|python_tag|>`: Llama 3.
+
+Several are kept apart by semicolons, as vLLM reads them.
+"""
+
+from collections.abc import Sequence
+
+from dflash_trt.chat.formats.definitions import Tool
+from dflash_trt.chat.formats.lark import Lark, json_calls
+from dflash_trt.chat.formats.reader import Reader, Steps, json_call
+
+TAG = "<|python_tag|>"
+MARKERS = (TAG,)
+
+
+def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
+    called = yield from reader.attempt(_call(reader))
+    while called or (yield from reader.until((TAG,), reader.say)):
+        called = yield from reader.attempt(_call(reader, after=";" if called else ""))
+
+
+def _call(reader: Reader, after: str = "") -> Steps[None]:
+    yield from reader.space()
+    if (yield from reader.skip(after)):
+        yield from reader.space()
+    yield from reader.skip(TAG)
+    yield from reader.space()
+    yield from json_call(reader)
+
+
+def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
+    one = lark.rule("call", json_calls(lark, tools, "parameters"))
+    return f'{one} ("; " {one})*' if parallel else one

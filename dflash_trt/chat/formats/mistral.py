@@ -1,0 +1,71 @@
+"""`[TOOL_CALLS]`: before a list of JSON calls, or before each `name[ARGS]{..}` in newer models.
+
+Some of these write `name[CALL_ID]id[ARGS]{..}`: the tokenizers v3 to v13 of mistral-common.
+"""
+
+from collections.abc import Sequence
+
+from dflash_trt.chat.formats.definitions import NAME, Tool
+from dflash_trt.chat.formats.lark import Lark, json_calls
+from dflash_trt.chat.formats.reader import ID_LENGTH, BrokenError, Reader, Steps, json_call
+
+OPEN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MARKERS = (OPEN, ID, ARGUMENTS)
+
+
+def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
+    while (yield from reader.until((OPEN,), reader.say)):
+        called = yield from reader.attempt(_first(reader))
+        if called:
+            while (yield from reader.attempt(_next(reader))):
+                pass
+            yield from reader.close("]")
+
+
+def _first(reader: Reader) -> Steps[None]:
+    yield from reader.expect(OPEN)
+    yield from reader.space()
+    if (yield from reader.skip("[")):
+        yield from reader.space()
+    if (yield from reader.starts("{")):
+        yield from json_call(reader)
+        return
+    name, call_id = (yield from reader.collect(ID, ARGUMENTS, "{")), ""
+    if not NAME.fullmatch(name.strip()):
+        raise BrokenError
+    if (yield from reader.skip(ID)):
+        call_id = (yield from reader.collect(ARGUMENTS, "{")).strip()
+    yield from reader.skip(ARGUMENTS)
+    yield from reader.space()
+    if not (yield from reader.starts("{")):
+        raise BrokenError
+    reader.begin(name.strip(), call_id if len(call_id) == ID_LENGTH else "")
+    yield from reader.json_object(reader.argue)
+
+
+def _next(reader: Reader) -> Steps[None]:
+    """Of a list."""
+    yield from reader.space()
+    yield from reader.expect(",")
+    yield from reader.space()
+    yield from json_call(reader)
+
+
+def list_calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
+    one = lark.rule("call", json_calls(lark, tools, "arguments"))
+    rest = f'(", " {one})*' if parallel else ""
+    return f'{lark.marker(OPEN)} " [" {one} {rest} "]"'
+
+
+def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool, with_id: bool = False) -> str:
+    ids = f"{lark.marker(ID)} /[a-zA-Z0-9]{{{ID_LENGTH}}}/" if with_id else ""
+    each = [
+        f"{lark.text(tool.name)} {ids} {lark.marker(ARGUMENTS)} {lark.json(tool.schema)}"
+        for tool in tools
+    ]
+    one = lark.rule("call", f"{lark.marker(OPEN)} ({' | '.join(each)})")
+    return f"{one}+" if parallel else one
+
+
+def calls_with_id(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
+    return calls(lark, tools, parallel=parallel, with_id=True)

@@ -1,0 +1,141 @@
+"""`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder.
+
+A value that the schema wants to be text is written as it is, any other as JSON.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dflash_trt.chat.formats.definitions import NAME, Tool
+from dflash_trt.chat.formats.lark import Lark, refuse_others
+from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps, as_json
+from dflash_trt.files import parse_json
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION, END = "<function=", "</function>"
+SIGN = f"{OPEN}\n{FUNCTION}"
+KEY, END_VALUE = "<parameter=", "</parameter>"
+MARKERS = (OPEN, CLOSE)
+WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's, too
+
+
+def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
+    schemas = {tool.name: tool.schema.get("properties") for tool in tools}
+    while (yield from reader.until((OPEN, FUNCTION), reader.say)):
+        if (yield from reader.attempt(_call(reader, schemas))):
+            yield from reader.close(CLOSE)
+
+
+def _call(reader: Reader, schemas: Mapping[str, Any]) -> Steps[None]:
+    yield from reader.skip(OPEN)
+    yield from reader.space()
+    yield from reader.expect(FUNCTION)
+    name = yield from reader.collect(">")
+    if not NAME.fullmatch(name):
+        raise BrokenError
+    yield from reader.expect(">")
+    reader.begin(name)
+    reader.argue("{")
+    schema, first = schemas.get(name), True
+    while True:
+        yield from reader.space()
+        if not (yield from reader.skip(KEY)):
+            break
+        key = yield from reader.collect(">")
+        yield from reader.expect(">")
+        reader.argue(("" if first else ", ") + as_json(key) + ": ")
+        first = False
+        yield from reader.skip("\n")
+        yield from _value(reader, schema.get(key) if isinstance(schema, dict) else None)
+    if reader.ended and any(word.startswith(reader.text) for word in (KEY, END)):  # cut off
+        reader.take(len(reader.text))
+        return
+    reader.argue("}")
+    yield from reader.expect(END)
+
+
+def _value(reader: Reader, schema: Any) -> Steps[None]:
+    kinds = _kinds(schema)
+    if kinds == {"string"}:
+        reader.argue('"')
+        yield from _text(reader, lambda piece: reader.argue(as_json(piece)[1:-1]))
+        yield from reader.expect(END_VALUE)
+        reader.argue('"')
+        return
+    pieces: list[str] = []
+    yield from _text(reader, pieces.append)
+    yield from reader.expect(END_VALUE)
+    reader.argue(_json("".join(pieces), kinds))
+
+
+def _text(reader: Reader, give: Any) -> Steps[None]:
+    """A value, without the newline before what ends it."""
+    newline = False
+
+    def hold(piece: str) -> None:
+        nonlocal newline
+        piece = "\n" * newline + piece
+        newline = piece.endswith("\n")
+        give(piece[: len(piece) - newline])
+
+    if (yield from reader.until((END_VALUE,), hold)) is None:
+        raise BrokenError
+
+
+def _json(text: str, kinds: set[str]) -> str:
+    """A value that may be no text: what does not read as JSON is text all the same."""
+    word = text.strip()
+    if "string" in kinds:
+        return "null" if "null" in kinds and word.lower() in ("null", "none") else as_json(text)
+    if word.lower() in WORDS:
+        return WORDS[word.lower()]
+    with suppress(ValueError):
+        parse_json(word, parse_constant=_no_json)
+        return word
+    return as_json(text)
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _kinds(schema: Any) -> set[str]:
+    """The types that a schema names, else text, as vLLM has it."""
+    if not isinstance(schema, dict):
+        return {"string"}
+    branches = next((schema[each] for each in ("anyOf", "oneOf") if each in schema), [schema])
+    kinds = [each.get("type") for each in branches if isinstance(each, dict)]
+    kinds += [each for kind in kinds if isinstance(kind, list) for each in kind]
+    found = {kind for kind in kinds if isinstance(kind, str)}
+    values = schema.get("enum") if isinstance(schema.get("enum"), list) else []
+    other = any("$ref" in each for each in branches if isinstance(each, dict))
+    other = other or not all(isinstance(value, str) for value in values or [])
+    return found or {"object" if other else "string"}
+
+
+def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
+    each = []
+    for tool in tools:
+        values = "".join(_parameter(lark, tool, key) for key in tool.schema.get("properties", {}))
+        start = f"{FUNCTION}{tool.name}>\n"
+        each.append(f"{lark.text(start)}{values} {lark.text(END)}")
+    body = f'{lark.marker(OPEN)} "\\n" ({" | ".join(each)}) "\\n" {lark.marker(CLOSE)}'
+    one = lark.rule("call", body)
+    return f'{one} ("\\n" {one})*' if parallel else one
+
+
+def _parameter(lark: Lark, tool: Tool, key: str) -> str:
+    schema, start, end = tool.schema["properties"][key], f"{KEY}{key}>\n", f"\n{END_VALUE}"
+    if _kinds(schema) != {"string"}:
+        shared = {
+            name: tool.schema[name] for name in ("$defs", "definitions") if name in tool.schema
+        }
+        value = f"{lark.json({**schema, **shared})} {lark.text(end)}"
+    elif values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        value = f"({' | '.join(lark.text(each + end) for each in values)})"
+    else:
+        refuse_others(schema, {"type"}, f"{key} of {tool.name}")
+        value = lark.up_to(END_VALUE)
+    rule = lark.rule("parameter", f'{lark.text(start)} {value} "\\n"')
+    return f" {rule}" if key in tool.schema.get("required", []) else f" {rule}?"

@@ -1,0 +1,287 @@
+"""Reads an answer while it comes, in pieces that may end anywhere.
+
+A format is a generator over a `Reader`: it yields where it needs more text, so that it reads from
+top to bottom like the format itself. What of a call cannot be read is said, as the model wrote it.
+"""
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # Mistral's templates want it so
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+LITERAL = re.compile(r"[\w.+-]*")
+QUOTED = re.compile(r'\\.|"', re.DOTALL)
+SYNTAX = re.compile(
+    r'["{}\[\]]|[^\s:,\d+\-.eEtrufalsn]'
+)  # the latter: what JSON has in strings only
+
+
+@dataclass
+class CallDelta:
+    """News of one call: id and name come first, then pieces of its arguments, a JSON text."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass
+class News:
+    """What a piece of text brought."""
+
+    thought: str = ""
+    said: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+class BrokenError(Exception):
+    """The text is no call, or no longer one."""
+
+
+class Reader:
+    """What came and is not read yet, and what was made of the rest since the last piece."""
+
+    def __init__(self) -> None:
+        self.news = News()
+        self.text = ""
+        self.ended = False  # nothing comes after `text`
+        self._tried: str | None = None  # what was read of what may be a call
+        self._calls = 0
+        self._space = ""  # said once something follows that is said
+        self._thinks, self._thought_space = False, ""
+        self._after = False  # of a call or a thought: white space is dropped
+
+    # --- what it makes ----------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """White space beside calls and thoughts is left out."""
+        text = text.lstrip() if self._after else text
+        if not text:
+            return
+        text, self._after = self._space + text, False
+        said = text.rstrip()
+        self._space = text[len(said) :]
+        self.news.said += said
+
+    def think(self, text: str) -> None:
+        """White space around thoughts is left out."""
+        text = self._thought_space + (text if self._thinks else text.lstrip())
+        thought = text.rstrip()
+        self._thought_space = text[len(thought) :]
+        self._thinks = self._thinks or bool(thought)
+        self.news.thought += thought
+        self._after = True
+
+    def begin(self, name: str, call_id: str = "") -> None:
+        """A call; what was read to know so is not said any more."""
+        made = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
+        self.news.calls.append(CallDelta(self._calls, call_id or made, name))
+        self._calls += 1
+        self._tried, self._after = None, True
+
+    def argue(self, piece: str) -> None:
+        """More of the arguments of the last call."""
+        calls, index = self.news.calls, self._calls - 1
+        if not calls or calls[-1].index != index:
+            calls.append(CallDelta(index))
+        calls[-1].arguments += piece
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def more(self) -> Steps[bool]:
+        """Waits for more text; False: there is none."""
+        if self.ended:
+            return False
+        yield
+        return True
+
+    def need(self) -> Steps[None]:
+        if not (yield from self.more()):
+            raise BrokenError
+
+    def take(self, count: int) -> str:
+        taken, self.text = self.text[:count], self.text[count:]
+        if self._tried is not None:
+            self._tried += taken
+        return taken
+
+    def starts(self, word: str) -> Steps[bool]:
+        """Whether the text goes on with a word; it is not taken."""
+        while len(self.text) < len(word) and word.startswith(self.text):
+            if not (yield from self.more()):
+                return False
+        return self.text.startswith(word)
+
+    def skip(self, word: str) -> Steps[bool]:
+        """Takes a word, if the text goes on with it."""
+        found = yield from self.starts(word)
+        if found:
+            self.take(len(word))
+        return found
+
+    def expect(self, word: str) -> Steps[None]:
+        if not (yield from self.skip(word)):
+            raise BrokenError
+
+    def space(self) -> Steps[None]:
+        while True:
+            self.take(len(self.text) - len(self.text.lstrip()))
+            if self.text or not (yield from self.more()):
+                return
+
+    def close(self, word: str) -> Steps[None]:
+        """Takes what ends a call, or the beginning of it where the text was cut off."""
+        yield from self.space()
+        if not (yield from self.skip(word)) and self.ended and word.startswith(self.text):
+            self.take(len(self.text))
+
+    def until(self, words: tuple[str, ...], give: Callable[[str], object]) -> Steps[str | None]:
+        """Gives out the text up to the first of some words, which is not taken; None: none came."""
+        while True:
+            found = [(self.text.find(word), word) for word in words if word in self.text]
+            if found:
+                at, word = min(found)
+                give(self.take(at))
+                return word
+            held = 0 if self.ended else max(overlap(self.text, word) for word in words)
+            give(self.take(len(self.text) - held))
+            if not (yield from self.more()):
+                return None
+
+    def rest(self) -> Steps[None]:
+        """Says all that still comes."""
+        while True:
+            self.say(self.take(len(self.text)))
+            if not (yield from self.more()):
+                self.news.said += "" if self._after else self._space
+                return
+
+    def collect(self, *words: str) -> Steps[str]:
+        """The text up to the first of some words, which is not taken."""
+        found: list[str] = []
+        if (yield from self.until(words, found.append)) is None:
+            raise BrokenError
+        return "".join(found)
+
+    def restore(self, text: str) -> None:
+        """Counts what was taken before as read of the call."""
+        self._tried = text + (self._tried or "")
+
+    def attempt(self, call: Steps[None]) -> Steps[bool]:
+        """Reads a call; what turns out to be none is said. Whether one was begun."""
+        self._tried, calls = "", self._calls
+        with suppress(BrokenError):
+            yield from call
+            self._tried = None
+        tried, self._tried = self._tried, None
+        self.say(tried or "")
+        return self._calls > calls
+
+    # --- JSON -------------------------------------------------------------------------------------
+
+    def json_string(self) -> Steps[str]:
+        if not (yield from self.starts('"')):
+            raise BrokenError
+        while not (found := STRING.match(self.text)):
+            yield from self.need()
+        try:
+            value = str(json.loads(self.take(found.end()), strict=False))
+            value.encode()
+        except ValueError:  # half of a surrogate pair, too
+            raise BrokenError from None
+        return value
+
+    def json_object(self, give: Callable[[str], object]) -> Steps[None]:
+        """Gives out an object's text, as it is, up to the bracket that closes it."""
+        if not (yield from self.starts("{")):
+            raise BrokenError
+        yield from self._brackets(give)
+
+    def json_value(self) -> Steps[str]:
+        """The text of any value."""
+        while not self.text:
+            yield from self.need()
+        if self.text[0] == '"':
+            return json.dumps((yield from self.json_string()))
+        if self.text[0] in "{[":
+            pieces: list[str] = []
+            yield from self._brackets(pieces.append)
+            return "".join(pieces)
+        while (found := LITERAL.match(self.text)) and found.end() == len(self.text):
+            yield from self.need()
+        return self.take(found.end() if found else 0)
+
+    def _brackets(self, give: Callable[[str], object]) -> Steps[None]:
+        depth, quoted = 0, False
+        while True:
+            read = 0
+            while found := (QUOTED if quoted else SYNTAX).search(self.text, read):
+                sign, read = found[0], found.end()
+                if sign == '"':
+                    quoted = not quoted
+                elif not quoted and sign in "{}[]":
+                    depth += 1 if sign in "{[" else -1
+                    if not depth:
+                        give(self.take(read))
+                        return
+                elif not quoted:
+                    give(self.take(found.start()))
+                    raise BrokenError
+            half = self.text.endswith("\\", read)  # of an escape
+            give(self.take(len(self.text) - half))
+            yield from self.need()
+
+
+def json_call(reader: Reader) -> Steps[None]:
+    """`{"name": .., "arguments": {..}}`, in any order, other fields beside them; or parameters."""
+    yield from reader.expect("{")
+    name, early, begun = "", "", False
+    while True:
+        yield from reader.space()
+        key = yield from reader.json_string()
+        yield from reader.space()
+        yield from reader.expect(":")
+        yield from reader.space()
+        if key == "name":
+            name = yield from reader.json_string()
+        elif key in ("arguments", "parameters") and not begun and not early:
+            if not (yield from reader.starts("{")):
+                raise BrokenError
+            if name:
+                reader.begin(name)
+                begun = True
+                yield from reader.json_object(reader.argue)
+            else:
+                early = yield from reader.json_value()
+        else:
+            yield from reader.json_value()
+        yield from reader.space()
+        if not (yield from reader.skip(",")):
+            break
+    yield from reader.expect("}")
+    if not begun:
+        if not name or not early:
+            raise BrokenError
+        reader.begin(name)
+        reader.argue(early)
+
+
+def overlap(text: str, word: str) -> int:
+    """How many of the last characters of `text` are the first ones of `word`, but not all of it."""
+    longest = min(len(text), len(word) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(word[:n])), 0)
+
+
+def as_json(value: Any) -> str:
+    """JSON text as Python's templates write it."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,211 @@
+"""The decoder over our own engines: threads that run rounds.
+
+Each group of slots has a thread and a scheduler. Two groups alternate: while one is in `draft`, the
+other is in `verify`.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dflash_trt.build.settings import Settings
+from dflash_trt.decoding import Request, RunRound, Scheduler, Sequence, WaitingQueue
+from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
+from dflash_trt.engines import engine_kind, read_info
+from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.request_handler import INTERNAL, UNAVAILABLE, Deliver
+
+log = logging.getLogger(__name__)
+
+WAIT_LOADED = 0.2  # seconds before each look at whether the models are there
+IDLE = 0.5  # seconds after which an idle thread looks again
+TWO_GROUPS_FROM = 8  # active sequences from which two groups are faster than one
+ROUND_FAILED = "A decoding round failed. The server's log says why."
+ENGINE_GONE = "An engine is not running. Try again later."
+
+
+class EngineGoneError(Exception):
+    """A round failed because the process of `verify` or `draft` is gone; others will fail too."""
+
+
+@dataclass(eq=False)
+class _SlotGroup:
+    """Slots `first` to `first + slots - 1`, decoded by one thread."""
+
+    first: int
+    slots: int
+    scheduler: Scheduler
+    thread: threading.Thread = field(init=False)
+
+
+class EngineLoop:
+    """A `request_handler.Decoder` over `run_round`."""
+
+    def __init__(
+        self, settings: Settings, engines: Path, run_round: RunRound, metrics: Metrics
+    ) -> None:
+        """engines: the directory with those of both models."""
+        self._engines = engines
+        self._target = read_info(engines / "target", engine_kind(engines / "target"))
+        self._settings = settings
+        self._run_round = run_round
+        self._metrics = metrics
+        self._costs: CostProfile | None = None
+        self._measured = threading.Event()
+        self._closing = False
+        self._changed = threading.Condition()  # guards _closing; notified of new work
+
+    def check(self, request: Request) -> None:
+        """The rounds can do every request."""
+
+    def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None:
+        self._queue, self._deliver = queue, deliver
+        self._groups = [
+            _SlotGroup(first, slots, self._new_scheduler(first, slots))
+            for first, slots in _slot_groups(self._settings)
+        ]
+        for group in self._groups:
+            group.thread = threading.Thread(target=self._run, args=[group], daemon=True)
+            group.thread.start()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self, timeout: float) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for group in self._groups:
+            group.thread.join(timeout)
+
+    def _new_scheduler(self, first: int, slots: int) -> Scheduler:
+        settings = self._settings
+        policy, proposer = strategy(settings.speculation, self._target, self._costs)
+        return Scheduler(
+            self._run_round,
+            slots=slots,
+            max_seq_len=settings.max_seq_len,
+            prefill_chunk=settings.prefill_chunk,
+            policy=policy,
+            proposer=proposer,
+            queue=self._queue,
+            first_slot=first,
+        )
+
+    def _run(self, group: _SlotGroup) -> None:
+        self._prepare(group)
+        while not self._closing:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closing or group.scheduler.active or self._may_take(group), IDLE
+                )
+            if group.scheduler.active or self._may_take(group):
+                sequences = group.scheduler.sequences
+                try:
+                    self._step(group, sequences)
+                except Exception as error:
+                    self._fail(group, sequences, error)
+
+    def _step(self, group: _SlotGroup, sequences: list[Sequence]) -> None:
+        """A scheduler's step; sequences that had slots in it are added to `sequences`."""
+        scheduler = group.scheduler
+        for sequence in scheduler.sequences:
+            if sequence.dropped:
+                scheduler.finish(sequence, "cancelled")
+                self._deliver(sequence)
+        before, start = scheduler.active, time.perf_counter()
+        advanced = scheduler.step(take=self._may_take(group))
+        seconds = time.perf_counter() - start
+        sequences += advanced  # one may have come and ended in this very step
+        for sequence in advanced:
+            self._deliver(sequence)
+        self._count(scheduler, seconds)
+        if scheduler.active > before and len(self._groups) > 1:
+            self.wake()  # the other group may take the next one
+
+    def _count(self, scheduler: Scheduler, seconds: float) -> None:
+        """Tell the metrics of a step that took `seconds`, and of what holds after it."""
+        report = scheduler.report
+        if report is not None and report.prompt_tokens:
+            self._metrics.prefill(tokens=report.prompt_tokens, seconds=seconds)
+        elif report is not None:
+            self._metrics.round(
+                verify=report.verify,
+                draft=report.draft,
+                hop=report.round_trip - report.verify - report.draft,
+                scheduler=seconds - report.round_trip,
+                sequences=report.sequences,
+                choices=report.choices,
+            )
+        schedulers = [group.scheduler for group in self._groups]
+        self._metrics.state(
+            active=sum(each.active for each in schedulers),
+            waiting=len(self._queue),
+            kv_rows=sum(each.kv_rows for each in schedulers),
+        )
+
+    def _may_take(self, group: _SlotGroup) -> bool:
+        """Whether the next waiting sequence goes to this group.
+
+        The first group fills up alone until there are enough for two; then the smaller one grows.
+        """
+        if not len(self._queue):
+            return False
+        if len(self._groups) == 1:
+            return True
+        first, second = (each.scheduler.active for each in self._groups)
+        if group is self._groups[0]:
+            return first < TWO_GROUPS_FROM // 2 or first <= second
+        return first >= TWO_GROUPS_FROM // 2 and second < first
+
+    def _prepare(self, group: _SlotGroup) -> None:
+        """Measures what rounds cost before any is run, in the first group's thread."""
+        if group is self._groups[0]:
+            if self._settings.speculation.policy == "adaptive":
+                self._measure_costs()
+            self._measured.set()
+        self._measured.wait()
+        group.scheduler = self._new_scheduler(group.first, group.slots)
+
+    def _measure_costs(self) -> None:
+        """As soon as the models that run rounds are loaded."""
+        if self._settings.mode == "ensemble":
+            # a call of another model while this one is still being loaded crashes the server, whose
+            # threads for it are made last (python_be.cc, LaunchStubProcess)
+            time.sleep(WAIT_LOADED)
+        while not self._closing:
+            try:
+                self._costs = profile_of(self._engines, self._settings.mode, self._run_round)
+                self._metrics.costs(self._costs)
+                return
+            except EngineGoneError:
+                time.sleep(WAIT_LOADED)
+            except Exception:
+                log.exception("steps cannot be measured; the policy is fixed")
+                return
+
+    def _fail(self, group: _SlotGroup, sequences: list[Sequence], error: Exception) -> None:
+        """After a failed step: its sequences end with an error, the group starts anew.
+
+        sequences: those that had slots; some may have ended in the step, undelivered.
+        """
+        log.error("a round failed", exc_info=error)
+        failed = dict.fromkeys([*sequences, *group.scheduler.sequences])
+        group.scheduler = self._new_scheduler(group.first, group.slots)
+        code, message = INTERNAL, ROUND_FAILED
+        if isinstance(error, EngineGoneError):
+            code, message = UNAVAILABLE, ENGINE_GONE
+        for sequence in failed:
+            sequence.finish_reason = sequence.finish_reason or "error"
+            self._deliver(sequence, code, message)
+
+
+def _slot_groups(settings: Settings) -> list[tuple[int, int]]:
+    """First slot and number of slots of each group."""
+    if settings.mode == "in_process" or settings.slots < TWO_GROUPS_FROM:
+        return [(0, settings.slots)]
+    half = (settings.slots + 1) // 2
+    return [(0, half), (half, settings.slots - half)]

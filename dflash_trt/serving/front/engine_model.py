@@ -1,0 +1,64 @@
+"""What the Triton models `verify` and `draft` share: an engine, and one step of it per request.
+
+They serve the request handler alone: any client may call them, but only it has the server's key.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import triton_python_backend_utils as pb
+
+from dflash_trt.engines import EngineInfo
+from dflash_trt.errors import RankError, RequestError
+from dflash_trt.serving.front.tensors import from_request, to_tensors
+from dflash_trt.serving.internal import KEY, end_process, given, hide_shared_memory, without_key
+from dflash_trt.serving.log import configure
+
+
+class EngineModel:
+    """A `TritonPythonModel` over `step(engine, input) -> output`, named tuples of arrays.
+
+    check: raises RequestError for an input that the engine cannot step.
+    """
+
+    load: ClassVar[Callable[[Path], Any]]
+    check: ClassVar[Callable[[EngineInfo, Any, Mapping[int, int]], None]]
+    step: ClassVar[Callable[[Any, Any], Any]]
+    input_type: ClassVar[type[Any]]
+
+    def initialize(self, args: dict[str, str]) -> None:
+        given(KEY)  # fails now where there is none
+        hide_shared_memory()
+        configure()
+        parameters = json.loads(args["model_config"])["parameters"]
+        engine = Path(args["model_repository"]) / parameters["engine"]["string_value"]
+        self.engine = type(self).load(engine.resolve())
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        cls = type(self)
+        batch = without_key(pb.get_input_tensor_by_name(request, "batch").as_numpy())
+        if batch is None:
+            return _invalid("This model is internal. Send requests to the model dflash.")
+        try:
+            x = from_request(cls.input_type, request)._replace(batch=batch)
+            cls.check(self.engine.info, x, self.engine.kept)
+            output = cls.step(self.engine, x)
+        except RequestError as error:
+            return _invalid(str(error))
+        except Exception as error:
+            # Triton would send an exception's traceback, with server paths, to the client
+            name = request.requested_output_names()
+            pb.Logger.log_error(f"step for {name} failed: {type(error).__name__}: {error}")
+            if isinstance(error, RankError):
+                end_process()
+            return pb.InferenceResponse(error=pb.TritonError("The engine step failed."))
+        return pb.InferenceResponse(to_tensors(output._asdict()))
+
+
+def _invalid(message: str) -> Any:
+    return pb.InferenceResponse(error=pb.TritonError(message, pb.TritonError.INVALID_ARG))

@@ -1,0 +1,137 @@
+"""From a sequence's tokens to what its client gets: text, up to a stop word, and figures."""
+
+import time
+from collections.abc import Sequence as Seq
+
+from tokenizers import Tokenizer
+
+from dflash_trt.decoding import Sequence
+from dflash_trt.decoding.speculation import SOURCES
+from dflash_trt.serving.front.detokenize import Detokenizer
+from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.request_output import RequestOutput
+from dflash_trt.serving.front.stop_words import StopWords
+
+
+class OutputProcessor:
+    """One choice of a request; used by the thread that decodes its sequence."""
+
+    def __init__(
+        self,
+        index: int,
+        sequence: Sequence,
+        received: float,
+        tokenizer: Tokenizer,
+        stop_words: Seq[str],
+        prefix: str,
+        hidden: frozenset[int] = frozenset(),
+        *,
+        thinking: bool = False,
+    ) -> None:
+        """received: `time.monotonic()` of the request; prefix: the text starts with it.
+
+        hidden: special tokens to leave out; thinking: see `RequestOutput`.
+        """
+        self.index = index
+        self.sequence = sequence
+        self._received = received
+        self._first_token: float | None = None  # when it came; in a stream, when it was sent
+        self._sent = False
+        self._last_token = 0.0
+        self._counted = 0  # tokens that the metrics know of
+        self._thinking = thinking
+        self._detokenizer = Detokenizer(tokenizer, sequence.request.stop_ids | hidden)
+        self._stop_words = StopWords(stop_words) if stop_words else None
+        self._text = prefix  # not yet given out
+        self._detokenized = 0  # tokens
+        request = sequence.request  # with its log-probabilities the prompt is given out, too
+        self._prompt = [*request.prompt] if request.sampling.prompt_logprobs else []
+        self._tokens_given = 0
+        self._rounds_given = 0
+        self._error: Exception | None = None  # why its text cannot be given out
+        if stop_words:  # looked at token by token: the text may end within a round
+            sequence.ends = self._ends
+
+    def _ends(self, token: int) -> bool:
+        try:
+            return self._stops(token)
+        except Exception as error:  # raised by `output`: it concerns this sequence alone
+            self._error = error
+            return True
+
+    def _stops(self, token: int) -> bool:
+        text = self._detokenizer.push([token])
+        self._detokenized += 1
+        min_tokens = self.sequence.request.sampling.min_tokens
+        if self._stop_words is None or self._detokenized < min_tokens:
+            self._text += text
+            return False
+        piece, found = self._stop_words.push(text)
+        self._text += piece
+        if found:
+            self._stop_words = None  # the text ends here
+        return found
+
+    def count(self, metrics: Metrics, *, streaming: bool) -> None:
+        """Tell the metrics of the tokens since the last call.
+
+        streaming: the time to the first token is that of `sent`.
+        """
+        new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
+        if not new:
+            return
+        if self._first_token is None:
+            self._first_token = now
+            metrics.started(queued=(self.sequence.started or now) - self._received)
+            if not streaming:
+                metrics.first_token(now - self._received)
+        else:
+            metrics.tokens(new, now - self._last_token)
+        self._counted, self._last_token = self._counted + new, now
+
+    def sent(self, metrics: Metrics) -> None:
+        """An output of a stream was sent; the first one ends the wait for the first token."""
+        if not self._sent:
+            self._sent = True
+            self._first_token = time.monotonic()
+            metrics.first_token(self._first_token - self._received)
+
+    def output(self, *, final_only: bool) -> RequestOutput | None:
+        """What is new since the last call; None if there is nothing to give out yet."""
+        if self._error is not None:
+            raise self._error
+        sequence = self.sequence
+        last = sequence.finish_reason is not None
+        if sequence.ends is None:
+            tokens = sequence.tokens[self._detokenized :]
+            self._text += self._detokenizer.push(tokens, last=last)
+            self._detokenized = len(sequence.tokens)
+        elif last and self._stop_words is not None:
+            piece, _ = self._stop_words.push(self._detokenizer.push([], last=True))
+            self._text += piece + self._stop_words.rest()
+        if not last and (final_only or not self._text):
+            return None
+        start, prompt = self._tokens_given, len(self._prompt)
+        self._tokens_given = prompt + len(sequence.tokens)
+        rounds, self._rounds_given = self._rounds_given, sequence.rounds
+        text, self._text = self._text, ""
+        echoed, begin = self._prompt[start : len(sequence.logprobs)], max(0, start - prompt)
+        return RequestOutput(
+            index=[self.index],
+            text_output=[text],
+            finish_reason=[sequence.finish_reason or ""],
+            token_ids=echoed + sequence.tokens[begin:],
+            token_sources=[SOURCES.index("prompt")] * len(echoed) + sequence.sources[begin:],
+            round_tokens=sequence.committed_per_round[rounds:],
+            prompt_tokens=len(sequence.request.prompt),
+            thinking=int(self._thinking),
+            completion_tokens=[len(sequence.tokens)],
+            rounds=[sequence.rounds],
+            drafted=[sequence.drafted],
+            accepted=[sequence.accepted],
+            acceptance_length=[sequence.acceptance_length],
+            time_to_first_token=[self._first_token - self._received if self._first_token else 0.0],
+            token_logprobs=[values[0] for values in sequence.logprobs[start:]],
+            top_token_ids=[ids[1:] for ids in sequence.logprob_ids[start:]],
+            top_logprobs=[values[1:] for values in sequence.logprobs[start:]],
+        )

@@ -1,0 +1,262 @@
+"""Requests in, responses out: the public model's logic.
+
+Triton's threads `submit` requests; the preprocessor's thread reads them and puts their sequences
+into the waiting queue; a decoder takes them from there, with threads of its own (`engine_loop.py`
+over our engines, `llm.py` over TensorRT-LLM); the response sender's thread sends what they give.
+Free of Triton's types: `model_repository/dflash` adapts them.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from dflash_trt.build.settings import Settings
+from dflash_trt.chat import ChatModel, Render
+from dflash_trt.decoding import Request, Sequence, WaitingQueue
+from dflash_trt.errors import RequestError
+from dflash_trt.serving.front.admission import Admission
+from dflash_trt.serving.front.control import Command, Status
+from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.output_processor import OutputProcessor
+from dflash_trt.serving.front.preprocessor import Preprocessor
+from dflash_trt.serving.front.requests import number_of_choices, parse_request
+from dflash_trt.serving.front.response_sender import Reply, RequestState, ResponseSender
+
+log = logging.getLogger(__name__)
+
+INVALID, UNAVAILABLE, INTERNAL = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"  # Triton's names
+CLOSE_TIMEOUT = 2.0  # seconds
+NO_INPUTS = "The request has no inputs. Send at least text_input."
+NO_NUMBER = "The model's output for this request is not a number."
+NO_TEXT = "The text of this request could not be given out. The server's log says why."
+NOT_READ = "The request could not be read. The server's log says why."
+LATER = "Try again later."
+STOPPING = f"The server is stopping. {LATER}"
+FULL = f"The request queue is full. {LATER}"
+EVICTED = f"The request queue is full, and the request was evicted for another client's. {LATER}"
+
+
+class Deliver(Protocol):
+    """Called by a decoder when a sequence has new tokens or has ended.
+
+    code, message: the error for its client when its finish_reason is "error".
+    """
+
+    def __call__(self, sequence: Sequence, code: str = ..., message: str = ...) -> None: ...
+
+
+class Decoder(Protocol):
+    """Generates the tokens of the sequences in the waiting queue, in threads of its own."""
+
+    def check(self, request: Request) -> None:
+        """RequestError for a request that it cannot do."""
+
+    def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None: ...
+
+    def wake(self) -> None:
+        """The queue has more, or a sequence was `dropped`: it must end as "cancelled"."""
+
+    def close(self, timeout: float) -> None:
+        """timeout: seconds."""
+
+
+class RequestHandler:
+    """Takes requests from any thread and answers them from its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        template: Render | None,
+        decoder: Decoder,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._chat_model = ChatModel(tokenizer, template)
+        self._decoder = decoder
+        self._metrics = metrics
+        self._queue: WaitingQueue[Sequence] = WaitingQueue()
+        self._open: dict[Sequence, tuple[RequestState, OutputProcessor]] = {}
+        limit = settings.slots + settings.max_queue
+        self._admission = Admission(limit, settings.max_per_client)
+        self._closing = False
+        self._lock = threading.Lock()  # of _admission and _closing
+        self._sender = ResponseSender(self._drop, self._release, metrics)
+        self._preprocessor = Preprocessor()
+        decoder.start(self._queue, self._deliver)
+
+    def submit(
+        self,
+        inputs: Mapping[str, "np.ndarray[Any, Any]"],
+        reply: Reply,
+        timeout: float | None = None,
+        client: str = "",
+        request_id: str = "",
+    ) -> None:
+        """Takes a request, or refuses it at once when the queue is full.
+
+        timeout: seconds after which the request ends with what it has; client: who asks.
+        """
+        received = time.monotonic()
+        if not inputs:  # `serve` asks whether anybody is there: see `Health.answers`
+            return reply.fail(INVALID, NO_INPUTS)
+        try:
+            count = number_of_choices(inputs, self._admission.client_limit)
+        except RequestError as error:
+            return self._refuse(reply, INVALID, str(error), request_id)
+        with self._lock:  # before the prompt is looked at: it may be long
+            evicted = self._to_evict(client, count)
+            refusal = self._refusal(client, count, sum(state.admitted for state in evicted))
+            if not refusal:
+                for state in evicted:
+                    self._admission.release(state.client, state.admitted)
+                    state.admitted = 0
+                self._admission.admit(client, count)
+        if refusal:
+            return self._refuse(reply, UNAVAILABLE, refusal, request_id)
+        for state in evicted:
+            self._sender.put(state, None, (UNAVAILABLE, EVICTED))
+            self._drop(state)
+        deadline = None if timeout is None else received + timeout
+        state = RequestState(reply, deadline, client, request_id, admitted=count)
+        self._preprocessor.put(partial(self._preprocess, state, inputs, received), client)
+
+    def control(self, command: Command) -> Status:
+        """Does what `serve` commands; the state after it."""
+        if command != "status":
+            with self._lock:
+                self._closing = True
+        if command == "end":
+            self._sender.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
+        return Status(self._admission.total, self._metrics.progress)
+
+    def close(self) -> None:
+        """Ends the threads; requests that are still open fail with UNAVAILABLE."""
+        self.control("end")
+        self._preprocessor.close(CLOSE_TIMEOUT)
+        self._decoder.close(CLOSE_TIMEOUT)
+
+    def _refusal(self, client: str, count: int, evicted: int) -> str:
+        """Why a request is not admitted; evicted: sequences that make room for it."""
+        if self._closing:
+            return STOPPING
+        if self._admission.excess(count) > evicted:
+            return FULL
+        if self._admission.over_client_limit(client, count):
+            return f"{self._admission.client_limit} sequences are the most of one client. {LATER}"
+        return ""
+
+    def _to_evict(self, client: str, count: int) -> list[RequestState]:
+        """Another client's newest waiting requests, enough of them for so many sequences."""
+        excess, found = self._admission.excess(count), list[RequestState]()
+        victim = self._admission.victim(client, count) if excess else None
+        for sequence in self._queue.newest(victim) if victim is not None else ():
+            state, _ = self._open.get(sequence, (None, None))
+            if state is None or state.started or state in found:
+                continue
+            found.append(state)
+            excess -= state.admitted
+            if excess <= 0:
+                break
+        return found
+
+    def _refuse(self, reply: Reply, code: str, message: str, request_id: str) -> None:
+        log.info("a request was refused: %s", code, extra={"request_id": request_id})
+        self._metrics.finished("refused")
+        reply.fail(code, message)
+
+    # --- in the preprocessor's thread -------------------------------------------------------------
+
+    def _preprocess(
+        self, state: RequestState, inputs: Mapping[str, "np.ndarray[Any, Any]"], received: float
+    ) -> None:
+        """Puts a request's sequences into the queue, or refuses it.
+
+        received: `time.monotonic()`.
+        """
+        if self._sender.stopping:
+            return self._turn_away(state, UNAVAILABLE, STOPPING)
+        try:
+            parsed = parse_request(
+                inputs, self._tokenizer, self._chat_model, self._settings, state.client
+            )
+            self._decoder.check(parsed.choices[0])
+            sequences = [Sequence(request) for request in parsed.choices]
+            state.streaming = parsed.streaming
+            state.choices = [
+                OutputProcessor(
+                    i,
+                    sequence,
+                    received,
+                    self._tokenizer,
+                    parsed.stop_words,
+                    parsed.prefix,
+                    parsed.hidden,
+                    thinking=parsed.thinking,
+                )
+                for i, sequence in enumerate(sequences)
+            ]
+        except RequestError as error:
+            return self._turn_away(state, INVALID, str(error))
+        except Exception:
+            log.exception("a request could not be read", extra=state.log_fields)
+            return self._turn_away(state, INTERNAL, NOT_READ)
+        if not self._sender.open(state):  # closed since we looked
+            return self._turn_away(state, UNAVAILABLE, STOPPING)
+        for choice in state.choices:
+            self._open[choice.sequence] = state, choice
+            self._queue.add(choice.sequence, state.client, choice.sequence.request.priority)
+        late = state.deadline is not None and time.monotonic() >= state.deadline
+        if late or any(sequence.dropped for sequence in sequences):  # before it was in the queue
+            self._drop(state)
+        self._decoder.wake()
+
+    def _turn_away(self, state: RequestState, code: str, message: str) -> None:
+        self._release(state)
+        self._refuse(state.reply, code, message, state.request_id)
+
+    # --- called by the decoder --------------------------------------------------------------------
+
+    def _deliver(self, sequence: Sequence, code: str = INTERNAL, message: str = NO_NUMBER) -> None:
+        """Hands a sequence's output to the sender. An error in here is its request's alone."""
+        if sequence not in self._open:  # its end was delivered before
+            return
+        state, choice = self._open[sequence]
+        failure = (code, message) if sequence.finish_reason == "error" else None
+        if sequence.finish_reason is not None:
+            self._metrics.finished(sequence.finish_reason)
+            del self._open[sequence]
+        try:
+            choice.count(self._metrics, streaming=state.streaming)
+            output = choice.output(final_only=not state.streaming)
+        except Exception:
+            log.exception("a text could not be given out", extra=state.log_fields)
+            output, failure = None, (INTERNAL, NO_TEXT)
+        if output is not None or failure is not None:
+            self._sender.put(state, output, failure)
+        if failure is not None:  # its other choices are of no use any more
+            self._drop(state)
+
+    # --- called by the sender, or after errors ----------------------------------------------------
+
+    def _drop(self, state: RequestState) -> None:
+        """Ends a request's sequences: waiting ones now, others when the decoder looks."""
+        for choice in state.choices:
+            sequence = choice.sequence
+            sequence.dropped = True  # first: it may be about to be put into the queue
+            if self._queue.remove(sequence, sequence.request.client):
+                sequence.finish_reason = "cancelled"
+                self._deliver(sequence)
+        self._decoder.wake()
+
+    def _release(self, state: RequestState) -> None:
+        with self._lock:
+            self._admission.release(state.client, state.admitted)
+            state.admitted = 0

@@ -1,0 +1,107 @@
+"""What goes back to a client: the output tensors of the public models.
+
+`scripts/public_tensors.py` writes them into the models' config.pbtxt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, get_type_hints
+
+import numpy as np
+
+STRINGS = ("text_output", "finish_reason")
+NEW = (  # new tokens and rounds; the other fields are totals so far
+    "token_ids",
+    "token_sources",
+    "round_tokens",
+    "token_logprobs",
+    "top_token_ids",
+    "top_logprobs",
+)
+
+
+@dataclass
+class RequestOutput:
+    """New text and tokens of some choices, and their totals so far.
+
+    Lists have an element for each choice in it (one, in a stream); those of tokens and rounds have
+    the choices one after the other.
+    """
+
+    index: Annotated[list[int], "which choices this is about: one in a stream, otherwise all n"]
+    text_output: Annotated[list[str], "new text of each"]
+    finish_reason: Annotated[
+        list[str],
+        '"" until the last response of a choice: "stop", "length", "cancelled" or "error"',
+    ]
+    token_ids: Annotated[list[int], "new tokens, choice after choice"]
+    token_sources: Annotated[
+        list[int],
+        "who wrote each: 0 the target, 1 the drafter, 2 a lookup in the text so far, 3 the prompt; "
+        "none with tensorrt_llm, which does not tell",
+    ]
+    round_tokens: Annotated[
+        list[int], "tokens that each new round committed; the first token comes from prefill"
+    ]
+    prompt_tokens: Annotated[int, "tokens of the prompt"]
+    thinking: Annotated[
+        int, "1: the chat template began a thought, with which the text begins; otherwise 0"
+    ]
+    completion_tokens: Annotated[list[int], "so far"]
+    rounds: Annotated[list[int], "so far"]
+    drafted: Annotated[list[int], "draft tokens proposed so far"]
+    accepted: Annotated[list[int], "draft tokens accepted so far"]
+    acceptance_length: Annotated[list[float], "tau: tokens committed per round so far"]
+    time_to_first_token: Annotated[list[float], "seconds; 0 if none came"]
+    token_logprobs: Annotated[
+        list[float],
+        "of each new token, if asked for: under the target as it is, before any rule",
+    ] = field(default_factory=list)
+    top_token_ids: Annotated[list[list[int]], "the best alternatives to each new token, ..."] = (
+        field(default_factory=list)
+    )
+    top_logprobs: Annotated[list[list[float]], "... and their log-probabilities"] = field(
+        default_factory=list
+    )
+
+
+DTYPES = {
+    name: np.float32 if "float" in str(kind) else np.int32
+    for name, kind in get_type_hints(RequestOutput).items()
+}
+
+
+def append(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Two outputs of one choice, one after the other, as one."""
+    values = {name: getattr(first, name) + getattr(second, name) for name in NEW}
+    text = [first.text_output[0] + second.text_output[0]]
+    return RequestOutput(**{**vars(second), **values, "text_output": text})
+
+
+def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """The whole outputs of several choices as one."""
+    joined: dict[str, Any] = {
+        name: [element for output in outputs for element in getattr(output, name)]
+        if isinstance(value, list)
+        else value
+        for name, value in vars(outputs[0]).items()
+    }
+    return RequestOutput(**joined)
+
+
+def arrays(output: RequestOutput) -> dict[str, "np.ndarray[Any, Any]"]:
+    """The output tensors: strings as bytes, numbers as int32 or float32, `[k]` or `[tokens]`.
+
+    The best alternatives are `[tokens, K]`.
+    """
+    result: dict[str, np.ndarray[Any, Any]] = {}
+    for each in fields(output):
+        value = getattr(output, each.name)
+        if each.name in STRINGS:
+            array = np.array([text.encode() for text in value], dtype=object)
+        else:
+            array = np.atleast_1d(np.array(value, DTYPES[each.name]))
+            if each.name.startswith("top_"):
+                array = array.reshape(len(value), -1) if value else array.reshape(0, 0)
+        result[each.name] = array
+    return result

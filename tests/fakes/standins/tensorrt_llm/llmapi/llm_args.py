@@ -1,0 +1,97 @@
+"""Whether `LLM(...)` takes these arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+FIELDS: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "arguments.json").read_text()
+)
+KINDS = {"bool": bool, "int": int, "str": (str, Path), "list": list, "dict": dict, "object": object}
+
+
+class TorchLlmArgs:
+    """Takes what `LLM(...)` takes, and loads nothing."""
+
+    def __init__(self, **given: Any) -> None:
+        check(given)
+        check_together(given)
+
+
+def check(given: Mapping[str, Any], section: str = "LLM") -> None:
+    """ValueError for a name that is not there or a value of another type, as pydantic would."""
+    for name, value in given.items():
+        if name not in FIELDS[section]:
+            raise ValueError(f"{section}: extra inputs are not permitted: {name}")
+        _check_value(f"{section}.{name}", value, FIELDS[section][name])
+        if name in REFUSED and REFUSED[name](value):
+            raise ValueError(f"{section}.{name} is {value!r}, which is not taken")
+        if name == "load_balancer" and isinstance(value, Mapping):  # else a file's name
+            check(value, "MoeLoadBalancerConfig")
+
+
+# what validators of the class, or of its sections, refuse besides
+REFUSED: dict[str, Callable[[Any], bool]] = {
+    "draft_len_schedule": lambda value: value == {},
+    "free_gpu_memory_fraction": lambda value: value is None,
+    "max_attention_window": lambda value: value is not None and min(value, default=0) < 1,
+    "pool_ratio": lambda value: value is not None and abs(sum(value) - 1) > 1e-6,
+    "timeout_iters": lambda value: value < 0,
+    "load_balancer": lambda value: isinstance(value, str) and not Path(value).is_file(),
+    "block_reuse_config": lambda value: not value.keys() <= {"policy", "max_num_turns"},
+    "telemetry_config": lambda value: not value.keys() <= {"disabled", "usage_context"},
+}
+
+
+def check_together(given: Mapping[str, Any]) -> None:
+    """ValueError for arguments that are each well and do not go together."""
+    cache, ranks = given.get("kv_cache_config", {}), given.get("tensor_parallel_size", 1)
+    compiled = given.get("torch_compile_config") or {}
+    lora = given.get("enable_lora") or given.get("lora_config") is not None
+    for wrong, why in (
+        (
+            given.get("enable_lm_head_tp_in_adp") and not given.get("enable_attention_dp"),
+            "enable_lm_head_tp_in_adp needs enable_attention_dp",
+        ),
+        (
+            any(
+                ranks % max(1, given.get(f"moe_{kind}_parallel_size") or 1)
+                for kind in ("expert", "tensor", "cluster")
+            ),
+            "moe_*_parallel_size must divide the ranks",
+        ),
+        (
+            cache.get("disk_cache_size") and not cache.get("disk_cache_path"),
+            "disk_cache_size needs disk_cache_path",
+        ),
+        (
+            compiled.get("capture_num_tokens") and given.get("prefill_capture_num_tokens"),
+            "capture_num_tokens is given twice",
+        ),
+        (
+            given.get("prefill_cuda_graph_backend") == "breakable" and lora,
+            "breakable graphs are not for LoRA",
+        ),
+    ):
+        if wrong:
+            raise ValueError(f"LLM: {why}")
+
+
+def _check_value(where: str, value: Any, kind: Any) -> None:
+    if isinstance(kind, list):
+        fits = value in kind
+    elif kind.endswith("?") and value is None:
+        fits = True
+    elif (name := kind.rstrip("?")) in FIELDS:
+        fits = isinstance(value, Mapping)
+        if fits:
+            check(value, name)
+    elif name == "float":
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, KINDS[name]) and (name != "int" or not isinstance(value, bool))
+    if not fits:
+        raise ValueError(f"{where} is {value!r}, not {kind}")

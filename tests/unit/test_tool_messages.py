@@ -1,0 +1,173 @@
+"""What templates tell of models, and chats with tools as each of them wants it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models
+from tool_templates import AS_TEXT, CHATML, NO_SYSTEM, UNKNOWN, WRITING, renderer
+
+from dflash_trt.chat import ChatModel, ChatPrompt
+from dflash_trt.chat.dialect import Dialect, dialect_of
+from dflash_trt.chat.formats import HARMONY, HERMES, THOUGHTS
+from dflash_trt.chat.formats.harmony import MARKERS
+from dflash_trt.chat.tool_messages import to_template
+from dflash_trt.errors import RequestError
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"properties": {"city": {}}}},
+}
+ARGUMENTS = {"city": "Kraków"}
+
+
+def call(name: str, number: int, arguments: Any = None) -> dict[str, Any]:
+    text = json.dumps(ARGUMENTS if arguments is None else arguments)
+    return {"id": f"call{number:05}", "function": {"name": name, "arguments": text}}
+
+
+def given(number: int, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call{number:05}", "content": content}
+
+
+CHAT = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "Weather?"},
+    {
+        "role": "assistant",
+        "content": "Let me see.",
+        "tool_calls": [call("get_weather", 1), call("get_time", 2, {})],
+    },
+    given(1, "sunny"),
+    given(2, "noon"),
+]
+
+
+def rendered(source: str, messages: list[dict[str, Any]] = CHAT, tools: Any = (TOOL,)) -> str:
+    render = renderer(source)
+    told, shown = to_template(dialect_of(render, {}), messages, tools)
+    return render(messages=told, tools=shown, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("sign", WRITING, ids=str.strip)
+def test_a_chat_is_what_the_template_makes_of_it(sign: str) -> None:
+    """Arguments are objects in it, and no text within a text."""
+    text = rendered(WRITING[sign])
+    assert "get_weather" in text.partition("Weather?")[0] or sign.startswith("[")
+    _, _, answer = text.partition("Weather?")
+    assert answer.index("get_weather") < answer.index("sunny") < answer.index("noon")
+    assert "Kraków" in answer
+    assert "\\" not in answer
+
+
+def test_several_calls_are_one_by_one_where_a_message_has_one() -> None:
+    _, _, answer = rendered(WRITING['"parameters": {']).partition("Weather?")
+    first, second = answer.index("get_weather"), answer.index("get_time")
+    assert first < answer.index("sunny") < second < answer.index("noon")
+
+
+def test_arguments_are_text_where_the_template_wants_text() -> None:
+    dialect = dialect_of(renderer(AS_TEXT), {})
+    assert dialect.text_arguments
+    assert dialect.format is HERMES
+    assert '"arguments": {"city": "Krak\\u00f3w"}}' in rendered(AS_TEXT)
+
+
+def test_a_template_without_tools_is_told_in_words() -> None:
+    text = rendered(CHATML)
+    system, _, rest = text.partition("<|im_end|>")
+    assert "Be kind.\n\n# Tools" in system
+    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in system
+    assert 'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city":' in rest
+    results = "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+    assert f"<|im_start|>user\n{results}<|im_end|>" in rest
+    assert rendered(CHATML, CHAT[1:2]).startswith("<|im_start|>system\n# Tools")
+    assert "tool" not in rendered(CHATML, CHAT[:2], [])
+
+
+def test_a_template_without_a_system_message_has_the_words_in_the_first_of_the_user() -> None:
+    assert not dialect_of(renderer(NO_SYSTEM), {}).system
+    text = rendered(NO_SYSTEM, CHAT[1:])
+    assert text.startswith("<start_of_turn>user\n# Tools")
+    assert "\n\nWeather?<end_of_turn>" in text
+
+
+def test_a_form_that_is_not_known_is_told() -> None:
+    assert dialect_of(renderer(UNKNOWN), {}).format is None
+    assert dialect_of(renderer(CHATML), {}) == Dialect(HERMES)
+    assert dialect_of(None, {}) == Dialect(HERMES)
+    assert dialect_of(None, dict.fromkeys(MARKERS, 1)).format is HARMONY
+
+
+def test_thoughts_are_told_by_the_tokens_or_the_template() -> None:
+    assert dialect_of(renderer(WRITING["<tool_call>"]), {}).thoughts is THOUGHTS[0]
+    assert dialect_of(renderer(CHATML), {"[/THINK]": 7}).thoughts is THOUGHTS[1]
+    assert dialect_of(renderer(CHATML), {}).thoughts is None
+
+
+def test_what_is_no_call_stays_as_it_is() -> None:
+    odd: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "x", "tool_calls": []},
+        {"role": "assistant", "content": "x", "tool_calls": None},
+        {"role": "user", "content": "x", "tool_calls": [3]},
+    ]
+    dialect = dialect_of(renderer(WRITING["<tool_call>"]), {})
+    assert to_template(dialect, odd, []) == (odd, None)
+    broken = {"role": "assistant", "content": None, "tool_calls": [3, call("f", 1), {"id": "x"}]}
+    broken["tool_calls"][1]["function"]["arguments"] = '{"cut": '  # type: ignore[index]
+    [told], _ = to_template(dialect, [broken], [])
+    assert told["content"] == ""
+    assert [each["function"]["arguments"] for each in told["tool_calls"]] == ['{"cut": ']
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+def chat_model(source: str, *special: str) -> ChatModel:
+    tokenizer = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
+    tokenizer.add_tokens([AddedToken("</think>", special=False)])
+    return ChatModel(tokenizer, renderer(source))
+
+
+def prompt(model: ChatModel, choice: Any = "auto", **values: Any) -> ChatPrompt:
+    values = {"add_generation_prompt": True, **values}
+    return model.prompt(CHAT[:2], [TOOL], choice, template_values=values)
+
+
+def test_a_required_call_is_a_grammar() -> None:
+    model = chat_model(WRITING["[ARGS]"], "[TOOL_CALLS]", "[ARGS]", "<other>")
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    assert prompt(model).grammar == prompt(model, "none").grammar == ""
+    for choice in ("required", named):
+        assert "get_weather" in prompt(model, choice).grammar
+        assert "<[1]>" in prompt(model, choice).grammar  # the token [TOOL_CALLS]
+    assert "+" in prompt(model, "required").grammar
+    assert "call_1+" not in prompt(model, named).grammar
+    # markers are text where calls may come
+    assert prompt(model).hidden == {3}
+    assert prompt(model, "none").hidden == model.hidden == {1, 2, 3}
+    assert "get_weather" in prompt(model).text
+    assert "get_weather" not in prompt(model, "none").text
+
+
+def test_a_prompt_may_end_within_a_thought() -> None:
+    model = chat_model(WRITING["<tool_call>"])
+    assert prompt(model).thinking
+    assert not prompt(model, enable_thinking=False).thinking
+    assert not prompt(model, add_generation_prompt=False).thinking
+    opened, closed = prompt(model, "required"), prompt(model, "required", enable_thinking=False)
+    assert opened.grammar != closed.grammar
+
+
+def test_a_form_that_is_not_known_has_no_grammar() -> None:
+    model = chat_model(UNKNOWN)
+    assert "get_weather" in prompt(model).text
+    with pytest.raises(RequestError, match="tool_choice"):
+        prompt(model, "required")
+    with pytest.raises(RequestError, match="no chat template"):
+        ChatModel(Tokenizer(models.WordLevel({"x": 0}, unk_token="x")), None).prompt(
+            CHAT, template_values={}
+        )
