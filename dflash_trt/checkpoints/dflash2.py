@@ -29,8 +29,10 @@ def read_selector(values: Config, draft_vocab: int) -> Selector:
 
 
 def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
-    """The selector's tensors; the codebooks are stored without `.weight`, and have a row for each of
-    the target's tokens, also where the head has fewer (speculators 0.9.0 does not write such ones).
+    """The selector's tensors; the codebooks are stored without `.weight`.
+
+    They have a row for each of the target's tokens, also where the head has fewer (which
+    speculators 0.9.0 does not write).
     """
     codebook = (vocab_size, selector.rank)
     return {
