@@ -143,6 +143,7 @@ def parse_request(
         priority=inputs["priority"],
         client=client,
         drafting=inputs["drafting"],
+        cache_salt=inputs["cache_salt"],
         grammar=Grammar("lark", chat.grammar) if chat and chat.grammar else None,
     )
     check_request(request, settings.max_seq_len)
