@@ -78,6 +78,11 @@ class TensorRTLLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
 
+    def new_sequence(self, request: Request) -> Sequence:
+        """See `Decoder`."""
+        self.check(request)
+        return Sequence(request)
+
     def check(self, request: Request) -> None:
         """What TensorRT-LLM refuses or drops with a drafter, and what no built LLM can hold."""
         if not request.drafting:
@@ -86,7 +91,7 @@ class TensorRTLLM:
                 "Leave it out.",
             )
         sampling, neutral = request.sampling, type(request.sampling)()
-        for name in ("logprobs", "min_p", "min_tokens", "bad_words"):
+        for name in ("logprobs", "min_p", "min_tokens", "bad_words", "logit_bias"):
             if getattr(sampling, name) != getattr(neutral, name):
                 raise RequestError(
                     f"{name} is not possible: with a drafter TensorRT-LLM does not have it",

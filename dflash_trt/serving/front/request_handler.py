@@ -52,8 +52,8 @@ class Deliver(Protocol):
 class Decoder(Protocol):
     """Gives the sequences of the line their tokens, from threads of its own."""
 
-    def check(self, request: Request) -> None:
-        """RequestError for a request that it cannot do."""
+    def new_sequence(self, request: Request) -> Sequence:
+        """To be put into the line. RequestError for a request that it cannot do."""
 
     def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None: ...
 
@@ -176,8 +176,7 @@ class RequestHandler:
             ask = parse_request(
                 inputs, self._tokenizer, self._template, self._settings, stream.client
             )
-            self._decoder.check(ask.choices[0])
-            sequences = [Sequence(request) for request in ask.choices]
+            sequences = [self._decoder.new_sequence(request) for request in ask.choices]
             stream.streaming = ask.streaming
             stream.choices = [
                 OutputProcessor(i, sequence, received, self._tokenizer, ask.stop_words, ask.prefix)

@@ -39,13 +39,14 @@ class TritonPythonModel:
         if said["mode"] == KIND:
             said |= llm.limits(read_llm_args(engines / KIND))
         settings = Settings.from_parameters(said)
-        tokenizer = here / settings.tokenizer
+        directory = here / settings.tokenizer
+        tokenizer = load_tokenizer(directory)
         self.metrics = Metrics(pb, settings.max_draft_tokens, rounds=settings.mode != KIND)
         self.handler = RequestHandler(
             settings,
-            load_tokenizer(tokenizer),
-            load_chat_template(tokenizer),
-            decoder(settings, engines, self.metrics),
+            tokenizer,
+            load_chat_template(directory),
+            decoder(settings, engines, self.metrics, tokenizer),
             self.metrics,
         )
         self.unary_server = UnaryServer(self.handler)
@@ -61,16 +62,16 @@ class TritonPythonModel:
         self.metrics.close()
 
 
-def decoder(settings, engines, metrics):
+def decoder(settings, engines, metrics, tokenizer):
     """By the build's mode."""
     if settings.mode == KIND:
         return llm.TensorRTLLM(settings, read_llm_args(engines / KIND), metrics)
     if settings.mode == "ensemble":
-        return EngineLoop(settings, engines, call_ensemble, metrics)
+        return EngineLoop(settings, engines, call_ensemble, metrics, tokenizer)
     from dflash_trt.engines import load_engine  # noqa: PLC0415
 
     target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
-    return EngineLoop(settings, engines, in_process(target, drafter), metrics)
+    return EngineLoop(settings, engines, in_process(target, drafter), metrics, tokenizer)
 
 
 def call_ensemble(verify_input):
