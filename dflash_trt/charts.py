@@ -202,6 +202,6 @@ def _number(value: float) -> str:
 
 
 def _short(text: str, width: float) -> str:
-    """As much of the text as fits into so many pixels."""
+    """The text, cut to what fits into `width` pixels."""
     most = max(int(width / 6.2), 3)
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -13,7 +13,6 @@ from blake3 import blake3
 from dflash_trt.files import open_regular
 
 LARGE = 1 << 28
-CHUNK = 1 << 20  # bytes read at a time: what stays in a core's cache
 
 Entry = dict[str, str | int]  # a file in a manifest: its digest by the name of its kind, and size
 
@@ -34,21 +33,16 @@ def entry(file: Path) -> Entry:
     """A file's digest and its size in bytes."""
     size = file.stat().st_size
     kind, digest = begin(size)
-    _read(file, digest)
+    with open_regular(file) as stream:
+        # not a memory map, as blake3 has: its pages would count as memory of the build
+        hashlib.file_digest(stream, lambda: digest)  # type: ignore[arg-type,return-value]
     return {kind: digest.hexdigest(), "size": size}
 
 
 def sha256(files: Iterable[Path]) -> str:
-    """Of several files, one behind the other."""
+    """The digest of several files, one after the other."""
     digest = hashlib.sha256()
     for file in files:
-        _read(file, digest)
+        with open_regular(file) as stream:
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
-
-
-def _read(file: Path, digest: Hash) -> None:
-    with open_regular(file) as stream:
-        # not a memory map, as blake3 has: its pages would count as memory of the build
-        chunk = memoryview(bytearray(min(CHUNK, file.stat().st_size + 1)))
-        while size := stream.readinto(chunk):
-            digest.update(chunk[:size])

@@ -31,7 +31,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)  # making o
 
 
 def read_bytes(file: Path, most: int = MAX_JSON) -> bytes:
-    """OSError when it is no regular file, or has more than `most` bytes."""
+    """Read a file; OSError when it is no regular file, or has more than `most` bytes."""
     with open_regular(file) as stream:
         if (size := os.fstat(stream.fileno()).st_size) > most:
             limit = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"

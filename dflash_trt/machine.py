@@ -12,7 +12,7 @@ PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytrit
 
 
 def machine() -> dict[str, Any]:
-    """What it is, and how busy."""
+    """CPU, memory, system and load of this machine."""
     memory, meminfo = 0, Path("/proc/meminfo")
     if meminfo.exists():
         memory = int(meminfo.read_text().split()[1]) * 1024

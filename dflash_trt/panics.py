@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """RuntimeError where the block panics."""
+    """Raise RuntimeError where the block panics."""
     try:
         yield
     except BaseException as error:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import transformers
-from pairs import Pair, make_pair, teach
+from builds import build_pair
+from built_pairs import MAX_SEQ_LEN, BuildPair, BuiltPair, built_from
+from pairs import make_pair
+from pycode import demo_config
 
-from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints import Drafter, Target, check_pair, load_drafter, load_target
-from dflash_trt.config import load_config
+
+if TYPE_CHECKING:
+    from exact import Case
 
 # programs that dev brings, shellcheck for one, where the environment is not activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -26,73 +30,28 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 
-SLOTS = 4
-MAX_SEQ_LEN = 160
-
-
-@dataclass(frozen=True)
-class BuiltPair:
-    """A random pair, its checkpoints as the package reads them, and its two engine directories."""
-
-    pair: Pair
-    texts: list[list[int]]  # greedy texts of the target; the drafter knows them when `taught`
-    target: Target
-    drafter: Drafter
-    target_engine: Path
-    drafter_engine: Path
-
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo pair as `build` writes it; shared, so not to be changed."""
     directory = tmp_path_factory.mktemp("demo") / "built"
-    config = load_config(Path(__file__).parents[1] / "build_configs" / "pycode.yaml")
-    build(config, directory, lambda *_: None)
+    build(demo_config(), directory, lambda *_: None)
     return directory
 
 
-BuildPair = Callable[..., BuiltPair]
+@pytest.fixture(scope="session")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny pair, in `target` and `drafter`, and its build in `built`; not to be changed."""
+    directory = tmp_path_factory.mktemp("original")
+    make_pair(directory)
+    build_pair(directory, directory / "built")
+    return directory
 
 
-def build_engines(
-    target_dir: Path,
-    drafter_dir: Path,
-    directory: Path,
-    *,
-    slots: int,
-    max_seq_len: int,
-    **options: Any,
-) -> tuple[Target, Drafter]:
-    """Check a pair and write `directory/target` and `directory/drafter`, as `build` does.
-
-    options: of `build_target` and `build_drafter`.
-    """
-    target, drafter = load_target(target_dir), load_drafter(drafter_dir)
-    check_pair(target, drafter, None)
-    (directory / "target").mkdir(parents=True)
-    (directory / "drafter").mkdir()
-    common: dict[str, Any] = {
-        "slots": slots,
-        "max_seq_len": max_seq_len,
-        "threads": 1,
-        "progress": lambda name: None,
-        **options,
-    }
-    build_target(target, drafter.spec, directory / "target", **common)
-    build_drafter(drafter, target, directory / "drafter", **common)
-    return target, drafter
-
-
-def built_from(
-    pair: Pair, directory: Path, *, taught: bool = True, max_seq_len: int = MAX_SEQ_LEN
-) -> BuiltPair:
-    """A pair (see `pairs.write_pair`), taught or not, with its engines in `directory/engines`."""
-    texts = teach(pair, steps=120 if taught else 0)
-    engines = directory / "engines"
-    target, drafter = build_engines(
-        pair.target_dir, pair.drafter_dir, engines, slots=SLOTS, max_seq_len=max_seq_len
-    )
-    return BuiltPair(pair, texts, target, drafter, engines / "target", engines / "drafter")
+@pytest.fixture
+def pair(original: Path, tmp_path: Path) -> Path:
+    """A copy to change."""
+    return Path(shutil.copytree(original, tmp_path / "pair"))
 
 
 @pytest.fixture(scope="session")
@@ -110,3 +69,25 @@ def built_pair(tmp_path_factory: pytest.TempPathFactory) -> BuildPair:
         return cache[key]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """`case_of(name)`: a pair of `families.make`, taught, and what the references make of it."""
+    import exact  # noqa: PLC0415
+    import families  # noqa: PLC0415
+
+    @cache
+    def make(name: str) -> Case:
+        directory = tmp_path_factory.mktemp("case")
+        built = built_from(families.make(name, directory), directory)
+        of_family = name in families.DENSE or name in families.MOE
+        return exact.case_for(built, 64 if of_family else exact.NEW_TOKENS)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def case(request: pytest.FixtureRequest, case_of: Callable[[str], Case]) -> Case:
+    """`case_of` by parameter."""
+    return case_of(request.param)

@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be measured: every combination of the lists, `repeats` times."""
+    """What to measure: every combination of the lists, `repeats` times."""
 
     tasks: dict[str, list[list[int]]]  # prompts by task
     max_tokens: int
@@ -96,14 +96,14 @@ def measure_engine(
 
 
 def tokens_of(plan: Plan, batch: int, i: int) -> int:
-    """New tokens of the i-th text."""
+    """How many tokens the i-th text gets."""
     if not plan.staggered or i >= batch:
         return plan.max_tokens
     return ceil(plan.max_tokens * (i + 1) / batch)
 
 
 def check_plan(plan: Plan, target: Engine, drafter: Engine, model: Engine | None) -> None:
-    """RequestError naming what these engines cannot do."""
+    """Raise RequestError, naming it, for what these engines cannot do."""
     info, longest = target.info, drafter.info.block_size - 1
     if max(plan.batches) > info.slots:
         raise RequestError(
@@ -155,7 +155,7 @@ def _decoder(
 
 
 def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
-    """The cell with what its texts say: how far rounds got, and how many are plain decoding's."""
+    """The cell with its acceptance by position, and how many texts equal plain decoding's."""
     committed = [n for each in decoder.passes for text in each for n in text.committed_per_round]
     kept = [
         sum(count > i for count in committed) / len(committed)
@@ -172,7 +172,7 @@ def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
 
 
 def of_length(prompts: Sequence[list[int]], context: int | None) -> list[list[int]]:
-    """The prompts as they are, or of `context` tokens each: cut, or continued by the next ones."""
+    """The prompts, cut or continued with the next ones to `context` tokens; None: as they are."""
     if context is None:
         return list(prompts)
     made: list[list[int]] = []

@@ -18,7 +18,7 @@ WARM_UP = 2  # requests before the first load
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What an answer must keep to count as good; seconds."""
+    """The times, in seconds, within which an answer counts as good."""
 
     first_token: float
     inter_token: float  # mean of an answer
@@ -26,7 +26,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Closed loop with so many users, or open loop with Poisson arrivals at a rate per second."""
+    """A closed loop with `users`, or an open one with Poisson arrivals at `rate` per second."""
 
     users: int | None = None
     rate: float | None = None
@@ -98,7 +98,7 @@ async def _open(ask: Asking, asks: list[Ask], rate: float) -> list[Answer]:
 
 
 def summarise(load: Load, answers: Sequence[Answer], start: float, goal: Goal) -> Level:
-    """A level from its answers; errors count, and have no part in the times."""
+    """The level that these answers make; those with errors are counted, but not timed."""
     fine = [answer for answer in answers if answer.error is None and answer.came]
     first = [answer.came[0] - answer.sent for answer in fine]
     inter = [(answer.came[-1] - answer.came[0]) / max(answer.tokens - 1, 1) for answer in fine]

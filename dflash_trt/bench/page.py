@@ -51,7 +51,7 @@ def to_markdown(page: Page) -> str:
 
 
 def to_html(page: Page) -> str:
-    """With the charts, and nothing to be fetched."""
+    """One file with the charts inside: it links to nothing."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE.parent), autoescape=True, trim_blocks=True
     )

@@ -25,6 +25,7 @@ class TimedEngine:
     def __init__(self, directory: Path) -> None:
         self._engine = load_engine(directory)
         self.info, self.visible_step = self._engine.info, self._engine.visible_step
+        self.kept = self._engine.kept
         self.seconds = 0.0
 
     def step(
@@ -33,8 +34,8 @@ class TimedEngine:
         step = self._engine.step(row, n, width, visible, scored, context)
         return replace(step, run=partial(self._run, step.run))
 
-    def move_row(self, source: int, destination: int, tokens: int) -> None:
-        self._engine.move_row(source, destination, tokens)
+    def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
+        self._engine.move_row(source, destination, tokens, start)
 
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         self._engine.keep_tokens(row, start, kept)
@@ -47,7 +48,7 @@ class TimedEngine:
 
 @dataclass
 class Decoder:
-    """One method with its scheduler's parts and what it has decoded."""
+    """One method: what its scheduler is made of, and what it has decoded."""
 
     cell: Cell
     rounds: RunRound
@@ -59,7 +60,7 @@ class Decoder:
 
 
 class Pass:
-    """All requests, `batch` at a time; stop tokens are ignored, so that all methods do the same."""
+    """Decodes all requests, `batch` at a time, past stop tokens: all methods do the same work."""
 
     def __init__(self, decoder: Decoder, requests: Sequence[Request], batch: int) -> None:
         self._decoder = decoder
@@ -83,16 +84,16 @@ class Pass:
 
     @property
     def pace(self) -> float:
-        """Seconds that a token of each stream took; there must have been one."""
+        """Seconds in which each stream gets one token; it needs at least one to know."""
         return self._streams * self._sample.seconds / self._sample.tokens
 
     def run(self, tokens: float = inf) -> None:
-        """Continue until its streams have had about so many tokens each in all, or to the end."""
+        """Go on until its streams have about `tokens` tokens each in all, or to the end."""
         while not self.ended and self._sample.tokens < tokens * self._streams:
             self._step()
 
     def keep(self) -> None:
-        """Hand what was measured and decoded to the decoder."""
+        """Give the decoder what was measured and decoded."""
         self._sample.rounds = sum(sequence.rounds for sequence in self._sequences)
         self._decoder.cell.samples.append(self._sample)
         self._decoder.passes.append(self._sequences)
@@ -127,7 +128,7 @@ class Pass:
 
 
 def run_in_turns(passes: Sequence[Pass]) -> None:
-    """Run all of them to their ends.
+    """Run all passes to their ends.
 
     In another order each time: the first rounds after those of a method that drafts take longer,
     which would always meet the same method.

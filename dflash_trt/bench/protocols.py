@@ -30,14 +30,14 @@ class Ask:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every protocol calls by the same name."""
+        """Those that every protocol calls by the same name."""
         options = {name: getattr(self, name) for name in ("max_tokens", "temperature", "seed")}
         return {**options, "ignore_eos": True}
 
 
 @dataclass
 class Answer:
-    """What came back; times are `time.perf_counter()`."""
+    """What a server answered; times are `time.perf_counter()`."""
 
     sent: float
     came: list[float] = field(default_factory=list)  # of each piece of text
@@ -54,7 +54,7 @@ Asking = Callable[[Ask], Awaitable[Answer]]
 async def open_client(
     protocol: str, url: str, model: str | None, connections: int
 ) -> AsyncIterator[Asking]:
-    """What asks the server at `url`; model: the name it knows, for OpenAI's protocol.
+    """Yield a function that asks the server at `url`; model: its name there, for `openai`.
 
     RequestError for an unknown protocol, BenchError when no model is named and none is listed.
     """
@@ -94,7 +94,7 @@ async def _ask_grpc(client: AsyncClient, ask: Ask) -> Answer:
 
 
 async def _ask_triton(http: httpx.AsyncClient, ask: Ask) -> Answer:
-    """By Triton's `generate_stream`."""
+    """Ask by Triton's `generate_stream`."""
     answer = Answer(time.perf_counter(), rounds=0)
     prompt: dict[str, Any] = {"text_input": ask.prompt}
     if not isinstance(ask.prompt, str):
@@ -110,7 +110,7 @@ async def _ask_triton(http: httpx.AsyncClient, ask: Ask) -> Answer:
 
 
 async def _ask_openai(http: httpx.AsyncClient, model: str, ask: Ask) -> Answer:
-    """By `/v1/completions` or, for messages, `/v1/chat/completions`: ours, vLLM, SGLang, .."""
+    """Ask by `/v1/completions`, for messages by `/v1/chat/completions`: ours, vLLM, SGLang, .."""
     answer = Answer(time.perf_counter())
     path = "/v1/completions"
     prompt: dict[str, Any] = {"prompt": ask.prompt}

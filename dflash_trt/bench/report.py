@@ -13,7 +13,7 @@ INTERRUPTED = "Interrupted: what was measured until then."
 
 
 def engine_page(run: Run) -> Page:
-    """Speed, where the time goes and acceptance, with what they were measured on."""
+    """The page of a run: speed, where a round's time goes, acceptance, and the machine."""
     about = [
         f"Target: {run.target}. Drafter: {run.drafter}.",
         *measured_on(run.machine, run.versions),
@@ -28,7 +28,7 @@ def engine_page(run: Run) -> Page:
 
 
 def published_tables(target: str, drafter: str) -> list[Table]:
-    """What others measured of a pair, by the ids on the Hub; no table if nothing is known."""
+    """A table of what others measured of a pair, by its ids on the Hub; [] if nothing is known."""
     rows = [
         {
             "source": row.source,
@@ -129,7 +129,7 @@ def _engine_charts(run: Run) -> Iterator[str]:
 
 
 def server_page(run: ServerRun) -> Page:
-    """Throughput and latency by load."""
+    """The page of a run: throughput and latency by load."""
     about = [
         f"Server: {run.url}, asked by {run.protocol}. What follows is the client's.",
         *measured_on(run.machine, run.versions),
@@ -207,7 +207,7 @@ def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list
 
 
 def _in_words(options: Mapping[str, Any]) -> str:
-    """What was chosen, on a line."""
+    """The options that were given, as one line."""
     chosen = {name.replace("_", " "): value for name, value in options.items() if value != "None"}
     return ", ".join(f"{name} {value}" for name, value in chosen.items())
 
@@ -218,7 +218,7 @@ def _method(cell: Cell) -> str:
 
 
 def _varying(run: Run, cell: Cell, names: Sequence[str]) -> list[str]:
-    """Those of a cell's values that are not the same in all cells."""
+    """In words, those of a cell's values in which the run's cells differ."""
     varying = [name for name in names if len({getattr(c, name) for c in run.cells}) > 1]
     values = {name: getattr(cell, name) for name in varying}
     return [

@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One setting, measured as often as the others beside it and in turns with them."""
+    """One setting, measured in turns with the others of its group."""
 
     task: str  # where the prompts are from
     method: str  # "plain", "dflash", "adaptive", "lookup" or "draft-model"
@@ -57,12 +57,12 @@ class Cell:
 
     @property
     def setting(self) -> tuple[Any, ...]:
-        """What makes two cells comparable."""
+        """Cells of two runs with the same setting are compared."""
         return tuple(getattr(self, name) for name in SETTING)
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Cells of a group ran in turns: their samples pair up."""
+        """Cells of one group ran in turns, so that their samples pair up."""
         return tuple(getattr(self, name) for name in GROUP)
 
 

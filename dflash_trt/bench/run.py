@@ -23,7 +23,7 @@ def run_engine(
     options: Mapping[str, Any],
     report: Callable[[str, int, int], None],
 ) -> Run:
-    """Measure `plan` with each number of threads; interrupted, what there is comes back."""
+    """Measure `plan` with each number of threads; an interrupt ends it with what there is."""
     manifest = read_manifest(directory)
     cells: list[Cell] = []
     memory, complete = 0, True

@@ -68,7 +68,7 @@ def plain_of(run: Run, cell: Cell) -> Cell | None:
 
 
 def speedups(cell: Cell, plain: Cell) -> list[float]:
-    """Of each pass over the plain pass beside it: noise of the machine meets both."""
+    """Each pass over the plain pass that ran beside it: the machine's noise meets both."""
     return [own / its for own, its in zip(rates(cell), rates(plain), strict=False)]
 
 
@@ -82,14 +82,14 @@ def phases(cell: Cell) -> dict[str, float]:
 
 
 def verified(cell: Cell) -> dict[str, float]:
-    """Shares of the rounds of single sequences, by what was verified (`offers.VERIFIED`)."""
+    """Shares of the rounds of single sequences, by what was verified (`VERIFIED`)."""
     counts = [sum(sample.choices.get(name, 0) for sample in cell.samples) for name in VERIFIED]
     total = max(sum(counts), 1)
     return {name: count / total for name, count in zip(VERIFIED, counts, strict=True)}
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> Spread:
-    """Relative change of the median: itself, and its bootstrap interval (`CONFIDENCE`)."""
+    """Relative change of the median, and its bootstrap interval (`CONFIDENCE`)."""
     random = np.random.default_rng(0)
     medians = []
     for values in (before, after):
@@ -102,7 +102,7 @@ def change(before: Sequence[float], after: Sequence[float]) -> Spread:
 
 
 def compare(before: Run, after: Run, limit: float, absolute: bool) -> list[Change]:
-    """Every setting that both runs measured.
+    """The changes of every setting that both runs measured.
 
     A figure is worse (better) when its whole interval is below -limit (above limit), which is a
     share: 0.05. Speedups compare with plain decoding in the same run, so that they hold on a
@@ -135,7 +135,7 @@ def compare(before: Run, after: Run, limit: float, absolute: bool) -> list[Chang
 def _figures(
     before: Run, after: Run, old: Cell, new: Cell
 ) -> Iterator[tuple[Figure, list[float], list[float]]]:
-    """Each with its values in both runs; a single value has no noise."""
+    """Each figure with its values before and after; a single value has no noise."""
     old_plain, new_plain = plain_of(before, old), plain_of(after, new)
     if new.method != "plain":
         yield "tau", [old.tau], [new.tau]

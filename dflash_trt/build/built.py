@@ -13,7 +13,7 @@ def is_built(directory: Path) -> bool:
 
 
 def inspect_built(directory: Path) -> dict[str, Any]:
-    """The build, and `costs` by machine, the last one measured last.
+    """The build, and `costs` by machine, the latest last.
 
     Of each `machine`, `here` (whether it is this one), and the fields of `CostProfile`.
     BuildError or EngineError where the directory is damaged.

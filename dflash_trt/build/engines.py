@@ -70,7 +70,7 @@ def build_drafter(
 ) -> dict[Path, Entry]:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     spec = drafter.spec
-    # features of a neighbour's held and verified tokens, and the block, stand behind the last
+    # features of a neighbour's held and verified tokens, and the block, come after the last
     # position
     rows = max_seq_len + HELD + most_verified(spec.block_size) + spec.block_size
     cache_len, written = _aligned(rows), dict[Path, Entry]()
@@ -82,7 +82,7 @@ def build_drafter(
 
 
 def _aligned(rows: int) -> int:
-    """So that each sequence's part of a cache starts at a multiple of 256 bytes, for TensorRT."""
+    """Rounded up, so that each sequence's rows start at a multiple of 256 bytes (TensorRT)."""
     return -(-rows // 8) * 8
 
 

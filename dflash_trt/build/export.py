@@ -30,7 +30,7 @@ Options = Sequence[tuple[str, object]]  # None: the option alone
 
 
 def export(config: BuildConfig, engine: str, report: Report) -> str:
-    """The script; only the JSON files of sources on the Hub are fetched.
+    """Write the script; of sources on the Hub only JSON files are fetched.
 
     Raises ConfigError, CheckpointError, or PairError for what the engine does not run.
     """
@@ -162,7 +162,7 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
 
 
 def _sequences(args: LlmArgs) -> int | None:
-    """Of all ranks: with attention-DP each has max_batch_size of its own."""
+    """Sequences of all ranks: with attention-DP each rank has its own max_batch_size."""
     ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
     return args.max_batch_size * ranks if args.max_batch_size else None
 

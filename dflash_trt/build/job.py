@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Input:
-    """One model: where it lies, and what of it decides the bytes of the build."""
+    """One model: where it lies, and which of its files decide the bytes of the build."""
 
     at: Located
     files: list[Path]

@@ -52,7 +52,7 @@ class _Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Differences:
-    """Between a build and its manifest: files by their path in it, sorted."""
+    """Files, by their path in the build, that are not as its manifest says; sorted."""
 
     changed: list[str]
     missing: list[str]
@@ -90,7 +90,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def speculation_of(manifest: Manifest) -> Speculation:
-    """BuildError where another version wrote what this one does not know."""
+    """How the build speculates; BuildError if another version wrote what this does not know."""
     try:
         return Speculation.model_validate(manifest["config"]["speculation"])
     except ValidationError as error:
@@ -106,7 +106,7 @@ def check_build(
     depth: Depth | None = None,
     report: Callable[[str, int, int], None] = lambda *_: None,
 ) -> None:
-    """BuildError unless the files are those that were built.
+    """Raise BuildError unless the files are those that were built.
 
     depth: None is full up to `FULL` bytes, else quick.
     """
@@ -160,20 +160,20 @@ def _same(file: Path, listed: Entry, most: float) -> bool:
 
 
 def file_stamp(file: Path) -> dict[str, int]:
-    """What shows without reading it that a file is another: of one of ours, the size is enough."""
+    """What tells, unread, that a file was changed: its size, and of a linked one its time."""
     if not file.is_symlink():
         return {"size": file.stat().st_size}
     return stamp(file) if file.exists() else {}
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Every file below `directory`, sorted, but for its signature and what comes as it runs.
+    """Every file of the build, sorted, without its signature and what appears as it runs.
 
     Triton's Python leaves caches, and costs are kept beside the engines.
     """
     walked = os.walk(directory)
     found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
-    costs = str(directory / "engines" / COSTS_FILE)  # while it is written a number is behind it
+    costs = str(directory / "engines" / COSTS_FILE)  # and a number, while it is written
     return sorted(
         file
         for file in found

@@ -39,7 +39,10 @@ BITS: dict[str | None, Literal[4, 8]] = {"int4": 4, "int8": 8}
 
 
 def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
-    """Raises ConfigError, CheckpointError or PairError."""
+    """Check a pair that the graphs are to run.
+
+    Raises ConfigError, CheckpointError or PairError.
+    """
     target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
     speculation, serving = config.speculation, config.serving
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
@@ -136,9 +139,9 @@ def _write(
 def _accuracy(
     engines: Path, target: Target, drafter: DrafterSpec, common: dict[str, Any], report: Report
 ) -> "Accuracy":
-    """Against an unquantised engine that lies beside it for as long as this takes.
+    """Compare with an unquantized engine, built beside it and removed afterwards.
 
-    One that is cut for ranks has the very numbers of a whole one, which is measured in its place.
+    In place of a sharded target a whole one is measured: its numbers are the same.
     """
     from dflash_trt.build.engines import build_target  # noqa: PLC0415
     from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare  # noqa: PLC0415

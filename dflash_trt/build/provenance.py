@@ -21,7 +21,7 @@ from dflash_trt.digests import Entry, entry, sha256
 
 
 def inputs_manifest(job: Job, report: Report) -> Manifest:
-    """Everything that decides a build's bytes; no path and no time, so that it repeats."""
+    """Everything that decides a build's bytes: no path and no time, so that builds repeat."""
     config, models = job.config, _models(job)
     inputs = {
         role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
@@ -79,7 +79,7 @@ def matching_manifest(output: Path, inputs: Manifest, report: Report) -> Manifes
 
 
 def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -> dict[str, Entry]:
-    """What the manifest says of each file, by its path in `directory`."""
+    """The manifest's entries of files, by their path in `directory`."""
     files, found = list(files), {}
     for done, file in enumerate(files):
         report(step, done, len(files))
@@ -93,7 +93,7 @@ def _models(job: Job) -> dict[str, Input]:
 
 
 def _own_digest() -> str:
-    """Of the code that builds: a build by older code is not the same build."""
+    """Digest of the code that builds: other code may build something else."""
     package = Path(dflash_trt.__file__).parent
     code = [file for file in package.rglob("*") if file.is_file()]
     code = [x for x in code if not {"model_repository", "__pycache__"} & {*x.parts}]

@@ -88,7 +88,7 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
 
 
 def templates() -> Path:
-    """The repository as people read it: inside a wheel, at the top of a source checkout."""
+    """Where the templates lie: inside a wheel, or at the top of a source checkout."""
     package = Path(dflash_trt.__file__).parent
     for directory in (package / "model_repository", package.parent / "model_repository"):
         if (directory / "dflash" / "config.pbtxt").is_file():
@@ -113,7 +113,7 @@ def _llmapi_yaml(directory: Path) -> str:
 
 
 def _write_model(repository: Path, model: str, name: str, parameters: Mapping[str, str]) -> None:
-    """A model's template with its parameters; name: the build's."""
+    """Copy a model's template and add its parameters; name: the build's."""
     template, directory = templates() / model, repository / model
     message = read_config(template / "config.pbtxt")
     for key, value in parameters.items():

@@ -1,6 +1,6 @@
 """From a build config to a directory that needs nothing else to be served and verified.
 
-What differs from one engine kind to the next is its job (`jobs/`): how the pair is checked, and
+What differs from one engine kind to the next is its job (`job.py`): how the pair is checked, and
 what is written.
 """
 
@@ -78,7 +78,7 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
 
 
 def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":
-    """What a thread makes meanwhile; not a pool's, for which a failed build would have to wait."""
+    """Run `make` in a thread. Not a pool's: a build that fails would have to wait for it."""
     made: Future[Manifest] = Future()
 
     def run() -> None:
@@ -117,7 +117,7 @@ def _check_signature(role: str, source: Source, at: Located) -> list[Finding]:
 
 
 def _check_output(output: Path) -> None:
-    """Only nothing, an empty folder, or a build of ours may be replaced."""
+    """Raise BuildError unless `output` is missing, empty or a build of ours."""
     if (output / MANIFEST).is_file():
         read_manifest(output)
     elif output.exists() and not (output.is_dir() and not any(output.iterdir())):

@@ -1,4 +1,4 @@
-"""What the build tells the front model, through the parameters of its config.pbtxt."""
+"""What the build tells the model `dflash`, through the parameters of its config.pbtxt."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -17,7 +17,6 @@ CODED_ERRORS = "coded_errors"
 
 
 def _read(value: Any) -> Any:
-    """Speculation, from its JSON."""
     return Speculation.model_validate_json(value) if isinstance(value, str) else value
 
 
@@ -47,11 +46,10 @@ class Settings:
 
     @property
     def max_draft_tokens(self) -> int:
-        """See the function."""
         return max_draft_tokens(self.speculation, self.block_size, self.mode == KIND)
 
     def to_parameters(self) -> dict[str, str]:
-        """As strings, all that Triton's parameters can hold."""
+        """As strings: Triton's parameters hold nothing else."""
         return {
             **{name: str(value) for name, value in vars(self).items() if not name.startswith("_")},
             "eos_token_ids": " ".join(map(str, sorted(self.eos_token_ids))),
@@ -61,7 +59,7 @@ class Settings:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> "Settings":
-        """BuildError where one is missing or wrong."""
+        """Read them; BuildError where one is missing or wrong."""
         try:
             return TypeAdapter(cls).validate_python(dict(parameters))
         except ValidationError as error:
@@ -75,7 +73,10 @@ class Settings:
 
 
 def max_draft_tokens(speculation: Speculation, block_size: int, tensorrt_llm: bool) -> int:
-    """The draft tokens of a sequence that a round verifies at most; tensorrt_llm: its rounds."""
+    """How many draft tokens of a sequence a round verifies at most.
+
+    tensorrt_llm: whether TensorRT-LLM runs the rounds.
+    """
     if speculation.policy == "fixed" or tensorrt_llm:
         return block_size - 1
     return most_verified(block_size) - 1

@@ -1,6 +1,7 @@
 """Builds of kind `tensorrt_llm`: a bundle for TensorRT-LLM, which runs the rounds itself."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,22 +24,24 @@ from dflash_trt.checkpoints import (
     summarize_target,
     tokenizer_files,
 )
-from dflash_trt.checkpoints.checks import Finding
+from dflash_trt.checkpoints.checks import Finding, NotKnown
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
 from dflash_trt.roofline import machine
 from dflash_trt.tensorrt_llm import (
+    KIND,
     LlmArgs,
     check_args,
     checkpoint_files,
     choose_args,
     drafter_name,
+    refused_arguments,
     write_bundle,
 )
 
 
 def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
-    """What the graphs refuse may pass: TensorRT-LLM reads the models itself.
+    """Check a pair for TensorRT-LLM, which may run what the graphs refuse.
 
     Raises ConfigError, CheckpointError or PairError.
     """
@@ -81,7 +84,7 @@ def summarize(config: BuildConfig, target: Located, drafter: Located) -> Pair:
 
 
 def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Finding]:
-    """The warnings and notes; the first error is raised."""
+    """The warnings and notes among findings; raises the first error."""
     warnings = []
     for check in checks:
         if check.result == "error":
@@ -92,7 +95,7 @@ def warnings_of(checks: Iterable[Finding], error: type[DflashError]) -> list[Fin
 
 
 def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
-    """A warning of what was not checked, since weights stay on the Hub."""
+    """A warning that names what was not checked because weights stay on the Hub."""
     left = [check for check in checks if check.result == "not checked"]
     names = [check.name for check in left if check.found.startswith("the target is refused")]
     found = f"the target's weights stay on the Hub, which leaves unchecked: {', '.join(names)}"
@@ -101,14 +104,25 @@ def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
 
 
 def _known(model: ModelSummary[Any]) -> dict[str, Any]:
-    """What the graphs would take; of a model that they refuse its config.json."""
+    """A model's spec; its config.json if the graphs refuse it."""
     return asdict(model.model.spec) if model.model else dict(model.values)
+
+
+def _ask_tensorrt_llm(engine: Path) -> None:
+    """ConfigError if it is installed here and refuses the arguments; elsewhere `doctor` asks."""
+    with suppress(NotKnown):
+        if refused := refused_arguments(engine):
+            raise ConfigError(
+                f"TensorRT-LLM's TorchLlmArgs refuses the arguments: {'; '.join(refused)}",
+                "Correct engine.args",
+            )
 
 
 def _write(
     directory: Path, *, config: BuildConfig, pair: Pair, args: LlmArgs, report: Report
 ) -> Written:
     write_bundle(directory, config, pair, args, report)
+    _ask_tensorrt_llm(directory / "engines" / KIND)
     copy_tokenizer(pair.target.directory, directory)
     write_llm_repository(directory, config, pair)
     assert isinstance(config.engine, TensorRTLLM)

@@ -13,7 +13,7 @@ from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.prompts import Prompt
 
 AGAIN = "Download or export the tokenizer again"
-DEFAULT = "default"  # of a named list of templates
+DEFAULT = "default"  # among several named templates
 SPECIAL = (
     "bos_token",
     "eos_token",
@@ -28,11 +28,11 @@ Render = Callable[..., str]
 
 
 def load_chat_template(directory: Path) -> Render | None:
-    """`render(messages=.., tools=.., add_generation_prompt=.., **kwargs)`; None: has no template.
+    """`render(messages=.., tools=.., add_generation_prompt=.., **kwargs)`; None without a template.
 
-    As `transformers` finds templates (chat_template.jinja, else `chat_template` in
-    chat_template.json or tokenizer_config.json) and renders them (`apply_chat_template`). Of a
-    named list of templates, `default` counts.
+    Finds and renders templates as `transformers` does (`apply_chat_template`): in
+    chat_template.jinja, otherwise `chat_template` in chat_template.json or tokenizer_config.json,
+    the one named `default` where there are several. CheckpointError for a damaged one.
     """
     file = directory / "tokenizer_config.json"
     config = read_json(file) if file.is_file() else {}
@@ -47,9 +47,9 @@ def load_chat_template(directory: Path) -> Render | None:
 
 
 def try_chat_template(directory: Path) -> list[Finding]:
-    """Load and use it once, as the server will; a warning where it refuses a plain message.
+    """Loads and renders it once, as the server will; a warning where it refuses a plain message.
 
-    CheckpointError where it cannot be loaded, or takes too long or too much memory.
+    CheckpointError where it cannot be loaded, or takes too much time or memory.
     """
     render = load_chat_template(directory)
     try:
@@ -67,10 +67,9 @@ def as_chat(text: str) -> list[dict[str, Any]]:
 
 
 def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[int]]:
-    """Token ids of a text as it is, or of messages, by the tokenizer and template of a directory.
+    """A function from a text or messages to token ids, by a directory's tokenizer and template.
 
-    Messages are a plain text where there is no template, or one that wants something else.
-    options: for it.
+    Messages become plain text where there is no template or it refuses them. options: for it.
     """
     tokenizer, render = load_tokenizer(directory), load_chat_template(directory)
 
@@ -113,7 +112,7 @@ def parse_json(name: str, text: str | bytes, kind: type) -> Any:
 
 
 def _template_of(config: Mapping[str, Any], directory: Path) -> object:
-    """What stands where `transformers` looks: the text of a template, if all is well."""
+    """What is where `transformers` looks: a template's text, unless the file is damaged."""
     if (file := directory / "chat_template.jinja").is_file():
         try:
             return read_bytes(file).decode("utf-8")

@@ -1,4 +1,4 @@
-"""The process of a chat template: see `templates.py`. It ends when the other end is closed."""
+"""The process of a chat template: see `templates.py`. It ends when its socket is closed."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dflash_trt.chat.templates import (
     DONE,
+    MAX_BYTES,
     MEMORY,
-    MOST,
     REFUSED,
     SECONDS,
     TOO_MUCH,
@@ -39,7 +39,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """As `transformers` has it (`apply_chat_template`)."""
+    """That of `transformers` (`apply_chat_template`)."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -57,12 +57,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _answer(data: bytes, made: list[Template]) -> bytes:
-    """The first message is the template, the others are for it."""
+    """The first message is the template's source, the others are values to render it with."""
     if not made:
         made.append(_environment().from_string(data.decode()))
         return b""
     text = made[0].render(json.loads(data)).encode()
-    if len(text) > MOST:
+    if len(text) > MAX_BYTES:
         raise MemoryError
     return text
 
@@ -71,8 +71,8 @@ def main() -> None:
     """`python -m dflash_trt.chat.template_process SOCKET`."""
     link = socket.socket(fileno=int(sys.argv[1]))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     made: list[Template] = []
     while data := receive(link):

@@ -1,7 +1,7 @@
 """A chat template in a process of its own, limited in time and memory.
 
-Templates are programs of the checkpoint, and a client chooses what they are given. The process
-(`template_process.py`) is started again after it was ended, and ends with the one that started it.
+Templates are programs from a checkpoint, run on what clients send. A process that was ended
+(`template_process.py`) is started again when it is needed; it also ends with its parent.
 """
 
 import json
@@ -19,16 +19,16 @@ from dflash_trt.child import start_module
 from dflash_trt.errors import CheckpointError, RequestError
 
 SECONDS = 2  # of processor time, for one text
-MEMORY = 512 << 20  # bytes beside what the process takes idle
-MOST = 64 << 20  # bytes of what goes in or comes out
-START_TIMEOUT, TIMEOUT = 60.0, 10.0  # seconds, also where other processes have the processor
-VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")  # and no key of the server's
+MEMORY = 512 << 20  # bytes, beside those of the idle process
+MAX_BYTES = 64 << 20  # of a message to or from the process
+START_TIMEOUT, TIMEOUT = 60.0, 10.0  # seconds of wall time, for busy machines
+VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")  # not the server's keys
 MODULE = "dflash_trt.chat.template_process"
 DONE, REFUSED, TOO_MUCH = b"+", b"-", b"!"  # how an answer begins
 
 
 class LimitError(RequestError):
-    """The template took too long, or too much memory."""
+    """The template took too much time or memory."""
 
 
 class Template:
@@ -71,8 +71,8 @@ class Template:
         return state, text
 
     def _ask(self, data: bytes, timeout: float) -> tuple[bytes, str]:
-        if len(data) > MOST:
-            return TOO_MUCH, f"they have more than {MOST >> 20} MiB"
+        if len(data) > MAX_BYTES:
+            return TOO_MUCH, f"they have more than {MAX_BYTES >> 20} MiB"
         self._link.settimeout(timeout)
         try:
             send(self._link, data)
@@ -88,7 +88,7 @@ class Template:
 
 
 def send(link: socket.socket, data: bytes) -> None:
-    # no signal where the other side is gone: Triton's processes might not ignore it
+    # no SIGPIPE when the other side is gone: Triton's processes might not ignore it
     link.sendall(struct.pack("!Q", len(data)) + data, socket.MSG_NOSIGNAL)
 
 
@@ -97,7 +97,7 @@ def receive(link: socket.socket) -> bytes:
     with link.makefile("rb") as stream:
         header = stream.read(8)
         size = struct.unpack("!Q", header)[0] if len(header) == 8 else 0
-        return stream.read(size) if size <= MOST + 1 else b""
+        return stream.read(size) if size <= MAX_BYTES + 1 else b""
 
 
 def _end(link: socket.socket, process: "subprocess.Popen[bytes]") -> None:

@@ -210,7 +210,7 @@ def published(
 def _hand_out(
     run: "Run | ServerRun", page: "Page", output: Path | None, report: Path | None, json_: bool
 ) -> None:
-    """Write what was asked for, and print the run; an interrupted one ends here."""
+    """Write the files that were asked for and print the run; exit 130 if it was interrupted."""
     from dflash_trt.bench import to_markdown, write_page, write_run
 
     if output is not None:
@@ -227,7 +227,7 @@ def _hand_out(
 def _numbers(
     name: str, text: str, kind: type, word: str | None = None, least: float = 1e-3
 ) -> tuple[Any, ...]:
-    """Numbers of at least `least` with commas between them, where `word` stands for None."""
+    """Parse numbers with commas between them, at least `least` each; `word` stands for None."""
     found = []
     for part in text.split(","):
         try:

@@ -30,7 +30,7 @@ def print_json(**fields: Any) -> None:
 
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
-    """RequestError naming the option when `path` cannot be written."""
+    """Turn an OSError inside into a RequestError that names `path` and the option."""
     try:
         yield
     except OSError as error:
@@ -41,7 +41,7 @@ def writing(path: Path, option: str) -> Iterator[None]:
 
 @contextmanager
 def reporting() -> Iterator[Report]:
-    """A function `report(step, done, total)`: bars on a terminal, elsewhere one line a step."""
+    """Yield `report(step, done, total)`: bars on a terminal, elsewhere one line a step."""
     if not sys.stderr.isatty():
         begun: set[str] = set()
 

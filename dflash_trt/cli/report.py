@@ -27,7 +27,7 @@ TABLE: dict[str, Any] = {
 
 
 def text_console(width: int = 0) -> Console:
-    """At least so wide: a narrow terminal wraps a table, rather than hide numbers."""
+    """A console at least this wide: a narrow terminal wraps tables and hides no number."""
     console = Console(soft_wrap=True, highlight=False)
     console.width = max(console.width, width)
     return console
@@ -146,7 +146,7 @@ def _model(role: str, about: dict[str, Any]) -> Iterator[Styled]:
 def _costs(
     costs: dict[str, Any], context: int, verify: list[list[float]], draft: list[float]
 ) -> Table:
-    """Times in ms, and how many plain steps of these rows they are."""
+    """Times in ms, and in plain steps of as many rows."""
     title = f"ms (plain steps) with {context} tokens before, by tokens verified of a row"
     table = Table(title=title, **TABLE)
     for name in ("rows", *map(str, costs["widths"]), "draft"):

@@ -13,6 +13,7 @@ from dflash_trt.decoding.messages import (
     VerifyInput,
     no_drafts,
 )
+from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
 from dflash_trt.decoding.rounds import draft, in_process, needs_drafter, rounds_with, verify
 from dflash_trt.decoding.sampling_params import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler

@@ -4,6 +4,7 @@ Only the front sends any, and it sends none that do not: what fails here is a cr
 and is refused before a slot is touched.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,15 @@ from dflash_trt.decoding.messages import (
     VerifyInput,
     slot_copies,
 )
-from dflash_trt.engines import EngineInfo
+from dflash_trt.engines import KEPT, EngineInfo
 from dflash_trt.errors import RequestError
 
+NONE: Mapping[int, int] = {}
 
-def check_verify_input(info: EngineInfo, x: VerifyInput) -> None:
-    """RequestError unless `rounds.verify` can run it on a target's engine."""
-    n = _check_rows(info, x.batch, x.rows)
+
+def check_verify_input(info: EngineInfo, x: VerifyInput, kept: Mapping[int, int] = NONE) -> None:
+    """RequestError unless `rounds.verify` can run it on a target's engine; kept: `Engine.kept`."""
+    n = _check_rows(info, x.batch, x.rows, kept)
     width = x.tokens.shape[-1]
     _require("tokens", x.tokens.shape == (n, width) and 1 <= width <= info.widest)
     _require("tokens", _within(x.tokens, 0, info.vocab_size))
@@ -51,9 +54,9 @@ def check_verify_input(info: EngineInfo, x: VerifyInput) -> None:
     _require("masks", no_masks or x.masks.shape == (n, 1 + drafts, -(-info.vocab_size // 32)))
 
 
-def check_draft_input(info: EngineInfo, x: DraftInput) -> None:
-    """RequestError unless `rounds.draft` can run it on a drafter's engine."""
-    n = _check_rows(info, x.batch, x.rows)
+def check_draft_input(info: EngineInfo, x: DraftInput, kept: Mapping[int, int] = NONE) -> None:
+    """RequestError unless `rounds.draft` can run it on a drafter's engine; kept: `Engine.kept`."""
+    n = _check_rows(info, x.batch, x.rows, kept)
     context = x.features.shape[1] if x.features.ndim == 3 else 0
     _require("features", x.features.shape == (n, context, info.feature_size) and context >= 1)
     _require("results", x.results.ndim == 2 and len(x.results) == n and x.results.shape[1] >= 3)
@@ -68,18 +71,28 @@ def check_draft_input(info: EngineInfo, x: DraftInput) -> None:
             _require("features", place - older <= room and older + known + accepted <= context)
 
 
-def _check_rows(info: EngineInfo, batch: Int64, rows: Int64) -> int:
+def _check_rows(info: EngineInfo, batch: Int64, rows: Int64, kept: Mapping[int, int]) -> int:
     """What both steps have; returns the number of rows."""
-    _require("batch", batch.ndim == 1 and len(batch) >= 3 and len(batch) % 3 == 0)
+    _require("batch", batch.ndim == 1 and len(batch) >= 3 and len(batch) % 4 == 3)
     first_slot, num_draft_tokens, candidates, *copies = batch.tolist()
     n = len(rows)
     _require("rows", rows.shape == (n, 4) and n >= 1 and bool((rows[:, 2:] >= 0).all()))
     _require("batch", first_slot >= 0 and first_slot + n <= info.slots)
     _require("batch", num_draft_tokens >= DISCARD)
     _require("batch", candidates >= (num_draft_tokens > 0))
-    for source, destination, tokens in slot_copies(copies):
-        _require("batch", 0 <= source < info.slots and FREED <= destination < info.slots)
-        _require("batch", 0 <= tokens <= info.cache_len)
+    blocks = dict[int, int]()  # what these copies change
+    for source, destination, tokens, start in slot_copies(copies):
+        _require("batch", tokens >= 0 and 0 <= start <= info.cache_len - tokens)
+        if source < KEPT:
+            _require("batch", 0 <= source < info.slots)
+            _require("batch", FREED <= destination < info.slots or destination >= KEPT)
+        elif destination == FREED:
+            blocks[source] = 0
+        else:
+            _require("batch", 0 <= destination < info.slots)
+            _require("batch", tokens == blocks.get(source, kept.get(source, 0)) > 0)
+        if destination >= KEPT:
+            blocks[destination] = tokens
     return n
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 NO_HISTORY = NO_DRAFT = -1
 DISCARD = -1  # as a number of draft tokens: none, and features are not kept for later ones either
-FREED = -1  # as the destination of a slot copy: its sequence has ended
+FREED = -1  # as the destination of a slot copy: its sequence has ended, the block goes
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -28,8 +28,9 @@ class VerifyInput(NamedTuple):
     log-probabilities are wanted, the token after its chunk comes too.
     """
 
-    # [3 + 3m]: first slot, draft tokens to propose (or DISCARD), candidates of each, and slots to
-    # copy before anything else is done: from, to (or FREED), tokens
+    # [3 + 4m]: first slot, draft tokens to propose (or DISCARD), candidates of each, and what to
+    # copy before anything else is done: from, to (or FREED), tokens, position of the first; slots,
+    # or from KEPT on blocks of `PrefixCache`
     batch: Int64
     rows: Int64  # [n, 4]: tokens 1..S, known ones 1..tokens, position of the first, budget
     tokens: Int64  # [n, S]
@@ -98,9 +99,9 @@ class RoundOutput(NamedTuple):
 RunRound = Callable[[VerifyInput], RoundOutput]
 
 
-def slot_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int]]:
-    """From which slot, to which, and how many tokens: see `VerifyInput.batch`."""
-    return zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+def slot_copies(numbers: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
+    """From which slot, to which, how many tokens and from where on: see `VerifyInput.batch`."""
+    return zip(*(numbers[i::4] for i in range(4)), strict=True)
 
 
 def verify_input(

@@ -28,7 +28,7 @@ from dflash_trt.decoding.messages import (
     slot_copies,
 )
 from dflash_trt.decoding.speculation import FeatureBuffer, ancestors, depths
-from dflash_trt.engines import NOTHING, Engine
+from dflash_trt.engines import KEPT, NOTHING, Engine
 
 
 def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) -> VerifyOutput:
@@ -171,8 +171,9 @@ def in_process(target: Engine, drafter: Engine | None) -> RunRound:
 
 
 def needs_drafter(x: VerifyInput) -> bool:
-    """Whether drafts are wanted, or slots are copied, the drafter's with the target's."""
-    return bool(x.batch[1] > 0 or (x.batch[4::3] != FREED).any())
+    """Whether drafts are wanted, or slots or blocks copied, the drafter's with the target's."""
+    copied = (x.batch[4::4] != FREED) | (x.batch[3::4] >= KEPT)
+    return bool(x.batch[1] > 0 or copied.any())
 
 
 def rounds_with(target: Engine, propose: Propose, held: FeatureBuffer | None = None) -> RunRound:
@@ -223,6 +224,6 @@ def _visible(engine: Engine, length: int) -> int:
 
 
 def _copy_slots(engine: Engine, copies: list[int]) -> None:
-    for source, destination, tokens in slot_copies(copies):
-        if destination != FREED:
-            engine.move_row(source, destination, tokens)
+    for source, destination, tokens, start in slot_copies(copies):
+        if destination != FREED or source >= KEPT:
+            engine.move_row(source, destination, tokens, start)

@@ -16,6 +16,7 @@ from dflash_trt.decoding.messages import (
     RunRound,
     verify_input,
 )
+from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.sequence import Request, Sequence, check_request
 from dflash_trt.decoding.slots import Slots
 from dflash_trt.decoding.speculation import (
@@ -58,6 +59,7 @@ class Scheduler:
         proposer: Proposer | None = None,
         queue: WaitingQueue[Sequence] | None = None,
         first_slot: int = 0,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         """proposer: makes the proposals of an adaptive policy; without, they are chains."""
         self._run_round = run_round
@@ -68,7 +70,7 @@ class Scheduler:
         self._proposer = proposer or Proposer()
         self._max_verified = most_verified(policy.draft_tokens + 1)
         self._queue = WaitingQueue[Sequence]() if queue is None else queue
-        self._slots = Slots(first_slot)
+        self._slots = Slots(first_slot, prefix_cache)
         self._prefilled_last = False
         self._undrafted = 0  # see `_without_drafts`; as of the last choice
         self._rest = 0  # rounds for which there is nothing to be chosen
@@ -96,6 +98,11 @@ class Scheduler:
         """Rows of the KV caches, of one token each, in use."""
         return sum(sequence.position for sequence in self._slots)
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether `step` has something to store for the schedulers that share the prefix cache."""
+        return self._slots.unsaved
+
     def submit(self, request: Request, matcher: Matcher | None = None) -> Sequence:
         """Queue a request; RequestError when it can never run. matcher: of its grammar."""
         check_request(request, self._max_seq_len)
@@ -120,12 +127,18 @@ class Scheduler:
             slots.prefilling = self._queue.take()
             if slots.prefilling is not None:
                 slots.prefilling.started = time.monotonic()
+                slots.load(slots.prefilling, drafted=self._wants_drafter(slots.prefilling))
         # chunks and rounds take turns: a long prompt holds the others up by one chunk at a time
         if slots.prefilling is not None and not (self._prefilled_last and slots.decoding):
             self._prefilled_last = True
             return self._prefill(slots.prefilling)
         self._prefilled_last = False
-        return self._round() if slots.decoding else []
+        if slots.decoding:
+            return self._round()
+        if slots.unsaved:  # a step in a free slot, so that others can use what is kept
+            self._run([], 0, [[1, 1, 0, 0]], [[0]], None, DISCARD, None)
+            self.report = None
+        return []
 
     def _prefill(self, sequence: Sequence) -> list[Sequence]:
         prompt, start, decoding = sequence.request.prompt, sequence.position, self._slots.decoding
@@ -134,8 +147,7 @@ class Scheduler:
         most = min(self._prefill_chunk, self._max_verified - 1) if scored else self._prefill_chunk
         end = min(start + most, len(prompt))
         count, last = end - start, end == len(prompt)
-        n, sampled = self.active, bool(sequence.request.sampling.temperature)
-        drafts = sequence.request.drafting and self._policy.prefill(n, sampled)
+        drafts = self._drafts_first(sequence)
         wanted = self._policy.draft_tokens if drafts else self._without_drafts([sequence])
         if not wanted and sequence.buffered + count > HELD:
             wanted = self._policy.draft_tokens
@@ -156,7 +168,18 @@ class Scheduler:
         decoding.append(sequence)
         self._undrafted = self._without_drafts(decoding)
         self._commit([sequence], None, output, report, wanted)
+        if sequence.finish_reason is None:
+            self._slots.keep(sequence)
         return [sequence]
+
+    def _drafts_first(self, sequence: Sequence) -> bool:
+        """Whether the drafter should run after its prompt."""
+        sampled = bool(sequence.request.sampling.temperature)
+        return sequence.request.drafting and self._policy.prefill(self.active, sampled)
+
+    def _wants_drafter(self, sequence: Sequence) -> bool:
+        """Whether the drafter may have use for it before it ends."""
+        return self._drafts_first(sequence) or self._without_drafts([sequence]) != DISCARD
 
     def _round(self) -> list[Sequence]:
         start = time.perf_counter()
@@ -230,6 +253,7 @@ class Scheduler:
         x = verify_input(batch, rows, lines, parents, sampling, history, masks)
         start = time.perf_counter()
         output = self._run_round(x)
+        self._slots.done()
         took = time.perf_counter() - start
         self.report = StepReport(took, output.verify_seconds, output.draft_seconds)
         return output, self.report

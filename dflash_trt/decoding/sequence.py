@@ -22,6 +22,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower is served first, among those of its client
     client: str = ""
+    cache_salt: str = ""  # kept prefixes are for requests of the same one alone
     drafting: bool = True  # false: plain decoding, to compare with
     grammar: Grammar | None = None  # what the text follows
 
@@ -63,6 +64,8 @@ class Sequence:
     position: int = 0  # tokens in the KV caches: prompt, then all generated but the last
     # of the next drafts: ids `[D, k]` and probabilities, as in `messages.DraftOutput`
     candidates: tuple[Int64, Float32] | None = None
+    cached_tokens: int = 0  # of the prompt, that came from the prefix cache
+    seen: int = 0  # tokens in the drafter's KV cache, from the first one on
     buffered: int = 0  # tokens in the target's KV cache that the drafter has not seen yet
     out_of_sync: bool = field(init=False)  # it never will see them all, and drafts nothing here
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
@@ -100,6 +103,16 @@ class Sequence:
         self.position += tokens
         self.buffered = self.buffered + tokens if num_draft_tokens == 0 else 0
         self.out_of_sync = self.out_of_sync or num_draft_tokens == DISCARD
+        # the drafter does not run where all texts end
+        goes_on = self.budget > 1 or self.tokens or self.position < len(self.request.prompt)
+        if num_draft_tokens > 0 and goes_on and not (self.finish_reason or self.out_of_sync):
+            self.seen = self.position
+
+    def load(self, tokens: int, seen: int) -> None:
+        """So many of the prompt's are in the target's KV cache, and in the drafter's."""
+        self.position = self.cached_tokens = tokens
+        self.seen = seen
+        self.out_of_sync = self.out_of_sync or seen < tokens
 
     def score_prompt(self, output: RoundOutput, count: int) -> RoundOutput:
         """Take those of `count` prompt tokens, after the first one; what is left of the output."""

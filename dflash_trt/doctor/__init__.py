@@ -21,6 +21,8 @@ OF_BUNDLE: Checks = (
     gpus.gpu_memory,
     gpus.nvlink,
     runtime.tensorrt_llm,
+    runtime.arguments_taken,
+    runtime.faults_known,
     runtime.drafter_attention,
     place.hub_target,
     place.launcher,

@@ -47,5 +47,5 @@ class Patient:
 
 
 def more(found: Sequence[object]) -> str:
-    """What to say after the first of them."""
+    """What to say after naming the first of them."""
     return f" and {len(found) - 1} more" if len(found) > 1 else ""

@@ -13,9 +13,16 @@ from pathlib import Path
 
 from dflash_trt.build.acceptance_probe import chat_prompts
 from dflash_trt.checkpoints.checks import Found, NotKnown, check
-from dflash_trt.doctor.patient import Patient
+from dflash_trt.doctor.patient import Patient, more
 from dflash_trt.files import read_as
-from dflash_trt.tensorrt_llm import PAGED, BundleInfo, first_generation
+from dflash_trt.tensorrt_llm import (
+    PAGED,
+    BundleInfo,
+    first_generation,
+    look_up,
+    refused_arguments,
+    typed_args,
+)
 from dflash_trt.tensorrt_llm.first_generation import Generated
 
 IMPORT_TIMEOUT, GENERATION_TIMEOUT = 300.0, 3600.0  # seconds
@@ -50,6 +57,23 @@ def tensorrt_llm(patient: Patient) -> Found:
         other = f"{fix}; or build with engine.version: {found[0]}"
         return Found(False, f"TensorRT-LLM {found[0]}; the build is for {wanted}", other)
     return Found(True, f"TensorRT-LLM {wanted}")
+
+
+@check("error")
+def arguments_taken(patient: Patient) -> Found:
+    """Its own class `TorchLlmArgs` refuses them before anything is loaded, or `LLM` would after."""
+    if refused := refused_arguments(patient.engine):
+        what = f"TorchLlmArgs refuses the build's arguments: {refused[0]}{more(refused)}"
+        return Found(False, what, "Correct engine.args, and build again")
+    return Found(True, "TorchLlmArgs takes the build's arguments")
+
+
+@check("warning")
+def faults_known(patient: Patient) -> Found:
+    """What others met with this version, on these GPUs, with these arguments and packages."""
+    info = patient.info
+    args = typed_args(info.version, patient.args)
+    return look_up(args, {gpu.sm for gpu in patient.gpus} or {info.sm}, info.architecture)
 
 
 @check("error")

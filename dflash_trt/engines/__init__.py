@@ -12,4 +12,4 @@ from dflash_trt.engines.info import (
     write_info,
 )
 from dflash_trt.engines.load import engine_kind, load_engine
-from dflash_trt.engines.step import NOTHING, Engine, Step
+from dflash_trt.engines.step import KEPT, NOTHING, Engine, Step

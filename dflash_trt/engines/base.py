@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflash_trt.engines.info import EngineInfo
-from dflash_trt.engines.step import NOTHING, BoundSteps, Step, cache_names, token_moves
+from dflash_trt.engines.step import (
+    KEPT,
+    NOTHING,
+    BoundSteps,
+    Step,
+    cache_names,
+    token_moves,
+)
 
 if TYPE_CHECKING:
     from dflash_trt.engines.ranks import Command, Follower, Leader
@@ -25,6 +32,8 @@ class LoadedEngine(ABC):
         self._room: dict[str, tuple[int, Any]] = {}
         self._alike: list[Any] = []  # caches of one shape: [caches, slots, heads, rows, head_dim]
         self._caches: dict[str, Any] = {}
+        self.kept: dict[int, int] = {}
+        self._blocks: dict[int, list[Any]] = {}  # what is kept, of `_alike` each
 
     @abstractmethod
     def _zeros(self, shape: tuple[int, ...]) -> Any:
@@ -44,16 +53,28 @@ class LoadedEngine(ABC):
         """See `engines.step.Engine`."""
         return self._steps.of(self._bind, row, n, width, visible, scored, context)
 
-    def move_row(self, source: int, destination: int, tokens: int) -> None:
+    def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         """See `engines.step.Engine`."""
 
         def move() -> None:
-            for caches in self._alike:
-                moved = caches[:, :, :, :tokens]
-                found = self._zeros((1,)) if source == NOTHING else moved[:, source]
-                self._copy(found, moved[:, destination])
+            if destination == NOTHING:
+                self.kept.pop(source, None)
+                self._blocks.pop(source, None)
+                return
+            if destination >= KEPT:
+                self.kept[destination] = tokens
+                self._blocks[destination] = [
+                    self._zeros((len(x), x.shape[2], tokens, x.shape[4])) for x in self._alike
+                ]
+            for i, caches in enumerate(self._alike):
+                rows = caches[:, :, :, start : start + tokens]
+                found, moved = (
+                    self._blocks[row][i] if row >= KEPT else rows[:, row]
+                    for row in (source, destination)
+                )
+                self._copy(self._zeros((1,)) if source == NOTHING else found, moved)
 
-        self._together("move_row", (source, destination, tokens), move)
+        self._together("move_row", (source, destination, tokens, start), move)
 
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         """See `engines.step.Engine`."""

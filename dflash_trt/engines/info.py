@@ -71,6 +71,12 @@ class EngineInfo:
         return self.plan.prefill_chunk if self.plan else self.max_seq_len
 
     @property
+    def token_bytes(self) -> int:
+        """Memory of a token's keys and values, over all ranks."""
+        wide = 2 if self.plan else 4  # plans are in 16 bits, graphs in float32
+        return 2 * wide * sum(heads * size for heads, size in self.caches) * self.ranks
+
+    @property
     def least_rows(self) -> int:
         """Tokens and head rows that a step must have for logits to depend on no neighbours.
 

@@ -1,6 +1,6 @@
 """What rounds ask of an engine, of any kind, and the tensors of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ import numpy as np
 from dflash_trt.engines.info import EngineInfo
 
 NOTHING = -1  # in place of a cache row: see `Engine.move_row`
+KEPT = 2**32  # numbers from here on are no cache rows, but of tokens that are kept beside them
 Tensors = dict[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape of each
 
 
@@ -50,6 +51,7 @@ class Engine(Protocol):
 
     info: EngineInfo
     visible_step: int  # `visible` is best a multiple of this, so that few steps are bound
+    kept: Mapping[int, int]  # how many tokens are kept under each number from KEPT on
 
     def step(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0
@@ -62,10 +64,12 @@ class Engine(Protocol):
         same memory, and outputs are overwritten by the next one.
         """
 
-    def move_row(self, source: int, destination: int, tokens: int) -> None:
-        """Copy one sequence's first tokens to another cache row, so that active rows stay dense.
+    def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
+        """Copy one sequence's tokens `start .. start+tokens-1` to the same place of another row.
 
-        From NOTHING come zeros: a masked entry must be finite, since it is multiplied by 0.
+        From NOTHING come zeros: a masked entry must be finite, since it is multiplied by 0. One of
+        both may be a number from KEPT on: these tokens alone are kept under it, in place of what
+        was there, or come from it. To NOTHING: they are kept no longer.
         """
 
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:

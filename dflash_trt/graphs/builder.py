@@ -101,7 +101,7 @@ class GraphBuilder:
         return self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs)
 
     def collective(self, x: ir.Value, operation: str, reduce_op: str) -> ir.Value:
-        """Add what all ranks do together with float32 `x` (TensorRT's DistCollective)."""
+        """Add a collective over all ranks of float32 `x` (TensorRT's DistCollective)."""
         attributes: dict[str, int | str] = {
             "collective_operation": operation,
             "reduce_op": reduce_op,
@@ -164,7 +164,7 @@ class GraphBuilder:
         return self.op("Cast", value, to=ir.DataType.FLOAT)
 
     def rows(self, weights: Weights, names: Sequence[str]) -> ir.Value:
-        """Matrices one behind the other: `[out, in]` each to `[sum of outs, in]`, float32.
+        """Matrices one after the other: `[out, in]` each to `[sum of outs, in]`, float32.
 
         They lie as in the checkpoint, in its dtype; linked ones are put together by the session.
         """
@@ -260,7 +260,7 @@ class GraphBuilder:
     def _copied(
         self, weights: Weights, names: Sequence[str], shape: tuple[int, ...], dtype: ir.DataType
     ) -> ir.Value:
-        """Tensors one behind the other: as they lie in their files, unless they are computed."""
+        """Tensors one after the other, copied as they lie in their files, or computed."""
 
         def read() -> npt.NDArray[np.generic]:
             return np.concatenate([weights.read(name) for name in names], dtype=dtype.numpy())

@@ -14,7 +14,7 @@ def side_by_side(g: GraphBuilder, x: ir.Value, size: int) -> ir.Value:
     """The columns of all ranks: `[r, size / ranks]` to `[r, size]`."""
     if g.rank.of == 1:
         return x
-    # ranks come one behind the other along the first axis
+    # ranks come one after the other along the first axis
     x = g.collective(x, "all_gather", "none")
     x = g.op("Reshape", x, g.ints(g.rank.of, -1, size // g.rank.of))
     return g.op("Reshape", g.op("Transpose", x, perm=(1, 0, 2)), g.ints(-1, size))

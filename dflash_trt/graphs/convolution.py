@@ -42,7 +42,7 @@ def convolve_after(
 def _convolve(
     g: GraphBuilder, convolution: Convolution, x: ir.Value, kernel: ir.Value, at: Positions
 ) -> ir.Value:
-    """x `[n * W, hidden_size]`, kernel `[n, W, kernel_size, groups, group_size]`.
+    """Convolve x `[n * W, hidden_size]` with kernel `[n, W, kernel_size, groups, group_size]`.
 
     Entry o of the kernel weighs the token o places before; before the anchor there are zeros.
     """

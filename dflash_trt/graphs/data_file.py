@@ -1,4 +1,4 @@
-"""`model.onnx.data`: a graph's weights one behind the other, read, digested and written at once."""
+"""`model.onnx.data`: a graph's weights one after the other, read, digested and written at once."""
 
 import os
 from collections import deque

@@ -163,7 +163,7 @@ def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
 
 
 def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
-    """gpt-oss' biases of all experts, `[E, out]`; those behind a sum over ranks are rank 0's."""
+    """gpt-oss' biases of all experts, `[E, out]`; those after a sum over ranks are rank 0's."""
     name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
 
     def read() -> Array:
@@ -174,7 +174,7 @@ def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
 
 
 def _turns_apart(weights: Weights, name: str, index: int | None) -> Array:
-    """gpt-oss' tensor of one expert, or all; gate and up columns, which take turns, put apart."""
+    """gpt-oss' tensor of one expert, or all; its alternating gate and up columns put apart."""
     found = weights.read(name, index)
     if "gate_up" not in name:
         return found

@@ -92,7 +92,7 @@ class Positions:
         rows = g.op("Range", zero, g.op("Squeeze", self.visible, g.ints(0)), one)
         rows = g.op("Unsqueeze", rows, g.ints(0))
         if self.context_len is not None:
-            # features of a shorter neighbour are padded, and the block is written behind the pad
+            # features of a shorter neighbour are padded, and the block is written after the padding
             block_row = g.op("Add", self.write_index, self.context_len)
             block_row = g.op("Unsqueeze", block_row, g.ints(1))
             pad = g.op("Sub", block_row, self._anchor(g))

@@ -33,7 +33,7 @@ def inverse_frequencies(rope: Rope) -> Floats:
     elif rope.kind == "llama3":
         found = _llama3(1 / wavelengths, values)
     elif rope.kind == "longrope":
-        # long_factor belongs to texts behind the original length, which the spec does not allow
+        # long_factor is for texts beyond the original length, which the spec does not allow
         found = 1 / (np.array(values["short_factor"], np.float32) * wavelengths)
     elif rope.kind == "proportional":
         rotated = int(values["partial_rotary_factor"] * rope.dim // 2)

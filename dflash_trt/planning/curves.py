@@ -44,7 +44,7 @@ class Deployment:
         )
 
     def layouts(self) -> Iterator[Layout]:
-        """Those of one instance; the machine has as many as it has GPUs for."""
+        """The layouts of one instance; the GPUs hold as many instances as fit."""
         experts = any(layer.experts for layer in self.target.layers)
         gpus = 1
         while gpus <= min(self.gpus, self.machine.domain):
@@ -95,7 +95,7 @@ def curve(
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Those that no other beats both for the user and for the GPU, slowest user first."""
+    """The Pareto front: points that none beats for user and GPU both, slowest user first."""
     kept: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.per_user, -p.per_gpu)):
         if not kept or point.per_gpu > kept[-1].per_gpu:

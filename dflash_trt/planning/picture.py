@@ -10,7 +10,7 @@ LABELS = {"DFlash": "DFlash", "EAGLE-3": "EAGLE-3-like chain", "plain": "plain d
 
 
 def draw(plan: Mapping[str, Any]) -> str:
-    """SVG text of what `planning.plan` gave; the points of each method's front, joined."""
+    """Draw what `planning.plan` gave: each method's Pareto front as a curve, in SVG."""
     data = []
     for method, name in LABELS.items():
         front = [p for p in plan["speed"] if p["method"] == method and p["on_front"]]

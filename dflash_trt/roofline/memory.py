@@ -34,7 +34,7 @@ class Memory:
 
 
 def weights(model: ModelSize, layout: Layout) -> float:
-    """Bytes on each GPU; with attention-DP all but experts is on every one."""
+    """Bytes on each GPU; with attention-DP each has everything but the experts."""
     experts = sum(
         layer.experts * layer.expert * layer.expert_format.bytes for layer in model.layers
     )

@@ -53,7 +53,7 @@ class Layer:
     expert_format: Format = BF16
 
     def parts(self) -> list[tuple[int, Format]]:
-        """All of its parameters."""
+        """How many parameters it has in each format."""
         return [
             (self.attention, self.attention_format),
             (self.mlp, self.mlp_format),
@@ -84,7 +84,7 @@ class ModelSize:
 
     @property
     def weight_bytes(self) -> float:
-        """On all GPUs together; tables and fc are never quantized."""
+        """Bytes on all GPUs together; tables and fc are never quantized."""
         layers = sum(n * kind.bytes for layer in self.layers for n, kind in layer.parts())
         return layers + 2 * (self.tables * self.head + self.other)
 
@@ -138,7 +138,7 @@ def section(values: Values, name: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads a config.json, whatever it holds; remarks on what had to be estimated."""
+    """Reads a config.json, whatever it holds, and notes what it had to estimate."""
 
     def __init__(self, values: Values, role: str) -> None:
         self.values, self.role = values, role
@@ -162,7 +162,7 @@ class _Reader:
         return value if isinstance(value, list) else []
 
     def within(self, name: str) -> "_Reader":
-        """A reader of an object inside."""
+        """A reader of the object that a field holds."""
         return _Reader(section(self.values, name), self.role)
 
     def size(self, *, tables: int, other: int = 0) -> ModelSize:

@@ -19,7 +19,7 @@ SOFTWARE = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """One published table of one drafter; by task."""
+    """One published table of one drafter, by task."""
 
     name: str
     source: str
@@ -74,7 +74,7 @@ def tau_of(entry: Mapping[str, Any]) -> float:
 
 
 def published_rows(target: str, drafter: str) -> list[Row]:
-    """All that is published of a pair, by the ids on the Hub; none of one that is not there."""
+    """All that is published of a pair, by its ids on the Hub; [] if it is not there."""
     if published_data()["drafters"].get(drafter, {}).get("target") != target:
         return []
     figures = [

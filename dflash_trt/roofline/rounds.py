@@ -32,7 +32,7 @@ Software = Literal["tensorrt_llm", "sglang"]
 
 @dataclass(frozen=True)
 class Constants:
-    """What is not on a data sheet."""
+    """What no data sheet says; fitted to published figures."""
 
     bandwidth: float  # share of the memory's bandwidth that is reached
     flops: float  # share of the dense FLOP/s that is reached
@@ -73,7 +73,7 @@ class Layout:
 
     @property
     def split(self) -> int:
-        """GPUs that share whatever is no expert."""
+        """How many GPUs share what is no expert."""
         return 1 if self.attention_dp else self.gpus
 
     def own_rows(self, rows: int) -> int:

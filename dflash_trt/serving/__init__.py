@@ -1,1 +1,1 @@
-"""Triton: the model repository, the server, the front model's logic and the client."""
+"""Triton: the model repository, the server, the public model's logic and the client."""

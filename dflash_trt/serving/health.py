@@ -1,6 +1,6 @@
-"""Asks a running server over HTTP: is it ready, does it answer, does it make rounds.
+"""Asks a running server over HTTP whether it is ready, answers, and runs rounds.
 
-Connections are kept: a server whose descriptors others have used up still answers on them.
+Connections are kept open: a server that has no file descriptors left still answers on them.
 """
 
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ import httpx
 from dflash_trt.serving.ports import LOOPBACK, Ports, reach
 from dflash_trt.serving.security import Security
 
-# one token, over the whole way that a request takes
+# one token, through everything that a request goes through
 PROBE = {
     "inputs": [
         {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
         {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [1]},
     ]
 }
-# a request without inputs, which the front refuses at once, over each of its two roads
+# a request without inputs, which the request handler refuses at once
 EMPTY: dict[str, tuple[str, object]] = {
     "dflash": ("generate", {}),
     "dflash_infer": ("infer", {"inputs": []}),
@@ -27,13 +27,13 @@ TIMEOUT = 2.0  # seconds, for what needs no model
 
 
 def _connections() -> httpx.Client:
-    """Kept for as long as the server keeps them, and never by way of a proxy."""
+    """Kept for as long as the server keeps them, and never through a proxy."""
     return httpx.Client(trust_env=False, limits=httpx.Limits(keepalive_expiry=None))
 
 
 @dataclass(frozen=True)
 class Health:
-    """Where to ask; no method raises for a server that does not answer."""
+    """Where to ask; no method raises when the server does not answer."""
 
     url: str
     metrics_url: str
@@ -41,7 +41,7 @@ class Health:
     _client: httpx.Client = field(default_factory=_connections, repr=False)
 
     def is_ready(self) -> bool:
-        """What the server says; it goes on saying it when model processes die."""
+        """Triton's own readiness, which stays when model processes die."""
         return self._ask("GET", f"{self.url}/v2/health/ready", TIMEOUT)[0] == 200
 
     def probe(self, timeout: float) -> int | None:
@@ -54,7 +54,7 @@ class Health:
         return page if status == 200 else ""
 
     def answers(self, model: str, timeout: float) -> bool:
-        """Whether the front is reached through a public model, however much it has to do."""
+        """Whether the request handler answers through a public model, however busy it is."""
         road, body = EMPTY[model]
         return self.post(f"models/{model}/{road}", body, timeout) == REFUSED
 
@@ -63,7 +63,7 @@ class Health:
         return self._ask("POST", f"{self.url}/v2/{path}", timeout, body)[0]
 
     def close(self) -> None:
-        """Ends the connections, for which a server that is to stop would wait."""
+        """Ends the connections; a server that stops would wait for them."""
         self._client.close()
 
     def _ask(

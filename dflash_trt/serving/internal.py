@@ -16,10 +16,10 @@ import numpy as np
 from dflash_trt.decoding import Int64
 from dflash_trt.errors import ServerError
 
-KEY = "DFLASH_TRT_INTERNAL_KEY"  # the front shows it to `verify` and `draft`
-GATEWAY_KEY = "DFLASH_TRT_GATEWAY_KEY"  # a gateway shows it to be believed whom it asks for
+KEY = "DFLASH_TRT_INTERNAL_KEY"  # the request handler shows it to `verify` and `draft`
+GATEWAY_KEY = "DFLASH_TRT_GATEWAY_KEY"  # by which the gateway's word for who asks is believed
 RUNTIME = "DFLASH_TRT_RUNTIME"  # a directory of mode 0700
-SOCKET = "infer.sock"  # in it: see `side_door`
+SOCKET = "infer.sock"  # in it: see `front/unary.py`
 MAX_SOCKET_PATH = 107  # bytes, a limit of the system
 LAST_WORDS = 0.2  # seconds in which an answer leaves the process
 

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from dflash_trt.config import Version
+from dflash_trt.errors import EngineError
 
 VERSIONS: tuple[Version, ...] = get_args(Version)  # oldest first
 ROOT = "TorchLlmArgs"  # upstream's class of the arguments that lie in no section
@@ -129,6 +130,16 @@ class LlmArgs:
     def to_yaml(self) -> str:
         """The same as a file, for `TorchLlmArgs.from_yaml` and `trtllm-serve --config`."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def typed_args(version: str, given: Mapping[str, Any]) -> LlmArgs:
+    """Those of a bundle; EngineError where the version is none that is known here."""
+    if version not in VERSIONS:
+        raise EngineError(
+            f"the bundle is for TensorRT-LLM {version}, which is not known here",
+            "Use the dflash-trt that built it",
+        )
+    return LlmArgs(version, (), llm_args_class().model_validate(given))
 
 
 def find(name: str) -> Argument:

@@ -70,6 +70,7 @@ def write_bundle(
         memory_bytes=made_for.gpu.memory_bytes,
         gpus=gpus,
         nodes=-(-ranks // gpus),
+        architecture=pair.target.architecture,
         target={"id": args.model, "revision": str(args.revision)} if by_id else {},
         environment=environment,
         chosen=[asdict(each) for each in args.chosen],

@@ -30,6 +30,7 @@ class BundleInfo:
     memory_bytes: int  # of each GPU
     gpus: Size  # of each node, that one instance takes
     nodes: Size
+    architecture: str = ""  # of the target
     target: Mapping[str, str]  # on the Hub: id and revision; empty where it lies in the bundle
     environment: dict[str, str]
     chosen: list[dict[str, Any]]  # of each argument that a rule chose: rule, value, why, source

@@ -10,18 +10,20 @@ is a Qwen3 target of 4.2 GB in bf16 with a drafter of one layer; the disk needs 
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import demo_pair
 import ml_dtypes
 import numpy as np
 import pytest
+from holes import write_hole
+from pycode import PYCODE
 from pytest_benchmark.fixture import BenchmarkFixture
 from safetensors.numpy import save_file
 
@@ -58,10 +60,28 @@ print(json.dumps({"seconds": result.seconds, "engines": engines, "peak_gb": peak
 """
 
 
+def write_configs(directory: Path, *, layers: int, **shape: Any) -> dict[str, dict[str, Any]]:
+    """`target/` and `drafter/` without weights; returns the shapes of their tensors."""
+    target = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "eos_token_id": 0}
+    target |= DECODER | {"num_hidden_layers": layers, "tie_word_embeddings": True} | shape
+    drafter = {"architectures": ["DFlashDraftModel"], "num_target_layers": layers, "block_size": 8}
+    drafter |= DECODER | shape | {"num_hidden_layers": 1}
+    drafter["dflash_config"] = {"mask_token_id": 1, "target_layer_ids": [1, layers - 3]}
+    for role, config in (("target", target), ("drafter", drafter)):
+        (directory / role).mkdir(parents=True)
+        (directory / role / "config.json").write_text(json.dumps(config))
+        # the shapes are the package's own; to be asked, it needs weights of any kind
+        save_file({"none": np.zeros(1, np.float32)}, directory / role / "model.safetensors")
+    for file in (PYCODE / "target").glob("tokenizer*.json"):
+        shutil.copy(file, directory / "target")
+    return {
+        "target": target_shapes(load_target(directory / "target").spec),
+        "drafter": drafter_shapes(load_drafter(directory / "drafter").spec),
+    }
+
+
 def write_checkpoint(directory: Path) -> int:
     """`target/` in shards and `drafter/`; returns the bytes of both."""
-    directory.joinpath("target").mkdir(parents=True)
-    directory.joinpath("drafter").mkdir()
     rng = np.random.default_rng(0)
     noise = rng.standard_normal(1 << 24, dtype=np.float32).astype(ml_dtypes.bfloat16)
 
@@ -69,65 +89,28 @@ def write_checkpoint(directory: Path) -> int:
         tensors = {name: np.resize(noise[len(name) :], shape) for name, shape in shapes.items()}
         save_file(tensors, file)
 
-    target = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "eos_token_id": 0}
-    target |= DECODER | {"num_hidden_layers": LAYERS, "tie_word_embeddings": True}
-    drafter = {"architectures": ["DFlashDraftModel"], "num_target_layers": LAYERS, "block_size": 8}
-    drafter |= DECODER | {"num_hidden_layers": 1}
-    drafter["dflash_config"] = {"mask_token_id": 1, "target_layer_ids": [1, LAYERS - 3]}
-    for role, config in (("target", target), ("drafter", drafter)):
-        (directory / role / "config.json").write_text(json.dumps(config))
-    for file in (demo_pair.PYCODE / "target").glob("tokenizer*.json"):
-        shutil.copy(file, directory / "target")
-
-    # the shapes are the package's own; to be asked, it needs weights of any kind
-    for role in ("target", "drafter"):
-        save_file({"none": np.zeros(1, np.float32)}, directory / role / "model.safetensors")
-    write(
-        directory / "drafter" / "model.safetensors",
-        drafter_shapes(load_drafter(directory / "drafter").spec),
-    )
-    shapes = target_shapes(load_target(directory / "target").spec)
-    (directory / "target" / "model.safetensors").unlink()
-    names, places = sorted(shapes), {}
+    shapes = write_configs(directory, layers=LAYERS)
+    write(directory / "drafter" / "model.safetensors", shapes["drafter"])
+    target = directory / "target"
+    (target / "model.safetensors").unlink()
+    names, places = sorted(shapes["target"]), {}
     for shard in range(SHARDS):
         file = f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors"
         places |= dict.fromkeys(names[shard::SHARDS], file)
-        write(directory / "target" / file, {name: shapes[name] for name in names[shard::SHARDS]})
-    index = directory / "target" / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": places}))
+        write(target / file, {name: shapes["target"][name] for name in names[shard::SHARDS]})
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 def write_holes(directory: Path) -> int:
     """A checkpoint with Qwen3-14B's shapes whose tensors are holes; returns its bytes."""
     shape = {"hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 40}
-    layers = 40
-    target = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "eos_token_id": 0}
-    target |= DECODER | shape | {"num_hidden_layers": layers, "tie_word_embeddings": False}
-    drafter = {"architectures": ["DFlashDraftModel"], "num_target_layers": layers, "block_size": 8}
-    drafter |= DECODER | shape | {"num_hidden_layers": 1}
-    drafter["dflash_config"] = {"mask_token_id": 1, "target_layer_ids": [1, layers - 3]}
     size = 0
-    for role, config in (("target", target), ("drafter", drafter)):
-        (directory / role).mkdir(parents=True)
-        (directory / role / "config.json").write_text(json.dumps(config))
+    shapes = write_configs(directory, layers=40, **shape, tie_word_embeddings=False)
+    for role, tensors in shapes.items():
         file = directory / role / "model.safetensors"
-        save_file({"none": np.zeros(1, np.float32)}, file)  # to be asked, the package needs one
-        if role == "target":
-            shapes = target_shapes(load_target(directory / role).spec)
-        else:
-            shapes = drafter_shapes(load_drafter(directory / role).spec)
-        header, end = {}, 0
-        for name, dims in shapes.items():
-            start, end = end, end + 2 * math.prod(dims)
-            header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [start, end]}
-        text = json.dumps(header).encode()
-        with file.open("wb") as stream:
-            stream.write(len(text).to_bytes(8, "little") + text)
-            stream.truncate(8 + len(text) + end)
-        size += end
-    for file in (demo_pair.PYCODE / "target").glob("tokenizer*.json"):
-        shutil.copy(file, directory / "target")
+        write_hole(file, {name: ("BF16", dims) for name, dims in tensors.items()})
+        size += file.stat().st_size
     return size
 
 

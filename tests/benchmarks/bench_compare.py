@@ -11,6 +11,7 @@ from typing import Any
 
 import demo_pair
 import pytest
+from pycode import prompt_ids
 
 from dflash_trt.bench import Cell, Plan, Run, compare, measure_engine
 from dflash_trt.decoding import rounds
@@ -21,9 +22,7 @@ SLEEP = 0.002  # seconds: half a round
 
 
 def measured() -> Run:
-    plan = Plan(
-        tasks={"pycode": demo_pair.prompts()[:4]}, max_tokens=32, draft_tokens=(7,), repeats=PASSES
-    )
+    plan = Plan(tasks={"pycode": prompt_ids(4)}, max_tokens=32, draft_tokens=(7,), repeats=PASSES)
     cells: list[Cell] = []
     measure_engine(demo_pair.engines(), demo_pair.THREADS, plan, lambda *_: None, cells.append)
     return Run(name="", target="", drafter="", options={}, cells=cells, peak_memory=0)

@@ -16,6 +16,7 @@ from typing import Any
 import demo_pair
 import onnxruntime as ort
 import pytest
+from pycode import prompt_ids
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from dflash_trt.decoding import Request, SamplingParams, Scheduler, in_process
@@ -67,7 +68,7 @@ def test_overhead(
             if sum(s.rounds for s in sequences) > before:  # a round, not a prompt
                 rounds.append((total, in_engines))
 
-    prompts = demo_pair.prompts()
+    prompts = prompt_ids()
     decode(prompts[:8])  # warm up: shapes are bound the first time they occur
     rounds.clear()
     benchmark.pedantic(decode, args=(prompts[8:24],), rounds=3, iterations=1)

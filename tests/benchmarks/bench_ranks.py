@@ -8,6 +8,7 @@ meets all; what counts is the median of the ratios.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -16,9 +17,9 @@ from pathlib import Path
 
 import demo_pair
 import numpy as np
+from builds import build_engines
+from pycode import PYCODE
 
-from dflash_trt.build.engines import build_target
-from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.engines.onnxruntime import Engine
 
 SETTINGS = {"1 rank, 1 thread": (1, 1), "1 rank, 2 threads": (1, 2), "2 ranks, 1 thread": (2, 1)}
@@ -46,30 +47,19 @@ def work(directory: Path) -> None:
 
 
 def test_ranks(tmp_path: Path) -> None:
-    examples = demo_pair.PYCODE.parent
+    examples = PYCODE.parent
     inflate = [sys.executable, examples / "inflate.py", "60m", tmp_path / "pair"]
-    subprocess.run([*inflate, "--pair", demo_pair.PYCODE], check=True, timeout=300)
-    target, drafter = (
-        load_target(tmp_path / "pair" / "target"),
-        load_drafter(tmp_path / "pair" / "drafter"),
-    )
+    subprocess.run([*inflate, "--pair", PYCODE], check=True, timeout=300)
+    target, drafter = (tmp_path / "pair" / role for role in ("target", "drafter"))
     with ExitStack() as stack:
         workers = {}
         for name, (ranks, threads) in SETTINGS.items():
             directory = tmp_path / name
-            directory.mkdir()
-            build_target(
-                target,
-                drafter.spec,
-                directory,
-                slots=1,
-                max_seq_len=demo_pair.MAX_SEQ_LEN,
-                threads=threads,
-                progress=lambda name: None,
-                ranks=ranks,
-            )
+            sizes = {"slots": 1, "max_seq_len": demo_pair.MAX_SEQ_LEN, "threads": threads}
+            build_engines(target, drafter, directory, **sizes, ranks=ranks)
             worker = subprocess.Popen(
-                [sys.executable, __file__, directory],
+                [sys.executable, __file__, directory / "target"],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},  # ours, with tests/lib
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

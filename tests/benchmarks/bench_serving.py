@@ -21,10 +21,12 @@ from statistics import median
 
 import demo_pair
 import pytest
+from builds import config_of, quiet
+from pairs import make_pair
+from pycode import PYCODE, prompt_texts
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from dflash_trt.build.run import build
-from dflash_trt.config import BuildConfig
 from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.server.run import running_server
 
@@ -35,15 +37,13 @@ HERE = Path(__file__).parent
 
 def built(pair: Path, mode: str, slots: int) -> Path:
     directory = Path(tempfile.mkdtemp(prefix="dflash-bench-")) / mode
-    config = BuildConfig(
-        name="bench",
-        target={"path": pair / "target"},
-        drafter={"path": pair / "drafter"},
+    config = config_of(
+        pair,
         engine={"threads": demo_pair.THREADS},
         speculation={"draft_tokens": DRAFT_TOKENS},
         serving={"mode": mode, "slots": slots, "max_seq_len": 512, "max_queue": 256},
     )
-    build(config, directory, lambda step, done, total: None)
+    build(config, directory, quiet)
     return directory
 
 
@@ -112,14 +112,13 @@ def report(
 
 
 def demo_prompts(count: int) -> list[str]:
-    lines = (demo_pair.PYCODE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["text"] for line in lines]
+    texts = prompt_texts()
     return [texts[i % len(texts)] for i in range(count)]
 
 
 def test_demo_pair_with_eight_streams(benchmark: BenchmarkFixture) -> None:
     def run() -> dict[str, list[float]]:
-        return compare(demo_pair.PYCODE, demo_prompts(64), 8, NEW_TOKENS)
+        return compare(PYCODE, demo_prompts(64), 8, NEW_TOKENS)
 
     rates = benchmark.pedantic(run, rounds=1, iterations=1)
     bars = {"in_process": 0.9, "ensemble": 0.7}
@@ -128,9 +127,6 @@ def test_demo_pair_with_eight_streams(benchmark: BenchmarkFixture) -> None:
 
 def test_a_target_with_long_rounds(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """A random Llama whose round of 8 sequences takes 50 ms or more on two cores."""
-    sys.path.insert(0, str(HERE.parent / "lib"))
-    from pairs import make_pair  # noqa: PLC0415
-
     make_pair(
         tmp_path,
         family="llama",
@@ -157,7 +153,7 @@ def test_streams_from_1_to_32(mode: str, benchmark: BenchmarkFixture) -> None:
     rates: dict[int, list[float]] = {count: [] for count in counts}
 
     def run() -> None:
-        with running_server(built(demo_pair.PYCODE, mode, 32)) as ports:
+        with running_server(built(PYCODE, mode, 32)) as ports:
             served(ports, demo_prompts(64), 32, NEW_TOKENS)
             for _ in range(3):
                 for count in counts:

@@ -9,6 +9,7 @@ Bar of the adaptive policy: 1.25.
 from __future__ import annotations
 
 import demo_pair
+from pycode import PYCODE, prompt_ids
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from dflash_trt.checkpoints import load_drafter
@@ -19,8 +20,8 @@ NEW_TOKENS = 128
 
 
 def test_speedup(benchmark: BenchmarkFixture) -> None:
-    directory, prompts = demo_pair.engines(), demo_pair.prompts()
-    longest = load_drafter(demo_pair.PYCODE / "drafter").spec.block_size - 1
+    directory, prompts = demo_pair.engines(), prompt_ids()
+    longest = load_drafter(PYCODE / "drafter").spec.block_size - 1
     fixed = [Speculation(draft_tokens=drafts) for drafts in range(1, longest + 1)]
     lines: list[str] = []
     adaptive: list[float] = []

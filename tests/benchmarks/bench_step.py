@@ -12,6 +12,7 @@ from statistics import median
 
 import demo_pair
 import torch
+from pycode import PYCODE, prompt_ids
 from pytest_benchmark.fixture import BenchmarkFixture
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -28,7 +29,7 @@ class Eager:
     def __init__(self, prompt: list[int]) -> None:
         torch.set_num_threads(demo_pair.THREADS)
         self._model = AutoModelForCausalLM.from_pretrained(
-            demo_pair.PYCODE / "target", dtype=torch.float32, attn_implementation="eager"
+            PYCODE / "target", dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self._prompt = torch.tensor([prompt])
         self.restart()
@@ -71,7 +72,7 @@ class Ours:
 
 
 def test_step(benchmark: BenchmarkFixture) -> None:
-    prompt = demo_pair.prompts()[0]
+    prompt = prompt_ids()[0]
     eager, ours = Eager(prompt), Ours(prompt)
     for warm_up in (eager, ours):
         warm_up.steps(STEPS)

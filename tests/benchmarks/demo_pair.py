@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -10,13 +9,11 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from tokenizers import Tokenizer
+from builds import build_engines
+from pycode import PYCODE
 
-from dflash_trt.build.engines import build_drafter, build_target
-from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.machine import machine as this_machine
 
-PYCODE = Path(__file__).parents[2] / "examples" / "pycode"
 THREADS = 2
 MAX_SEQ_LEN = 512
 
@@ -31,41 +28,10 @@ def machine() -> str:
 @cache
 def engines(slots: int = 4) -> Path:
     """A fresh build of the demo pair; holds target/ and drafter/."""
-    target, drafter = load_target(PYCODE / "target"), load_drafter(PYCODE / "drafter")
     directory = Path(tempfile.mkdtemp(prefix="dflash-bench-"))
-    (directory / "target").mkdir()
-    (directory / "drafter").mkdir()
-
-    def silent(name: str) -> None:
-        pass
-
-    build_target(
-        target,
-        drafter.spec,
-        directory / "target",
-        slots=slots,
-        max_seq_len=MAX_SEQ_LEN,
-        threads=THREADS,
-        progress=silent,
-    )
-    build_drafter(
-        drafter,
-        target,
-        directory / "drafter",
-        slots=slots,
-        max_seq_len=MAX_SEQ_LEN,
-        threads=THREADS,
-        progress=silent,
-    )
+    sizes = {"slots": slots, "max_seq_len": MAX_SEQ_LEN, "threads": THREADS}
+    build_engines(PYCODE / "target", PYCODE / "drafter", directory, **sizes)
     return directory
-
-
-def prompts() -> list[list[int]]:
-    """The 40 held-out prompts, as token ids."""
-    tokenizer = Tokenizer.from_file(str(PYCODE / "target" / "tokenizer.json"))
-    lines = (PYCODE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    entries = [json.loads(line) for line in lines]
-    return [e["ids"] if "ids" in e else tokenizer.encode(e["text"]).ids for e in entries]
 
 
 def seconds(call: Callable[[], object]) -> float:

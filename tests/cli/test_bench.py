@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run
+from pycode import prompt_ids
 
 from dflash_trt.bench import (
     Cell,
@@ -32,7 +34,6 @@ from dflash_trt.bench import run as bench_run
 from dflash_trt.bench.engine import tokens_of
 from dflash_trt.bench.passes import Pass
 from dflash_trt.bench.stats import change
-from dflash_trt.cli.main import main
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import check_lossless, rounds
 from dflash_trt.errors import BenchError, RequestError
@@ -40,40 +41,32 @@ from dflash_trt.errors import BenchError, RequestError
 TOKENS = 24
 
 
-def run_cli(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr("sys.argv", ["dflash-trt", *map(str, arguments)])
-    return main()
-
-
 @pytest.fixture(scope="module")
 def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with run.json and a report: every method, two batches, two temperatures."""
     folder = tmp_path_factory.mktemp("bench")
-    with pytest.MonkeyPatch.context() as patch:
-        code = run_cli(
-            patch,
-            *("bench", "engine", built, "--methods", "plain,dflash,adaptive,lookup,draft-model"),
-            *("--draft-tokens", "7", "--batch", "1,3", "--temperature", "0,0.8"),
-            *("--prompt-count", 3, "--max-tokens", TOKENS, "--repeats", 2, "--draft-model", built),
-            *("--output", folder / "run.json", "--report", folder / "report"),
-        )
-    assert code == 0
+    done = run(
+        *("bench", "engine", built, "--methods", "plain,dflash,adaptive,lookup,draft-model"),
+        *("--draft-tokens", "7", "--batch", "1,3", "--temperature", "0,0.8"),
+        *("--prompt-count", 3, "--max-tokens", TOKENS, "--repeats", 2, "--draft-model", built),
+        *("--output", folder / "run.json", "--report", folder / "report"),
+    )
+    assert done.code == 0, done.err
     return folder
 
 
 def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
     """Tokens, rounds, tau and texts, exactly."""
-    run = read_run(measured / "run.json")
-    assert len(run.cells) == 2 * 2 * (1 + 4)
-    prompts = json.loads("[" + ",".join(pycode_lines()[:3]) + "]")
+    measured_run = read_run(measured / "run.json")
+    assert len(measured_run.cells) == 2 * 2 * (1 + 4)
     report = check_lossless(
         built / "engines",
-        [p["ids"] for p in prompts],
+        prompt_ids(3),
         TOKENS,
         Speculation(draft_tokens=7),
         lambda done: None,
     )
-    for cell in run.cells:
+    for cell in measured_run.cells:
         assert all(sample.tokens == 3 * TOKENS for sample in cell.samples)
         assert cell.identical == (6, 6)
         if cell.method == "plain":
@@ -96,18 +89,18 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
 
 
 def test_the_report_holds_the_runs_figures(measured: Path) -> None:
-    run = read_run(measured / "run.json")
+    measured_run = read_run(measured / "run.json")
     html = (measured / "report" / "report.html").read_text()
     markdown = (measured / "report" / "report.md").read_text()
-    assert html == to_html(engine_page(run))
-    assert markdown == to_markdown(engine_page(run))
+    assert html == to_html(engine_page(measured_run))
+    assert markdown == to_markdown(engine_page(measured_run))
     assert html.count("<svg") == 3
     assert not re.search(r'(src|href)="', html)  # nothing is fetched
-    for cell in run.cells:
+    for cell in measured_run.cells:
         if cell.method != "plain":
             assert f"<td>{cell.tau:.2f}</td>" in html
             assert f"| {cell.tau:.2f} |" in markdown
-    assert run.machine["cpu"] in markdown
+    assert measured_run.machine["cpu"] in markdown
 
 
 @pytest.mark.parametrize(
@@ -125,15 +118,10 @@ def test_the_report_holds_the_runs_figures(measured: Path) -> None:
         (["--prompts", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
     ],
 )
-def test_bad_options_are_named(
-    arguments: list[str],
-    message: str,
-    built: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_cli(monkeypatch, "bench", "engine", built, *arguments) == 1
-    assert message in capsys.readouterr().err
+def test_bad_options_are_named(arguments: list[str], message: str, built: Path) -> None:
+    code, _, err = run("bench", "engine", built, *arguments)
+    assert code == 1
+    assert message in err
 
 
 @pytest.mark.parametrize(
@@ -143,39 +131,28 @@ def test_bad_options_are_named(
         (["--users", "0", "--rates", "0"], "--rates 0: 0 is too small"),
     ],
 )
-def test_a_load_of_nothing_is_refused(
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_cli(monkeypatch, "bench", "serve", "127.0.0.1:1", *arguments) == 1
-    assert message in capsys.readouterr().err
+def test_a_load_of_nothing_is_refused(arguments: list[str], message: str) -> None:
+    code, _, err = run("bench", "serve", "127.0.0.1:1", *arguments)
+    assert code == 1
+    assert message in err
 
 
-def test_an_interrupted_run_says_so(
-    built: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_run_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows what it has, and exits as what Ctrl-C ends does."""
 
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench_run, "measure_with_threads", interrupted)
-    assert run_cli(monkeypatch, "bench", "engine", built) == 130
-    assert "Interrupted" in capsys.readouterr().out
-
-
-def pycode_lines() -> list[str]:
-    path = Path(__file__).parents[2] / "examples" / "pycode" / "prompts.jsonl"
-    return path.read_text(encoding="utf-8").splitlines()
+    code, out, _ = run("bench", "engine", built)
+    assert code == 130
+    assert "Interrupted" in out
 
 
 def measure(built: Path) -> Run:
     """Plain and DFlash on two prompts, in this process."""
-    prompts = [json.loads(line)["ids"] for line in pycode_lines()[:2]]
     ways = ("plain", "dflash")
-    plan = Plan(tasks={"pycode": prompts}, max_tokens=16, methods=ways, repeats=5)
+    plan = Plan(tasks={"pycode": prompt_ids(2)}, max_tokens=16, methods=ways, repeats=5)
     cells: list[Cell] = []
     measure_engine(built / "engines", 2, plan, lambda done, total: None, cells.append)
     return a_run(cells)
@@ -183,9 +160,8 @@ def measure(built: Path) -> Run:
 
 def test_texts_end_one_after_another(built: Path) -> None:
     """The first ones of a batch, so that its sequences are of different lengths from then on."""
-    prompts = [json.loads(line)["ids"] for line in pycode_lines()[:6]]
     plan = Plan(
-        tasks={"pycode": prompts},
+        tasks={"pycode": prompt_ids(6)},
         max_tokens=16,
         staggered=True,
         methods=("plain",),
@@ -213,7 +189,7 @@ def test_ways_change_places(
 
     monkeypatch.setattr(bench_engine, "run_in_turns", watched)
     plan = Plan(
-        tasks={"pycode": [json.loads(line)["ids"] for line in pycode_lines()[:batch]]},
+        tasks={"pycode": prompt_ids(batch)},
         max_tokens=8,
         methods=("plain", "dflash"),
         batches=(batch,),
@@ -349,27 +325,27 @@ def test_the_interval_holds_the_change() -> None:
     assert held >= 93
 
 
-def test_compare_by_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_by_files(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     write_run(tmp_path / "a.json", drawn_run(random))
     write_run(tmp_path / "b.json", drawn_run(random, slower=1.3))
-    assert run_cli(monkeypatch, "bench", "compare", tmp_path / "a.json", tmp_path / "a.json") == 0
-    assert run_cli(monkeypatch, "bench", "compare", tmp_path / "a.json", tmp_path / "b.json") == 1
-    assert "worse   speedup" in capsys.readouterr().out
-    files = tmp_path / "a.json", tmp_path / "b.json"
-    assert run_cli(monkeypatch, "bench", "compare", *files, "--json") == 1
-    changes = json.loads(capsys.readouterr().out)["changes"]
+    a, b, d = (tmp_path / f"{name}.json" for name in "abd")
+    assert run("bench", "compare", a, a).code == 0
+    code, out, _ = run("bench", "compare", a, b)
+    assert code == 1
+    assert "worse   speedup" in out
+    code, out, _ = run("bench", "compare", a, b, "--json")
+    assert code == 1
+    changes = json.loads(out)["changes"]
     assert [each["verdict"] for each in changes] == ["same", "same", "worse", "same"]
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(RequestError, match="is not a result"):
         read_run(tmp_path / "c.json")
-    run = ServerRun(url="u", protocol="openai", options={}, levels=[])
-    write_run(tmp_path / "d.json", run)
-    assert run_cli(monkeypatch, "bench", "compare", tmp_path / "d.json", tmp_path / "d.json") == 1
-    assert "d.json is a result of `dflash-trt bench serve`; only" in capsys.readouterr().err
-    empty = replace(read_run(tmp_path / "a.json"), cells=[])
+    write_run(d, ServerRun(url="u", protocol="openai", options={}, levels=[]))
+    code, _, err = run("bench", "compare", d, d)
+    assert code == 1
+    assert "d.json is a result of `dflash-trt bench serve`; only" in err
+    empty = replace(read_run(a), cells=[])
     with pytest.raises(BenchError, match="no setting in common"):
         compare(empty, empty, 0.05, False)
 

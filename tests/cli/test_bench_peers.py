@@ -5,29 +5,26 @@ The test of one that is a server is in `test_bench_serve.py`.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
+from pycode import PYCODE, ROOT, prompt_ids
 
 from dflash_trt.bench import Table
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import check_lossless
 
-ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
-import peers  # noqa: E402
-from bench_table import fill  # noqa: E402
+import peers
+from bench_table import fill
 
-PYCODE = ROOT / "examples" / "pycode"
 TOKENS, PROMPTS = 12, 3
 
 
 @pytest.mark.models
 def test_transformers_and_zlab_say_what_we_say(built: Path) -> None:
-    lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:PROMPTS]
-    prompts = [json.loads(line)["ids"] for line in lines]
+    prompts = prompt_ids(PROMPTS)
     fixed = Speculation(draft_tokens=7)
     report = check_lossless(built / "engines", prompts, TOKENS, fixed, lambda done: None)
     work = peers.Work(PYCODE, prompts, TOKENS, 2, 2, [*report.outputs[:2], [0] * TOKENS])

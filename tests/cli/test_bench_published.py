@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from commands import run
 from published import PAIRS
 
 from dflash_trt.bench import Run, engine_page
-from dflash_trt.cli.main import main
 from dflash_trt.roofline import published_acceptance, published_data, published_rows
 from dflash_trt.roofline.published import acceptance_tables
 
@@ -62,12 +61,11 @@ def test_a_report_shows_them_beside_its_own() -> None:
     assert titles(drafter=QWEN[1]) == own
 
 
-def test_by_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["dflash-trt", "bench", "published", "oss-20b"])
-    assert main() == 0
-    out = capsys.readouterr().out
+def test_by_command() -> None:
+    code, out, _ = run("bench", "published", "oss-20b")
+    assert code == 0
     assert "| MT-Bench | 7 | 8 | 2.0 | 4.20 |" in out
     assert "120b" not in out
-    monkeypatch.setattr("sys.argv", ["dflash-trt", "bench", "published", "nothing"])
-    assert main() == 1
-    assert "Known: z-lab/" in capsys.readouterr().err
+    code, _, err = run("bench", "published", "nothing")
+    assert code == 1
+    assert "Known: z-lab/" in err

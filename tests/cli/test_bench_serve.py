@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from commands import run
 from live import openai_front
 from load import metric
+from pycode import PYCODE, ROOT, demo_config, prompt_ids, prompt_texts
 
 from dflash_trt.bench import (
     Ask,
@@ -32,18 +34,15 @@ from dflash_trt.bench.load import summarise
 from dflash_trt.bench.protocols import Answer, open_client
 from dflash_trt.build.run import build
 from dflash_trt.chat.render import as_chat, load_encoding
-from dflash_trt.cli.main import main
-from dflash_trt.config import Source, Speculation, load_config
+from dflash_trt.config import Source, Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.errors import BenchError, RequestError
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server.run import running_server
 
-ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
-import peers  # noqa: E402
+import peers
 
-PYCODE = ROOT / "examples" / "pycode"
 TEMPLATE = "{{ '<think>' if enable_thinking is not false }}# {{ messages[0].content }}\ndef "
 TOKENS, REQUESTS = 20, 6
 GOAL = Goal(first_token=0.5, inter_token=0.05)
@@ -57,7 +56,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     directory = tmp_path_factory.mktemp("bench") / "built"
     target = Path(shutil.copytree(PYCODE / "target", directory.parent / "target"))
     (target / "chat_template.jinja").write_text(TEMPLATE)
-    config = load_config(ROOT / "build_configs" / "pycode.yaml")
+    config = demo_config()
     changed = {
         "speculation": FIXED,
         "target": Source(path=target),
@@ -87,10 +86,7 @@ def committed(ports: Ports) -> tuple[float, float]:
 
 
 def asks() -> list[Ask]:
-    lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()
-    return [
-        Ask(json.loads(line)["text"], TOKENS, 0.0, i) for i, line in enumerate(lines[:REQUESTS])
-    ]
+    return [Ask(text, TOKENS, 0.0, i) for i, text in enumerate(prompt_texts(REQUESTS))]
 
 
 @pytest.mark.models
@@ -133,54 +129,42 @@ def _tell(seen: list[tuple[int, int]], done: int, total: int) -> None:
     seen.append((done, total))
 
 
-def test_a_run_by_command(
-    servers: Servers,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = [
+def test_a_run_by_command(servers: Servers, tmp_path: Path) -> None:
+    code, out, _ = run(
         *("bench", "serve", f"127.0.0.1:{servers[0].grpc}", "--users", "2", "--rates", "20"),
-        *("--requests", "4", "--max-tokens", "8", "--output", str(tmp_path / "run.json")),
-        *("--report", str(tmp_path / "report")),
-    ]
-    monkeypatch.setattr("sys.argv", ["dflash-trt", *arguments])
-    assert main() == 0
+        *("--requests", "4", "--max-tokens", "8", "--output", tmp_path / "run.json"),
+        *("--report", tmp_path / "report"),
+    )
+    assert code == 0
     markdown = (tmp_path / "report" / "report.md").read_text()
-    assert capsys.readouterr().out == markdown + "\n"
+    assert out == markdown + "\n"
     assert "| 2 users | 4 | 0 | 32 |" in markdown
     assert "| 20 requests/s | 4 | 0 | 32 |" in markdown
     assert (tmp_path / "report" / "report.html").read_text().count("<svg") == 2
     assert json.loads((tmp_path / "run.json").read_text())["levels"][0]["tokens"] == 32
 
 
-def test_reports_verify_and_metrics_agree(
-    servers: Servers,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_reports_verify_and_metrics_agree(servers: Servers, tmp_path: Path) -> None:
     """Tokens, rounds and tau as they are printed, each by one command, of the same prompts."""
     ports, openai, directory = servers
     file = tmp_path / "prompts.jsonl"
-    lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:2]  # as is the warm-up
-    file.write_text("\n".join(json.dumps({"text": json.loads(line)["text"]}) for line in lines))
-    same = ("--prompts", str(file), "--max-tokens", str(TOKENS))
+    texts = prompt_texts(2)  # as is the warm-up
+    file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
 
-    def command(*arguments: str) -> None:
-        monkeypatch.setattr("sys.argv", ["dflash-trt", *arguments, *same])
-        assert main() == 0
+    def command(*arguments: object) -> str:
+        code, out, _ = run(*arguments, "--prompts", file, "--max-tokens", TOKENS)
+        assert code == 0
+        return out
 
     outputs = tmp_path / "outputs.jsonl"
-    command("verify", str(directory), "--outputs", str(outputs), "--json")
-    verified = json.loads(capsys.readouterr().out)
+    verified = json.loads(command("verify", directory, "--outputs", outputs, "--json"))
     rounds = verified["rounds"]
     assert sum(len(json.loads(line)["ids"]) for line in outputs.open()) == 2 * TOKENS
     expected = (str(2 * TOKENS), str(rounds), f"{verified['tau']:.2f}")
     assert verified["tau"] == 2 * (TOKENS - 1) / rounds
 
     passes = ("--draft-tokens", "7", "--batch", "1,2", "--repeats", "1")
-    command("bench", "engine", str(directory), *passes, "--report", str(tmp_path / "engine"))
+    command("bench", "engine", directory, *passes, "--report", tmp_path / "engine")
     rows = [row for row in printed(tmp_path / "engine", "Speed") if "dflash" in row["setting"]]
     assert [figures(row) for row in rows] == [expected] * 2
     assert {row["same texts"] for row in rows} == {"2 of 2"}
@@ -188,7 +172,7 @@ def test_reports_verify_and_metrics_agree(
     for protocol, url in (("triton-grpc", f"127.0.0.1:{ports.grpc}"), ("openai", openai)):
         before, report = committed(ports), tmp_path / protocol
         options = ("--protocol", protocol, "--users", "1,2", "--requests", "2")
-        command("bench", "serve", url, *options, "--report", str(report))
+        command("bench", "serve", url, *options, "--report", report)
         rows = printed(report, "Throughput")
         assert [figures(row) for row in rows] == [expected] * 2
         counted = [b - a for a, b in zip(before, committed(ports), strict=True)]
@@ -242,8 +226,7 @@ def answer(protocol: str, url: str, ask: Ask) -> Answer:
 
 def test_a_peer_of_the_table_that_is_a_server(servers: Servers, built: Path) -> None:
     """As scripts/bench_table.py measures vLLM's and llama.cpp's; here it is our own front."""
-    lines = (PYCODE / "prompts.jsonl").read_text("utf-8").splitlines()[:3]
-    prompts = [json.loads(line)["ids"] for line in lines]
+    prompts = prompt_ids(3)
     own = check_lossless(built / "engines", prompts, TOKENS, FIXED, lambda done: None)
     expected = [*own.outputs[:2], own.outputs[0]]
     work = peers.Work(PYCODE, prompts, TOKENS, 2, 4, expected)
@@ -258,14 +241,14 @@ def test_what_cannot_be_asked_is_said(servers: Servers) -> None:
     nobody = f"127.0.0.1:{free_ports().http}"
     for protocol in ("triton-grpc", "triton-http", "openai"):
         with pytest.raises(BenchError, match=nobody if protocol != "openai" else "/v1/models"):
-            run(protocol, nobody)
+            measure(protocol, nobody)
     with pytest.raises(BenchError, match="HTTP 404"):
-        run("openai", servers[1], model="another")
+        measure("openai", servers[1], model="another")
     with pytest.raises(RequestError, match="Known: triton-grpc"):
-        run("smoke", nobody)
+        measure("smoke", nobody)
 
 
-def run(protocol: str, url: str, model: str | None = None) -> None:
+def measure(protocol: str, url: str, model: str | None = None) -> None:
     loads = [Load(users=1)]
     asyncio.run(measure_server(protocol, url, model, loads, asks(), 1, GOAL, lambda *_: None, []))
 

@@ -14,65 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run
 from datasets import Dataset
 
 from dflash_trt.bench import load_asked, load_task, tasks
 from dflash_trt.bench.tasks import PLACEHOLDER, TASKS, Task
 from dflash_trt.chat.render import as_chat
-from dflash_trt.cli.main import main
 from dflash_trt.errors import RequestError
 
 ASK = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SPEED = {"sub_category": "", "source": "s", "src_id": "1", "difficulty": "", "multiturn": True}
 LCB = {"question_title": "T", "platform": "atcoder", "difficulty": "easy", "metadata": "{}"}
 # by task: a row, and the prompt that z-lab's benchmark makes of it
+SAMPLES = json.loads((Path(__file__).parents[1] / "samples" / "tasks.json").read_text())
 ROWS: dict[str, tuple[dict[str, Any], str]] = {
-    "gsm8k": ({"question": "1 {+} 1?", "answer": "#### 2"}, "1 {+} 1?" + ASK),
-    "math-500": (
-        {
-            "problem": "$x^{2}$",
-            "solution": "",
-            "answer": "4",
-            "subject": "Algebra",
-            "level": 1,
-            "unique_id": "u",
-        },
-        "$x^{2}$" + ASK,
-    ),
-    "aime25": (
-        {"problem_idx": 1, "problem": "Find it.", "answer": 70, "problem_type": []},
-        "Find it." + ASK,
-    ),
-    "humaneval": (
-        {
-            "task_id": "H/0",
-            "prompt": "def f():\n",
-            "canonical_solution": "",
-            "test": "",
-            "entry_point": "f",
-        },
-        "Write a solution to the following problem and make sure that it passes the tests:\n"
-        "```python\ndef f():\n\n```",
-    ),
-    "mbpp": (
-        {
-            "source_file": "f",
-            "task_id": 2,
-            "prompt": "Write a function.",
-            "code": "",
-            "test_imports": [],
-            "test_list": [],
-        },
-        "Write a function.",
-    ),
-    "mt-bench": (
-        {"prompt": ["First?", "Second?"], "prompt_id": 1, "category": "math", "reference": []},
-        "First?",
-    ),
-    "speed-bench:coding": (
-        {"question_id": "q", "category": "coding", "turns": ["Sort it.", "Again."], **SPEED},
-        "Sort it.",
-    ),
+    name: (each["row"], each["prompt"]) for name, each in SAMPLES.items()
 }
 
 
@@ -175,11 +131,7 @@ def test_token_ids_by_the_chat_template(
 
 
 def test_a_benchmark_of_a_task(
-    serve_rows: Callable[..., None],
-    built: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    serve_rows: Callable[..., None], built: Path, tmp_path: Path
 ) -> None:
     """Of a build whose manifest says, as one from the Hub does, that it is a published pair."""
     serve_rows([ROWS["humaneval"][0]] * 2)
@@ -189,15 +141,11 @@ def test_a_benchmark_of_a_task(
     manifest["hub"] = {role: {"id": each, "commit": "c" * 40} for role, each in ids.items()}
     (build / "manifest.json").write_text(json.dumps(manifest))
     options = ("--prompts", "humaneval", "--max-tokens", "8", "--repeats", "1", "--json")
-    report = ("--report", str(tmp_path / "report"))
-    monkeypatch.setattr(
-        "sys.argv", ["dflash-trt", "bench", "engine", str(build), *options, *report]
-    )
-    assert main() == 0
-    told = capsys.readouterr()
-    run = json.loads(told.out)
-    assert run["hub"] == ids
-    cells = run["cells"]
+    told = run("bench", "engine", build, *options, "--report", tmp_path / "report")
+    assert told.code == 0, told.err
+    found = json.loads(told.out)
+    assert found["hub"] == ids
+    cells = found["cells"]
     assert {(cell["task"], cell["samples"][0]["tokens"]) for cell in cells} == {("humaneval", 16)}
     assert "licence: mit" in told.err
     text = (tmp_path / "report" / "report.md").read_text()

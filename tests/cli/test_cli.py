@@ -6,41 +6,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from commands import Ran, run
 from llm_build import write_llm_build
 from pairs import make_pair
 
 from dflash_trt import __version__, decoding
-from dflash_trt.cli.main import main
 from dflash_trt.config import json_schema
 from dflash_trt.decoding.lossless import LosslessReport, Mismatch
 from dflash_trt.engines.load import load_engine
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client, server
 from dflash_trt.serving.front.capacity import capacity
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`run(*arguments)` as the shell would see it, in this process."""
-
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["dflash-trt", *map(str, arguments)])
-        code = main()
-        return Result(code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +49,7 @@ def shell(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[by
     )
 
 
-def assert_error(result: Result, code: int, *says: str) -> None:
+def assert_error(result: Ran, code: int, *says: str) -> None:
     assert result.code == code
     assert result.err.count("\n") == 1, "one paragraph"
     assert result.err.startswith("error: ")
@@ -78,7 +58,7 @@ def assert_error(result: Result, code: int, *says: str) -> None:
 
 
 def test_build_says_what_it_made_and_how_to_serve_it(
-    run: Any, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     first = run("build", home / "tiny.yaml")
@@ -92,7 +72,7 @@ def test_build_says_what_it_made_and_how_to_serve_it(
     assert "building" not in second.err
 
 
-def test_build_json_is_one_object(run: Any, home: Path, tmp_path: Path) -> None:
+def test_build_json_is_one_object(home: Path, tmp_path: Path) -> None:
     first = json.loads(run("build", home / "tiny.yaml", "--output", tmp_path / "x", "--json").out)
     assert first["built"] is True
     assert first["directory"] == str(tmp_path / "x")
@@ -102,9 +82,7 @@ def test_build_json_is_one_object(run: Any, home: Path, tmp_path: Path) -> None:
     assert (again["files"], again["bytes"]) == (first["files"], first["bytes"])
 
 
-def test_errors_are_one_paragraph_with_their_exit_code(
-    run: Any, home: Path, tmp_path: Path
-) -> None:
+def test_errors_are_one_paragraph_with_their_exit_code(home: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     assert_error(run("build", home / "none.yaml"), 2, "cannot read the config")
     bad = tmp_path / "bad.yaml"
@@ -117,7 +95,7 @@ def test_errors_are_one_paragraph_with_their_exit_code(
     assert not output.exists()
 
 
-def test_errors_are_json_too_when_asked(run: Any, tmp_path: Path) -> None:
+def test_errors_are_json_too_when_asked(tmp_path: Path) -> None:
     result = run("build", tmp_path / "none.yaml", "--json")
     assert_error(result, 2, "cannot read the config")
     assert set(json.loads(result.out)["error"]) == {"problem", "fix"}
@@ -126,11 +104,11 @@ def test_errors_are_json_too_when_asked(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [["build"], ["bild"], ["generate", "x", "--max-tokens", "0"], ["verify", "x"]]
 )
-def test_bad_usage_exits_2(run: Any, arguments: list[str]) -> None:
+def test_bad_usage_exits_2(arguments: list[str]) -> None:
     assert run(*arguments).code == 2
 
 
-def test_schema_prints_the_schema(run: Any) -> None:
+def test_schema_prints_the_schema() -> None:
     assert json.loads(run("schema").out) == json_schema()
 
 
@@ -145,7 +123,7 @@ def test_a_damaged_checkpoint_gives_no_traceback(home: Path, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
 
 
-def test_our_own_faults_are_one_line(run: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_faults_are_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyError("oops")
 
@@ -159,7 +137,7 @@ def test_our_own_faults_are_one_line(run: Any, home: Path, monkeypatch: pytest.M
     assert "Traceback" in run("build", home / "tiny.yaml").err
 
 
-def test_an_interrupt_exits_130(run: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_exits_130(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -182,7 +160,7 @@ def test_help_does_not_load_heavy_modules(home: Path) -> None:
 
 
 def test_serve_hands_on_ports_and_exit_code(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[object, ...]] = []
     monkeypatch.setattr(server, "serve", lambda *given: seen.append(given) or 3)
@@ -224,9 +202,7 @@ def fake_chunks() -> Iterator[Any]:
     yield client.Chunk("!", token_ids=[5], round_tokens=[1], final=summary)
 
 
-def test_generate_streams_text_and_then_its_figures(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_streams_text_and_then_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "Client", FakeClient)
     result = run("generate", "hello", "--max-tokens", "5")
     assert (result.code, result.out) == (0, "HELLO!\n")
@@ -241,7 +217,7 @@ def test_generate_streams_text_and_then_its_figures(
 
 
 def test_generate_sends_what_its_options_say(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "Client", FakeClient)
     key, ca = tmp_path / "key", tmp_path / "ca.pem"
@@ -269,12 +245,12 @@ def test_generate_sends_what_its_options_say(
     assert_error(run("generate", "hi", "--key-file", key), 1, "holds no key")
 
 
-def test_generate_says_that_an_address_of_http_is_none_of_grpc(run: Any) -> None:
+def test_generate_says_that_an_address_of_http_is_none_of_grpc() -> None:
     for url in ("http://127.0.0.1:8000", "https://host/v1"):
         assert_error(run("generate", "x", "--url", url), 1, url, "gRPC", "HOST:PORT")
 
 
-def test_version_short_help_and_completion(run: Any) -> None:
+def test_version_short_help_and_completion() -> None:
     assert run("--version").out == f"dflash-trt {__version__}\n"
     for command in ((), ("build",), ("generate",), ("bench",), ("bench", "compare")):
         assert run(*command, "-h").out == run(*command, "--help").out != ""
@@ -304,7 +280,7 @@ def test_capacity_of_a_bundle_is_in_its_arguments(home: Path, tmp_path: Path) ->
     assert said.startswith("8 slots of up to 256 tokens; TensorRT-LLM's log")
 
 
-def test_generate_reads_utf8_from_stdin_and_refuses_the_rest(run: Any) -> None:
+def test_generate_reads_utf8_from_stdin_and_refuses_the_rest() -> None:
     not_utf8 = shell("generate", "-", input=b"caf\xe9")
     assert not_utf8.returncode == 1
     assert not_utf8.stderr == b"error: the prompt is not UTF-8 text. Encode the prompt as UTF-8.\n"
@@ -314,7 +290,7 @@ def test_generate_reads_utf8_from_stdin_and_refuses_the_rest(run: Any) -> None:
     assert_error(run("generate", ""), 1, "the prompt is empty")
 
 
-def test_generate_without_a_server_says_so(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_without_a_server_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> Iterator[Any]:
         raise ServerError("nothing answers at 127.0.0.1:8001", "Start it with `dflash-trt serve`")
 
@@ -323,7 +299,7 @@ def test_generate_without_a_server_says_so(run: Any, monkeypatch: pytest.MonkeyP
     assert_error(run("generate", "x"), 1, "nothing answers", "dflash-trt serve")
 
 
-def test_verify_compares_dflash_with_the_target_alone(run: Any, home: Path, tmp_path: Path) -> None:
+def test_verify_compares_dflash_with_the_target_alone(home: Path, tmp_path: Path) -> None:
     outputs = tmp_path / "outputs.jsonl"
     arguments = ("verify", home / "built", "--prompts", home / "prompts.jsonl", "--max-tokens", 12)
     result = run(*arguments, "--json", "--outputs", outputs)
@@ -346,7 +322,7 @@ def test_verify_compares_dflash_with_the_target_alone(run: Any, home: Path, tmp_
 
 
 def test_verify_exits_1_and_shows_the_first_mismatch(
-    run: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mismatch = Mismatch(prompt=1, position=4, expected=7, got=9, together=True)
     report = LosslessReport(1, 2, 4, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch, 9)
@@ -372,6 +348,8 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
         ('{"ids": "1", "text": "x"}', "not an object with"),
         ('{"ids": [1, "a"]}', "not an object with"),
         ('{"ids": [true]}', "not an object with"),
+        ("[]", "not an object with"),
+        ("5", "not an object with"),
         ('{"text": 5}', "not an object with"),
         ('{"messages": [5]}', "not an object with"),
         ('{"messages": []}', "empty"),
@@ -382,7 +360,7 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
     ],
 )
 def test_verify_names_the_line_of_a_bad_prompt(
-    run: Any, home: Path, tmp_path: Path, line: str, says: str
+    home: Path, tmp_path: Path, line: str, says: str
 ) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"ids": [1]}\n' + line + "\n")
@@ -390,9 +368,7 @@ def test_verify_names_the_line_of_a_bad_prompt(
     assert_error(result, 1, f"{prompts}:2: ", says)
 
 
-def test_verify_refuses_what_is_no_build_and_empty_prompt_files(
-    run: Any, home: Path, tmp_path: Path
-) -> None:
+def test_verify_refuses_what_is_no_build_and_empty_prompt_files(home: Path, tmp_path: Path) -> None:
     prompts = home / "prompts.jsonl"
     assert_error(run("verify", tmp_path, "--prompts", prompts, "--max-tokens", 5), 1, "not a")
     empty = tmp_path / "empty.jsonl"

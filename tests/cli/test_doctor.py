@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builds import config_of, quiet
+from commands import run
 from llm_build import STANDINS
 from pairs import make_pair, teach
-from test_build import quiet
-from test_checkpoints import edit
-from test_inspect import run  # noqa: F401  (a fixture)
 
 from dflash_trt.build.run import build
-from dflash_trt.config import BuildConfig
+from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.doctor import examine, place, runtime
-from dflash_trt.errors import EngineError
+from dflash_trt.errors import ConfigError, EngineError
 from dflash_trt.serving.ports import Ports
 from dflash_trt.tensorrt_llm.first_generation import Generated
 from dflash_trt.tensorrt_llm.host import check_host, gpus, not_on_nvlink
 from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.tensorrt_llm.info import read_info, write_info
+from dflash_trt.tensorrt_llm.judgement import refused_arguments
 
 MACHINES = {  # name, compute capability, MiB as the driver shows them
     "dgx-b300": ("NVIDIA B300 SXM6 AC", "10.3", 275040),
@@ -102,8 +102,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A TensorRT-LLM to import, here and in processes that start."""
-    (tmp_path / "site" / "tensorrt_llm").mkdir(parents=True)
-    (tmp_path / "site" / "tensorrt_llm" / "__init__.py").write_text("__version__ = '1.4.0rc1'")
+    package = tmp_path / "site" / "tensorrt_llm"
+    (package / "llmapi").mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '1.4.0rc1'")
+    (package / "llmapi" / "llm_args.py").write_text(
+        "class TorchLlmArgs:\n    def __init__(self, **given): pass\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
 
@@ -116,18 +120,17 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_build(directory: Path, drafter: str = "drafter", **engine: object) -> Path:
-    paths = {"target": {"path": directory / "target"}, "drafter": {"path": directory / drafter}}
     section = {"kind": "tensorrt_llm", "gpus": 4, "concurrency": 2, **engine}
     output = directory / "-".join(["built", *map(str, engine.values())])
-    build(BuildConfig.model_validate({"name": "tiny", **paths, "engine": section}), output, quiet)
+    drafters = {"path": directory / drafter}
+    build(config_of(directory, drafter=drafters, engine=section), output, quiet)
     return output
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("pair")
-    make_pair(directory, tied=False)
-    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    make_pair(directory, tied=False, rope_theta=10000.0)
     return directory
 
 
@@ -151,7 +154,6 @@ def bad(directory: Path) -> dict[str, str]:
 
 
 def test_a_machine_without_anything_is_told_what_it_lacks(
-    run: Any,  # noqa: F811
     built: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -221,6 +223,41 @@ def test_only_gpus_that_cuda_may_use_count(
 def test_the_matrix_of_links_is_read(machine: Callable[..., None]) -> None:
     machine(count=3, apart=(0, 2))
     assert not_on_nvlink() == [("GPU0", "GPU2")]
+
+
+@pytest.mark.usefixtures("decoding", "machine")
+def test_tensorrt_llm_judges_the_arguments_itself(pair: Path, tmp_path: Path) -> None:
+    """Over the stand-in's `TorchLlmArgs`; what it refuses here we let through."""
+    engine = Path(shutil.copytree(make_build(pair), tmp_path / "b", symlinks=True)) / "engines"
+    engine = engine / "tensorrt_llm"
+    assert refused_arguments(engine) == []
+    with (engine / "llm_args.yaml").open("a") as file:
+        file.write("max_batchsize: 3\n")
+    [said] = refused_arguments(engine)
+    assert "extra inputs are not permitted: max_batchsize" in said
+    finding = next(
+        each for each in examine(tmp_path / "b", False) if each.name == "arguments-taken"
+    )
+    assert finding.result == "error"
+    assert finding.found.endswith(said)
+    write_info(engine, replace(read_info(engine), version="1.4.0rc0"))
+    with pytest.raises(NotKnown, match=r"1\.4\.0rc1 is installed, the build is for 1\.4\.0rc0"):
+        refused_arguments(engine)
+
+
+@pytest.mark.usefixtures("decoding")
+def test_a_build_asks_tensorrt_llm_where_it_is_installed(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(STANDINS, site)
+    args = site / "tensorrt_llm" / "llmapi" / "llm_args.py"
+    args.write_text(
+        args.read_text().replace("        check(given)\n", "        assert False, 'no'\n")
+    )
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    with pytest.raises(ConfigError, match="TorchLlmArgs refuses the arguments: no"):
+        make_build(pair, gpus=2)
 
 
 @pytest.mark.usefixtures("machine")
@@ -402,19 +439,17 @@ def test_how_an_acceptance_length_is_judged(
 
 
 def test_other_kinds_have_the_checks_that_concern_them(pair: Path) -> None:
-    paths = {role: {"path": pair / role} for role in ("target", "drafter")}
-    build(BuildConfig.model_validate({"name": "tiny", **paths}), pair / "graphs", quiet)
+    build(config_of(pair), pair / "graphs", quiet)
     assert list(results(pair / "graphs")) == ["files", "shared-memory", "triton", "ports"]
 
 
-def test_what_is_no_build_is_said(run: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_no_build_is_said(tmp_path: Path) -> None:
     code, _, err = run("doctor", tmp_path)
     assert code == 1
     assert "is not a directory that dflash-trt built" in err
 
 
 def test_serve_and_verify_say_in_a_sentence_what_is_missing(
-    run: Any,  # noqa: F811
     built: Path,
     machine: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,

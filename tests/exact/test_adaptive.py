@@ -14,17 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import exact
+import families
 import numpy as np
 import pytest
 import reference
-from conftest import BuildPair, BuiltPair, built_from
-from dflash.model import DFlash2DraftModel
+from built_pairs import BuildPair, BuiltPair, built_from
 from exact import run_all
 from guesses import COSTS, AtRandom, Guesses
-from pairs import write_pair
-from test_dense import DRAFTER, FAMILIES
-from test_dflash2 import DRAFTER as DRAFTER2
-from test_dflash2 import TARGET as TARGET2
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
@@ -78,10 +74,7 @@ def pair_of(name: str, built_pair: BuildPair, paths: pytest.TempPathFactory) -> 
     if name in ("qwen3", "llama"):
         return built_pair(max_seq_len=MAX_SEQ_LEN, family=name, taps=(1, 2), vocab=300)
     directory = paths.mktemp(name)
-    if name == "windows":
-        pair = write_pair(directory, FAMILIES["mistral"](), DRAFTER)
-    else:
-        pair = write_pair(directory, TARGET2, DRAFTER2, drafter_class=DFlash2DraftModel)
+    pair = families.make("mistral" if name == "windows" else name, directory)
     return built_from(pair, directory, max_seq_len=MAX_SEQ_LEN)
 
 

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import build_engines
-from test_pycode import PYCODE, read_prompts
+from builds import build_engines
+from exact import run_all, scheduler_of
+from pycode import PYCODE, prompt_ids
 
 from dflash_trt.config import Speculation
-from dflash_trt.decoding import Request, SamplingParams, Scheduler, in_process
+from dflash_trt.decoding import Request, SamplingParams, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer, strategy
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -43,20 +44,12 @@ def test_texts_by_seed(name: str, temperature: float, engines: tuple[Engine, Eng
         "adaptive": strategy(Speculation(), engines[0].info, given(REPLAY["tables"]["demo"])),
     }
     policy, proposer = policies[name]
-    scheduler = Scheduler(
-        in_process(*engines),
-        slots=3,
-        max_seq_len=512,
-        prefill_chunk=512,
-        policy=policy,
-        proposer=proposer,
-    )
-    sequences = [
-        scheduler.submit(Request(prompt, 64, SamplingParams(temperature, seed=i)))
-        for i, prompt in enumerate(read_prompts()[:6])
+    scheduler = scheduler_of(in_process(*engines), policy, proposer, slots=3, max_seq_len=512)
+    requests = [
+        Request(prompt, 64, SamplingParams(temperature, seed=i))
+        for i, prompt in enumerate(prompt_ids(6))
     ]
-    while scheduler.busy:
-        scheduler.step()
+    sequences = run_all(scheduler, requests)
     texts = [hashlib.sha256(json.dumps(x.tokens).encode()).hexdigest()[:16] for x in sequences]
     assert texts == json.loads((BASELINE / "texts.json").read_text())[f"T {temperature:g}"]
     assert any(x.accepted for x in sequences) == (name != "plain")
@@ -66,7 +59,7 @@ def test_texts_by_seed(name: str, temperature: float, engines: tuple[Engine, Eng
 def test_the_policy_is_as_good_as_it_was(engines: tuple[Engine, Engine]) -> None:
     """Tokens in the time of a plain step, by four tables of costs."""
     info = engines[0].info
-    texts = record(in_process(*engines), info, read_prompts()[:8], 96)
+    texts = record(in_process(*engines), info, prompt_ids(8), 96)
     for name, table in REPLAY["tables"].items():
         costs = given(table)
         plain, _ = replay(texts, costs, info, Fixed(0), Proposer())

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import BuildPair
-from crafted import spoil, usual_draft, usual_verify
+from built_pairs import BuildPair
+from crafted import BLOCKS, STORED, spoil, usual_draft, usual_verify
 
 from dflash_trt.decoding import check_draft_input, check_verify_input, draft, verify
 from dflash_trt.decoding.messages import slot_copies
@@ -32,15 +32,15 @@ def _run(
     refused = 0
     for number in range(COUNT):
         x = spoil(rng, make(rng, engine.info))
-        before = [caches.copy() for caches in engine._alike]
+        before, kept = [caches.copy() for caches in engine._alike], dict(engine.kept)
         mine: set[int] = set()
         try:
-            check(engine.info, x)
+            check(engine.info, x, engine.kept)
             first, _, _, *copies = x.batch.tolist()
-            mine = {*range(first, first + len(x.rows))} | {to for _, to, _ in slot_copies(copies)}
+            mine = {*range(first, first + len(x.rows))} | {to for _, to, *_ in slot_copies(copies)}
             step(engine, x)
         except RequestError:
-            assert not mine, number
+            assert (mine, engine.kept) == (set(), kept), number
             refused += 1
         except RuntimeError as error:  # an engine does not say how many tokens its drafter embeds
             if "Gather" not in str(error):
@@ -71,7 +71,10 @@ def test_usual_tensors_pass(built_pair: BuildPair, seed: int) -> None:
     pair, rng = built_pair(taught=False), np.random.default_rng(seed)
     target, drafter = Engine(pair.target_engine), Engine(pair.drafter_engine)
     x, y = usual_verify(rng, target.info), usual_draft(rng, drafter.info)
-    check_verify_input(target.info, x)
+    for engine in (target, drafter):
+        for block in BLOCKS:
+            engine.move_row(0, block, STORED)
+    check_verify_input(target.info, x, target.kept)
     verify(target, x)
-    check_draft_input(drafter.info, y)
+    check_draft_input(drafter.info, y, drafter.kept)
     draft(drafter, y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +12,26 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import built_from
+from builds import config_of
+from built_pairs import built_from
 from dflash.model import DFlash2DraftModel, _output_head
 from exact import (
     NEW_TOKENS,
     TOLERANCE,
     Case,
     assert_drafter_logits,
-    assert_same_text_and_same_rounds,
     case_for,
     drafter_step,
     rounds_of,
     run_all,
     scheduler_of,
 )
-from op_profile import assert_in_profile
+from families import DFLASH2, DFLASH2_TARGET
 from pairs import write_pair
 from transformers import LlamaConfig
 
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints import load_drafter
-from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, SamplingParams, check_lossless
 from dflash_trt.decoding.speculation import Fixed
@@ -42,48 +41,10 @@ from dflash_trt.errors import CheckpointError
 
 pytestmark = pytest.mark.models
 
-TARGET = LlamaConfig(
-    vocab_size=320,
-    hidden_size=64,
-    num_hidden_layers=5,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    intermediate_size=96,
-    max_position_embeddings=512,
-)
-DRAFTER = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-    "use_sliding_window": True,
-    "sliding_window": 10,
-    "max_window_layers": 0,
-    "is_causal": False,
-    "dflash_config": {
-        "block_size": 8,
-        "mask_token_id": 319,
-        "target_layer_ids": [0, 2, 3],
-        "conv_kernel_size": 2,
-        "conv_group_size": 16,
-        "selector_rank": 16,
-        "selector_top_k": 16,
-    },
-}
 
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    directory = tmp_path_factory.mktemp("dflash2")
-    pair = write_pair(directory, TARGET, DRAFTER, drafter_class=DFlash2DraftModel)
-    return case_for(built_from(pair, directory))
-
-
-def test_drafter_logits(case: Case) -> None:
-    assert_drafter_logits(case)
+@pytest.fixture
+def case(case_of: Callable[[str], Case]) -> Case:
+    return case_of("dflash2")
 
 
 def blocks(case: Case) -> Iterator[tuple[int, torch.Tensor, Any, Any]]:
@@ -120,15 +81,21 @@ def test_pair_scores(case: Case) -> None:
 
 def test_other_sizes(tmp_path: Path) -> None:
     """A longer kernel, groups and candidates of other numbers, no windows; stored in bfloat16."""
-    own = DRAFTER["dflash_config"] | {
+    own = DFLASH2["dflash_config"] | {
         "block_size": 5,
         "conv_kernel_size": 3,
         "conv_group_size": 8,
         "selector_rank": 12,
         "selector_top_k": 6,
     }
-    drafter = DRAFTER | {"layer_types": ["full_attention"] * 3, "dflash_config": own}
-    pair = write_pair(tmp_path, TARGET, drafter, drafter_class=DFlash2DraftModel, dtype="bfloat16")
+    drafter = DFLASH2 | {"layer_types": ["full_attention"] * 3, "dflash_config": own}
+    pair = write_pair(
+        tmp_path,
+        LlamaConfig(**DFLASH2_TARGET),
+        drafter,
+        drafter_class=DFlash2DraftModel,
+        dtype="bfloat16",
+    )
     case = case_for(built_from(pair, tmp_path, taught=False))
     assert_drafter_logits(case)
     test_pair_scores(case)
@@ -152,10 +119,6 @@ def test_greedy_drafts_are_the_reference_s(case: Case) -> None:
     assert changed  # the selector chose otherwise than the logits alone
 
 
-def test_same_text_and_same_rounds(case: Case) -> None:
-    assert_same_text_and_same_rounds(case)
-
-
 def test_neighbours_change_nothing(case: Case) -> None:
     """Greedy and drawing requests of other lengths in one batch; prompts in chunks."""
     requests = []
@@ -172,14 +135,8 @@ def test_neighbours_change_nothing(case: Case) -> None:
     assert sum(s.accepted for s in sequences[1::2]) > 0
 
 
-def test_graph_stays_in_the_profile(case: Case) -> None:
-    assert_in_profile(case.built.drafter_engine / "model.onnx")
-
-
 def test_build_and_verify(case: Case, tmp_path: Path) -> None:
-    paths = {"target": case.built.pair.target_dir, "drafter": case.built.pair.drafter_dir}
-    sections = {role: {"path": path} for role, path in paths.items()}
-    config = BuildConfig.model_validate({"name": "second", **sections})
+    config = config_of(case.built.pair.target_dir.parent)
     build(config, tmp_path / "built", lambda *_: None)
     engines = tmp_path / "built" / "engines"
     report = check_lossless(

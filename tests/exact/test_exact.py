@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from conftest import MAX_SEQ_LEN, SLOTS, BuildPair
+from built_pairs import MAX_SEQ_LEN, SLOTS, BuildPair
 from exact import (
     NEW_TOKENS,
     Case,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair, build_engines
+from builds import build_engines
+from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 from exact import NEW_TOKENS, drafter_step, one_by_one, rounds_of, run_all, scheduler_of
+from families import DRAFTER, TARGET, to_speculators
 from op_profile import assert_in_profile
-from pairs import Pair, teach, write_pair
+from pairs import teach, write_pair
 from safetensors.torch import load_file, save_file
-from test_drafters import DRAFTER, TARGET
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from dflash_trt.checkpoints import check_pair, draft_token_ids, load_drafter, load_target
@@ -81,36 +82,6 @@ def test_logits_are_those_of_the_library_that_wrote_the_drafter(name: str, tmp_p
             scores = expected["pair_scores"][i]
             np.testing.assert_allclose(output["pair_scores"], scores, atol=1e-4, rtol=0)
         seen = start
-
-
-def to_speculators(pair: Pair, directory: Path, *, from_anchor: bool, ids: Sequence[int]) -> None:
-    """A z-lab drafter rewritten as speculators' converter and trainer do (checked against samples):
-    tap ids one higher, and the rows `ids` of the target's head as its own.
-    """
-    config = json.loads((pair.drafter_dir / "config.json").read_text())
-    own = config.pop("dflash_config")
-    vocab = config["vocab_size"]
-    tensors = load_file(pair.drafter_dir / "model.safetensors")
-    if len(ids) < vocab:
-        target = load_file(pair.target_dir / "model.safetensors")
-        rows = torch.tensor(sorted(ids))
-        tensors["lm_head.weight"] = target["lm_head.weight"][rows]
-        tensors["d2t"] = rows - torch.arange(len(rows))
-        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool)
-        tensors["t2d"][rows] = True
-    directory.mkdir()
-    save_file(tensors, directory / "model.safetensors")
-    written = {
-        "architectures": ["DFlashDraftModel"],
-        "speculators_model_type": "dflash",
-        "transformer_layer_config": config,
-        "block_size": config.pop("block_size"),
-        "draft_vocab_size": len(ids),
-        "aux_hidden_state_layer_ids": [tap + 1 for tap in own["target_layer_ids"]],
-        "mask_token_id": own["mask_token_id"],
-        "sample_from_anchor": from_anchor,
-    }
-    (directory / "config.json").write_text(json.dumps(written))
 
 
 @pytest.fixture(scope="module", params=["full", "reduced", "from-anchor"])

@@ -19,7 +19,7 @@ import onnxruntime as ort
 import pytest
 import reference
 import torch
-from conftest import build_engines
+from builds import build_engines
 from dflash.model import DFlashDraftModel
 from exact import target_step
 from gguf import GGMLQuantizationType as Kind

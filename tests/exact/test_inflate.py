@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
-from conftest import BuildPair
+from built_pairs import BuildPair
 
 from dflash_trt.checkpoints import load_target
 

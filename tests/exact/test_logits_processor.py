@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import MAX_SEQ_LEN, BuildPair, BuiltPair
+from built_pairs import BuildPair, BuiltPair
+from exact import run_all, scheduler_of
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -20,7 +21,6 @@ from transformers import (
 from dflash_trt.decoding import (
     Request,
     SamplingParams,
-    Scheduler,
     Sequence,
     VerifyInput,
     in_process,
@@ -108,17 +108,8 @@ def built(built_pair: BuildPair) -> BuiltPair:
 
 def decoded(built: BuiltPair, requests: list[Request], *, drafting: bool) -> list[Sequence]:
     drafter = Engine(built.drafter_engine) if drafting else None
-    scheduler = Scheduler(
-        in_process(Engine(built.target_engine), drafter),
-        slots=4,
-        max_seq_len=MAX_SEQ_LEN,
-        prefill_chunk=7,
-        policy=Fixed(7) if drafting else Fixed(0),
-    )
-    sequences = [scheduler.submit(request) for request in requests]
-    while scheduler.busy:
-        scheduler.step()
-    return sequences
+    rounds = in_process(Engine(built.target_engine), drafter)
+    return run_all(scheduler_of(rounds, Fixed(7 if drafting else 0), prefill_chunk=7), requests)
 
 
 RULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

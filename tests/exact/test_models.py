@@ -2,30 +2,22 @@
 
 The cells of the table in docs/models.md. Drafters here are random, so that most drafts are taken
 back. That each family and each format computes what its library does, and drafts that are accepted,
-are in test_dense.py, test_moe.py, test_drafters.py, test_formats.py and test_dflash2.py.
+are in test_families.py, test_formats.py and test_dflash2.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import reference
-import test_dense
-import test_moe
-from conftest import build_engines
-from dflash.model import DFlash2DraftModel, DFlashDraftModel
-from pairs import Pair, write_pair, zlab_drafter
-from test_dflash2 import DRAFTER as DFLASH2
-from test_drafters import DRAFTER, FORMS, TARGET
-from test_formats import to_speculators
-from transformers import PretrainedConfig, Qwen3Config
+from builds import build_engines
+from exact import run_all, scheduler_of
+from families import FAMILIES, FORMATS, pair_of
 
 from dflash_trt.checkpoints.pair import PAIR_CHECKS
-from dflash_trt.decoding import Request, Scheduler, in_process
+from dflash_trt.decoding import Request, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -35,25 +27,6 @@ TABLE = Path(__file__).parents[2] / "docs" / "models.md"
 NEW_TOKENS, MAX_SEQ_LEN = 24, 64
 PROMPTS = [[5, 17, 200, 44, 3], list(range(100, 119))]
 
-FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
-    "llama": test_dense.FAMILIES["llama"],
-    "qwen2": test_dense.FAMILIES["qwen2"],
-    "qwen3": lambda: Qwen3Config(**TARGET),
-    "mistral": test_dense.FAMILIES["mistral"],
-    "gemma2": test_dense.FAMILIES["gemma2"],
-    "gemma3": test_dense.FAMILIES["gemma3-with-vision"],
-    "gemma4": test_dense.FAMILIES["gemma4-31b"],
-    "qwen3-moe": lambda: test_moe.CONFIGS["qwen3-moe"],
-    "gpt-oss": lambda: test_moe.CONFIGS["gpt-oss"],
-}
-OWN = DRAFTER["dflash_config"]
-FORMATS: dict[str, dict[str, Any]] = {
-    "z-lab": DRAFTER | FORMS["sliding-causal"],
-    "modelopt": DRAFTER
-    | {"dflash_config": OWN | {"use_swa": True, "swa_window_size": 10, "causal": True}},
-    "speculators": DRAFTER,
-    "dflash2": DFLASH2 | {"dflash_config": DFLASH2["dflash_config"] | OWN},
-}
 CELLS = [f"{family}-{form}" for family in FAMILIES for form in FORMATS]
 
 
@@ -61,18 +34,6 @@ CELLS = [f"{family}-{form}" for family in FAMILIES for form in FORMATS]
 def texts() -> dict[str, list[list[int]]]:
     """What transformers makes of the prompts, by family."""
     return {}
-
-
-def pair_of(family: str, form: str, directory: Path, **options: Any) -> Pair:
-    """options: of `write_pair`."""
-    kind = DFlash2DraftModel if form == "dflash2" else DFlashDraftModel
-    pair = write_pair(directory, FAMILIES[family](), FORMATS[form], drafter_class=kind, **options)
-    if form == "dflash2":  # loading gives its codebooks the names that published drafters have
-        zlab_drafter(pair.drafter_dir).save_pretrained(pair.drafter_dir)
-    if form == "speculators":  # with a draft from the anchor's own row
-        to_speculators(pair, directory / form, from_anchor=True, ids=range(320))
-        pair = Pair(pair.target_dir, directory / form)
-    return pair
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -83,16 +44,14 @@ def test_text_is_the_targets(cell: str, tmp_path: Path, texts: dict[str, list[li
     _, drafter = build_engines(
         pair.target_dir, pair.drafter_dir, engines, slots=2, max_seq_len=MAX_SEQ_LEN
     )
-    scheduler = Scheduler(
+    scheduler = scheduler_of(
         in_process(Engine(engines / "target"), Engine(engines / "drafter")),
+        Fixed(drafter.spec.block_size - 1),
         slots=2,
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=8,
-        policy=Fixed(drafter.spec.block_size - 1),
     )
-    sequences = [scheduler.submit(Request(prompt, NEW_TOKENS)) for prompt in PROMPTS]
-    while scheduler.busy:
-        scheduler.step()
+    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in PROMPTS])
     if family not in texts:  # the target is the same with every drafter
         texts[family] = reference.greedy(pair.target_dir, PROMPTS, NEW_TOKENS)
     assert [sequence.tokens for sequence in sequences] == texts[family]

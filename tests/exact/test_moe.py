@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +10,11 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from conftest import built_from
-from exact import (
-    Case,
-    assert_build_and_verify,
-    assert_same_text_and_same_rounds,
-    assert_target_logits_and_taps,
-    case_for,
-    target_step,
-)
+from builds import edit
+from exact import Case, target_step
+from families import MOE, QWEN_MOE
 from op_profile import PROFILE
-from pairs import write_pair
 from safetensors.numpy import load_file, save_file
-from transformers import GptOssConfig, Qwen3MoeConfig
 
 from dflash_trt.build.engines import build_target
 from dflash_trt.checkpoints import TargetSpec, Weights, check_pair, load_target
@@ -35,74 +24,10 @@ from dflash_trt.graphs.target import target_graph
 
 pytestmark = pytest.mark.models
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "num_experts_per_tok": 3,
-}
-QWEN = COMMON | {"intermediate_size": 96, "moe_intermediate_size": 48, "num_experts": 8}
-CONFIGS = {
-    "qwen3-moe": Qwen3MoeConfig(**QWEN, norm_topk_prob=True, mlp_only_layers=[1]),
-    "qwen3-moe-not-normalised": Qwen3MoeConfig(**QWEN, norm_topk_prob=False, decoder_sparse_step=2),
-    "gpt-oss": GptOssConfig(
-        **COMMON,
-        intermediate_size=64,
-        num_local_experts=8,
-        sliding_window=10,
-        swiglu_limit=2.5,
-        swiglu_alpha=1.5,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 150000.0,
-            "factor": 8.0,
-            "original_max_position_embeddings": 64,
-            "truncate": False,
-        },
-    ),
-}
-DRAFTER = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "block_size": 8,
-    "dflash_config": {"mask_token_id": 319, "target_layer_ids": [0, 2]},
-}
+every = pytest.mark.parametrize("case", MOE, indirect=True)
 
 
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    @cache
-    def make(name: str) -> Case:
-        directory = tmp_path_factory.mktemp(name)
-        return case_for(built_from(write_pair(directory, CONFIGS[name], DRAFTER), directory), 64)
-
-    return make
-
-
-@pytest.fixture(params=CONFIGS)
-def case(request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
-    return cases(request.param)
-
-
-def test_logits_and_taps(case: Case) -> None:
-    assert_target_logits_and_taps(case)
-
-
-def test_same_text_and_same_rounds(case: Case) -> None:
-    assert_same_text_and_same_rounds(case)
-
-
-def test_build_and_verify(case: Case, tmp_path: Path) -> None:
-    assert_build_and_verify(case, tmp_path)
-
-
+@every
 def test_the_body_for_tensorrt_gives_the_same(case: Case, tmp_path: Path) -> None:
     built = case.built
     taps, rows = built.drafter.spec.target_layer_ids, Engine(built.target_engine).info.cache_len
@@ -118,6 +43,7 @@ def test_the_body_for_tensorrt_gives_the_same(case: Case, tmp_path: Path) -> Non
     assert _operators(built.target_engine) <= PROFILE | {"Cast"}
 
 
+@every
 def test_the_graph_stays_small(case: Case) -> None:
     """Two products for each expert, and for the rest of a layer a number of nodes that is fixed."""
     nodes = onnx.load(case.built.target_engine / "model.onnx", load_external_data=False).graph.node
@@ -152,7 +78,7 @@ def test_what_is_particular_matters(case: Case, name: str, value: float, tmp_pat
         tensors[f"model.{name}"] *= value
         save_file(tensors, source / "model.safetensors")
     else:
-        _change_config(source, **{name: value})
+        edit(source, **{name: value})
     _build(case, source, engine)
     text = case.built.texts[0][:40]
     engines = Engine(case.built.target_engine), Engine(engine)
@@ -177,7 +103,7 @@ def test_mxfp4_experts(case: Case, tmp_path: Path) -> None:
         codes[f"{name}_blocks"] = rng.integers(256, size=(*shape, 16), dtype=np.uint8)
         codes[f"{name}_scales"] = rng.integers(122, 126, size=shape, dtype=np.uint8)
     save_file({n: t for n, t in tensors.items() if n not in stacks} | codes, packed / file)
-    _change_config(packed, quantization_config={"quant_method": "mxfp4"})
+    edit(packed, quantization_config={"quant_method": "mxfp4"})
     weights = load_target(packed).weights  # compared with transformers' in test_quantised.py
     save_file(tensors | {name: weights.read(name) for name in stacks}, plain / file)
     logits = []
@@ -222,14 +148,15 @@ def test_experts_in_bfloat16(case: Case, tmp_path: Path) -> None:
         graph = onnx.load(directory / "engine" / "model.onnx", load_external_data=False).graph
         casts.append(sum(node.op_type == "Cast" for node in graph.node))
     np.testing.assert_array_equal(*logits)
-    assert casts[0] - casts[1] < 4 * QWEN["num_experts"]  # not one for each expert of each layer
+    assert (
+        casts[0] - casts[1] < 4 * QWEN_MOE["num_experts"]
+    )  # not one for each expert of each layer
 
 
 def test_configs_as_published(tmp_path: Path) -> None:
     """Qwen/Qwen3-30B-A3B and openai/gpt-oss-20b, in the fields that read otherwise than ours."""
-    qwen, oss = (CONFIGS[name] for name in ("qwen3-moe", "gpt-oss"))
-    qwen.save_pretrained(tmp_path / "qwen")
-    _change_config(
+    MOE["qwen3-moe"]().save_pretrained(tmp_path / "qwen")
+    edit(
         tmp_path / "qwen",
         architectures=["Qwen3MoeForCausalLM"],
         num_local_experts=None,
@@ -241,8 +168,8 @@ def test_configs_as_published(tmp_path: Path) -> None:
     layers = _spec(tmp_path / "qwen").layers
     assert [layer.experts and layer.experts.count for layer in layers] == [8, None, 8, 8]
     assert [layer.intermediate_size for layer in layers] == [48, 96, 48, 48]
-    oss.save_pretrained(tmp_path / "oss")
-    _change_config(
+    MOE["gpt-oss"]().save_pretrained(tmp_path / "oss")
+    edit(
         tmp_path / "oss",
         architectures=["GptOssForCausalLM"],
         layer_types=None,
@@ -268,8 +195,8 @@ def test_configs_as_published(tmp_path: Path) -> None:
     ],
 )
 def test_refused(change: dict[str, Any], what: str, tmp_path: Path) -> None:
-    CONFIGS["qwen3-moe"].save_pretrained(tmp_path)
-    _change_config(tmp_path, architectures=["Qwen3MoeForCausalLM"], **change)
+    MOE["qwen3-moe"]().save_pretrained(tmp_path)
+    edit(tmp_path, architectures=["Qwen3MoeForCausalLM"], **change)
     with pytest.raises(CheckpointError, match=what):
         _spec(tmp_path)
 
@@ -278,11 +205,6 @@ def _spec(directory: Path) -> TargetSpec:
     """Of a config.json; its weights are not looked at."""
     save_file({}, directory / "model.safetensors")
     return load_target(directory).spec
-
-
-def _change_config(directory: Path, **fields: Any) -> None:
-    file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 def _build(case: Case, source: Path, engine: Path) -> None:
@@ -306,9 +228,10 @@ def _operators(engine: Path) -> set[str]:
     return {node.op_type for node in model.graph.node}
 
 
-def test_sinks_do_not_show_how_many_rows_are_seen(cases: Callable[[str], Case]) -> None:
+@pytest.mark.parametrize("case", ["gpt-oss"], indirect=True)
+def test_sinks_do_not_show_how_many_rows_are_seen(case: Case) -> None:
     """Bit for bit: the sum of a softmax starts with the sink, wherever the last row is."""
-    built = cases("gpt-oss").built
+    built = case.built
     engine, tokens = Engine(built.target_engine), built.texts[0][:30]
     found = []
     for visible in (32, 40, 45, 160):

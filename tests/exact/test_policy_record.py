@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from conftest import BuildPair
-from exact import rounds_of, run_all
+from built_pairs import BuildPair
+from exact import rounds_of, run_all, scheduler_of
 from proposals import SECOND, Costs, linear
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Request, SamplingParams, Scheduler
+from dflash_trt.decoding import Request, SamplingParams
 from dflash_trt.decoding.speculation import Adaptive, Policy, Proposal, Row, StepPlan, strategy
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -60,13 +60,9 @@ def test_a_record_replayed_leads_to_the_same_choices(built_pair: BuildPair) -> N
     target = Engine(built.target_engine)
     policy, proposer = strategy(Speculation(), target.info, costs)
     recorded = Recorded(policy)
-    scheduler = Scheduler(
-        rounds_of(built),
-        slots=3,
-        max_seq_len=target.info.max_seq_len,
-        prefill_chunk=9,
-        policy=recorded,
-        proposer=proposer,
+    longest = target.info.max_seq_len
+    scheduler = scheduler_of(
+        rounds_of(built), recorded, proposer, slots=3, max_seq_len=longest, prefill_chunk=9
     )
     sampling = (SamplingParams(), SamplingParams(0.8, seed=1))
     run_all(scheduler, [Request(x[:20], 60, sampling[i % 2]) for i, x in enumerate(built.texts)])

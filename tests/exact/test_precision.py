@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import pytest
-from conftest import BuildPair
+from built_pairs import BuildPair
 
 from dflash_trt.graphs.precision import to_16_bits
 

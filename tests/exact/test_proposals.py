@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import BuildPair
+from built_pairs import BuildPair
 from exact import run_all, scheduler_of
 
 from dflash_trt.config.build import Speculation

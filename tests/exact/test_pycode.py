@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
-from conftest import build_engines
-from exact import drafter_step, target_step
-from tokenizers import Tokenizer
+from builds import build_engines
+from exact import drafter_step, run_all, scheduler_of, target_step
+from pycode import PYCODE, prompt_ids, prompt_texts
 
-from dflash_trt.build.run import build
-from dflash_trt.config import load_config
-from dflash_trt.decoding import Request, SamplingParams, Scheduler, Sequence, in_process
+from dflash_trt.decoding import Request, SamplingParams, Scheduler, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.server.run import running_server
 
-PYCODE = Path(__file__).parents[2] / "examples" / "pycode"
-PROMPTS_FILE = PYCODE / "prompts.jsonl"
 END = 0  # the demo target's end-of-text token
 PROMPTS, NEW_TOKENS, SLOTS = 40, 128, 4
 BAR = 3.2  # generated tau, greedy, block 8
@@ -40,19 +35,20 @@ class Demo:
 
     def scheduler(self, *, slots: int = 1, drafts: int | None = None) -> Scheduler:
         drafts = self.drafter.info.block_size - 1 if drafts is None else drafts
-        return Scheduler(
+        return scheduler_of(
             in_process(self.target, self.drafter),
+            Fixed(drafts),
             slots=slots,
             max_seq_len=self.target.info.max_seq_len,
             prefill_chunk=64,
-            policy=Fixed(drafts),
         )
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     directory = tmp_path_factory.mktemp("pycode")
-    prompts = read_prompts()
+    prompts = prompt_ids()
+    assert len(prompts) == PROMPTS
     longest = max(map(len, prompts)) + NEW_TOKENS
     build_engines(
         PYCODE / "target", PYCODE / "drafter", directory, slots=SLOTS, max_seq_len=longest
@@ -64,21 +60,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
         reference.greedy(PYCODE / "target", prompts, NEW_TOKENS),
         reference.dflash_generate(PYCODE / "target", PYCODE / "drafter", prompts, NEW_TOKENS),
     )
-
-
-def read_prompts() -> list[list[int]]:
-    tokenizer = Tokenizer.from_file(str(PYCODE / "target" / "tokenizer.json"))
-    lines = PROMPTS_FILE.read_text("utf-8").splitlines()
-    entries = [json.loads(line) for line in lines]
-    assert len(entries) == PROMPTS
-    return [e["ids"] if "ids" in e else tokenizer.encode(e["text"]).ids for e in entries]
-
-
-def run_all(scheduler: Scheduler, requests: list[Request]) -> list[Sequence]:
-    sequences = [scheduler.submit(request) for request in requests]
-    while scheduler.busy:
-        scheduler.step()
-    return sequences
 
 
 def test_same_text_and_same_rounds(demo: Demo) -> None:
@@ -111,14 +92,10 @@ def test_shorter_drafts(drafts: int, demo: Demo) -> None:
     assert [s.tokens for s in sequences] == demo.greedy
 
 
-def test_served_text(demo: Demo, tmp_path: Path) -> None:
+def test_served_text(demo: Demo, built: Path) -> None:
     """What `build`, the real Triton server and a gRPC client make of it: the target's own text."""
-    root = Path(__file__).parents[2]
-    output = tmp_path / "pycode"
-    build(load_config(root / "build_configs" / "pycode.yaml"), output, lambda *_: None)
-    texts = [json.loads(line)["text"] for line in PROMPTS_FILE.read_text("utf-8").splitlines()]
-    with running_server(output) as ports:
-        for text, greedy in zip(texts, demo.greedy, strict=True):
+    with running_server(built) as ports:
+        for text, greedy in zip(prompt_texts(), demo.greedy, strict=True):
             chunks = list(
                 stream(f"127.0.0.1:{ports.grpc}", text, max_tokens=NEW_TOKENS, temperature=0.0)
             )

@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from builds import build_pair
+from commands import run
 from exact import target_step
 from live import serving
 from pairs import make_pair
-from test_weights_on_disk import build_pair
+from pycode import ROOT, demo_config
 
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints import load_drafter, load_tokenizer
-from dflash_trt.cli.main import main
-from dflash_trt.config import OnnxRuntime, load_config, with_ranks
+from dflash_trt.config import OnnxRuntime, with_ranks
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import check_lossless
 from dflash_trt.engines import ranks
@@ -191,26 +192,20 @@ def test_an_uneven_drafter_can_stay_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.models
-def test_the_command_line_has_the_last_word(tmp_path: Path, capsys: Any) -> None:
+def test_the_command_line_has_the_last_word(tmp_path: Path) -> None:
     """`--tp` overrides the config, and is bounded as it is."""
-    config = "build_configs/pycode.yaml"
-    assert main_with("build", config, "--tp", "2", "--output", str(tmp_path / "built")) == 0
+    config = ROOT / "build_configs" / "pycode.yaml"
+    assert run("build", config, "--tp", 2, "--output", tmp_path / "built").code == 0
     manifest = json.loads((tmp_path / "built" / "manifest.json").read_text())
     assert manifest["config"]["engine"]["tensor_parallel_size"] == 2
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"text": "def main():"}\n')
-    asked = "--prompts", str(prompts), "--max-tokens", "24"
-    assert main_with("verify", str(tmp_path / "built"), *asked) == 0
-    assert "1/1 identical" in capsys.readouterr().out
-    assert main_with("build", config, "--tp", "3", "--output", str(tmp_path / "other")) == 2
-    assert "cannot be cut for 3 ranks. Give 1, 2, 4 or 8" in capsys.readouterr().err
-
-
-def main_with(*arguments: str) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["dflash-trt", *arguments])
-        patch.chdir(Path(__file__).parents[2])
-        return main()
+    code, out, _ = run("verify", tmp_path / "built", "--prompts", prompts, "--max-tokens", 24)
+    assert code == 0
+    assert "1/1 identical" in out
+    code, _, err = run("build", config, "--tp", 3, "--output", tmp_path / "other")
+    assert code == 2
+    assert "cannot be cut for 3 ranks. Give 1, 2, 4 or 8" in err
 
 
 @pytest.fixture
@@ -305,7 +300,7 @@ def test_ranks_end_with_the_first(halves: Path) -> None:
 @pytest.mark.models
 def test_the_server_on_two_ranks(tmp_path: Path) -> None:
     """The text of one rank, from Triton; a rank that is gone brings the server up again."""
-    config = load_config(Path(__file__).parents[2] / "build_configs" / "pycode.yaml")
+    config = demo_config()
     config = config.model_copy(update={"engine": OnnxRuntime(threads=1)})
     texts = []
     for number in (1, 2):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BuildPair
+from built_pairs import BuildPair
 from exact import rounds_of
 
 from dflash_trt.config.build import Speculation

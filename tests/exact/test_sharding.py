@@ -10,25 +10,20 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import SLOTS
-from dflash.model import DFlash2DraftModel
-from exact import drafter_step, run_all, target_step
+from builds import build_engines
+from built_pairs import SLOTS
+from exact import drafter_step, run_all, scheduler_of, target_step
+from families import BIASED, DRAFTER, FAMILIES, SLIDING, TARGET, pair_of, to_speculators
 from op_profile import assert_in_profile
-from pairs import Pair, make_pair, write_pair, zlab_drafter
-from test_dflash2 import DRAFTER as DFLASH2
-from test_drafters import DRAFTER, FORMS, TARGET
-from test_formats import to_speculators
-from test_models import FAMILIES
+from pairs import Pair, make_pair, write_pair
 from test_quantised import FP8, write
 from transformers import LlamaConfig
 
-from dflash_trt.build.engines import build_drafter, build_target
-from dflash_trt.checkpoints import Shard, check_pair, load_drafter, load_target
-from dflash_trt.decoding import Request, Scheduler, in_process
+from dflash_trt.checkpoints import Shard, load_drafter, load_target
+from dflash_trt.decoding import Request, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.info import rank_directory, read_info
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.graphs.builder import COPIED, Storage
 from dflash_trt.graphs.sharding import Rank
 from dflash_trt.graphs.target import target_graph
 
@@ -40,23 +35,11 @@ PROMPTS = [[5, 17, 200, 44, 3], list(range(100, 119)), [7] * 11]
 LLAMA = LlamaConfig(**TARGET, tie_word_embeddings=False)
 
 
-def engines_of(pair: Pair, directory: Path, ranks: int, storage: Storage = COPIED) -> Path:
+def engines_of(pair: Pair, directory: Path, ranks: int) -> Path:
     """`directory/RANKS/target` and `.../drafter`."""
-    target, drafter = load_target(pair.target_dir), load_drafter(pair.drafter_dir)
-    check_pair(target, drafter, None)
-    common: dict[str, Any] = {
-        "slots": SLOTS,
-        "max_seq_len": MAX_SEQ_LEN,
-        "threads": 1,
-        "progress": lambda name: None,
-        "storage": storage,
-        "ranks": ranks,
-    }
     engines = directory / str(ranks)
-    for role in ("target", "drafter"):
-        (engines / role).mkdir(parents=True)
-    build_target(target, drafter.spec, engines / "target", **common)
-    build_drafter(drafter, target, engines / "drafter", **common)
+    sizes = {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN}
+    build_engines(pair.target_dir, pair.drafter_dir, engines, **sizes, ranks=ranks)
     return engines
 
 
@@ -80,12 +63,11 @@ def outputs_of(target: Engine, drafter: Engine, text: list[int]) -> list[Any]:
 
 def texts_of(target: Engine, drafter: Engine) -> list[list[int]]:
     block_size = drafter.info.block_size
-    scheduler = Scheduler(
+    scheduler = scheduler_of(
         in_process(target, drafter),
-        slots=SLOTS,
+        Fixed(block_size - 1),
         max_seq_len=MAX_SEQ_LEN,
         prefill_chunk=8,
-        policy=Fixed(block_size - 1),
     )
     requests = [Request(prompt, NEW_TOKENS) for prompt in PROMPTS]
     return [sequence.tokens for sequence in run_all(scheduler, requests)]
@@ -116,17 +98,8 @@ def assert_ranks_agree(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family]()
-    pair = write_pair(tmp_path, config, DRAFTER | FORMS["sliding-causal"])
+    pair = write_pair(tmp_path, config, DRAFTER | SLIDING)
     assert_ranks_agree(pair, tmp_path)
-
-
-def dflash2(directory: Path) -> Pair:
-    own = DFLASH2["dflash_config"] | DRAFTER["dflash_config"]
-    drafter = DFLASH2 | {"dflash_config": own}
-    pair = write_pair(directory, LLAMA, drafter, drafter_class=DFlash2DraftModel)
-    # loading gives its codebooks the names that published drafters have
-    zlab_drafter(pair.drafter_dir).save_pretrained(pair.drafter_dir)
-    return pair
 
 
 def own_vocabulary(directory: Path) -> Pair:
@@ -137,11 +110,11 @@ def own_vocabulary(directory: Path) -> Pair:
 
 
 def biased(directory: Path) -> Pair:
-    return write_pair(directory, LLAMA, DRAFTER | FORMS["biases and YaRN, all in dflash_config"])
+    return write_pair(directory, LLAMA, DRAFTER | BIASED)
 
 
 FORMATS: dict[str, Callable[[Path], Pair]] = {
-    "dflash2": dflash2,
+    "dflash2": lambda directory: pair_of("llama", "dflash2", directory),
     "speculators-own-vocabulary": own_vocabulary,
     "biases": biased,
 }

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from exact import TOLERANCE, assert_kept_tokens_are_a_chain
+from families import DRAFTER, FAMILIES
 from pairs import write_pair
-from test_drafters import DRAFTER
-from test_models import FAMILIES
 from test_sharding import engines_of
 
 from dflash_trt.decoding.speculation.tree import (

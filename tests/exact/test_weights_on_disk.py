@@ -15,14 +15,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from builds import build_pair
 from exact import run_all, scheduler_of, target_step
 from guesses import COSTS, AtRandom, Guesses
 from pairs import make_pair, teach
 
 from dflash_trt.build.provenance import digests
-from dflash_trt.build.run import BuildResult, build
 from dflash_trt.checkpoints.gguf import Blocks
-from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, SamplingParams, Sequence, check_lossless, in_process
 from dflash_trt.decoding.speculation import Fixed, strategy
@@ -35,12 +34,6 @@ from dflash_trt.graphs.quantized import codes, rounded, scales
 from dflash_trt.serving.server.process import find_repository
 
 TEXT = list(range(40, 100))
-
-
-def build_pair(pair: Path, output: Path, **engine: Any) -> BuildResult:
-    paths = {role: {"path": pair / role} for role in ("target", "drafter")}
-    config = BuildConfig.model_validate({"name": "tiny", **paths, "engine": engine})
-    return build(config, output, lambda *_: None)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])

@@ -6,10 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
-from dflash_trt.build.run import build
-from dflash_trt.config import Source, load_config
+from pycode import PYCODE, demo_config
 
-ROOT = Path(__file__).parents[2]
+from dflash_trt.build.run import build
+from dflash_trt.config import Source
+
 TEMPLATE = (
     "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
     "{% for message in messages %}{{ message.content }}\n{% endfor %}"
@@ -19,10 +20,10 @@ TEMPLATE = (
 
 def build_chat_pair(directory: Path) -> Path:
     """Builds it in `directory/pycode`, and returns that."""
-    shutil.copytree(ROOT / "examples" / "pycode" / "target", directory / "target")
+    shutil.copytree(PYCODE / "target", directory / "target")
     file = directory / "target" / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
-    config = load_config(ROOT / "build_configs" / "pycode.yaml")
+    config = demo_config()
     config = config.model_copy(update={"target": Source(path=directory / "target")})
     build(config, directory / "pycode", lambda *_: None)
     return directory / "pycode"

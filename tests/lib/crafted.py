@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.decoding import DraftInput, VerifyInput
+from dflash_trt.decoding.messages import FREED
 from dflash_trt.engines.info import EngineInfo
+from dflash_trt.engines.step import KEPT
 
 EDGES = (0, 1, 2, 3, -1, -2, 7, 64, 255, 2**31, -(2**31), 2**63 - 1, -(2**63))
+
+BLOCKS, STORED = (KEPT, KEPT + 1), 4  # tokens of each
 
 
 def _processor(prompt_tokens: int = 1, stop_ids: Sequence[int] = (), **sampling: object) -> bytes:
@@ -37,7 +41,7 @@ def usual_verify(rng: np.random.Generator, info: EngineInfo) -> VerifyInput:
     """Of some rows, which may be moved before."""
     n, drafts = int(rng.integers(1, info.slots + 1)), int(rng.integers(0, info.block_size))
     first = int(rng.integers(0, info.slots - n + 1))
-    copies = rng.integers(0, info.slots, 3 * rng.integers(0, 3)).tolist()
+    copies = [number for _ in range(rng.integers(0, 3)) for number in _copy(rng, info)]
     places = rng.integers(0, info.max_seq_len - drafts, n)
     tokens = rng.integers(0, info.vocab_size, (n, 1 + drafts))
     return VerifyInput(
@@ -49,6 +53,14 @@ def usual_verify(rng: np.random.Generator, info: EngineInfo) -> VerifyInput:
         history=np.full((n, 1), -1),
         masks=_masks(rng, n, drafts, info.vocab_size),
     )
+
+
+def _copy(rng: np.random.Generator, info: EngineInfo) -> list[int]:
+    """From a slot to another or to a block, from a block that may be there, or one that goes."""
+    slot, other = rng.integers(0, info.slots, 2).tolist()
+    block, start = int(rng.choice(BLOCKS)), int(rng.integers(0, info.cache_len - STORED))
+    pairs = ((slot, other), (slot, block), (block, slot), (KEPT + 2, FREED))
+    return [*pairs[rng.integers(4)], STORED, start]
 
 
 def _masks(rng: np.random.Generator, n: int, drafts: int, vocab: int) -> np.ndarray[Any, Any]:

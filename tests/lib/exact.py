@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import reference
-from conftest import MAX_SEQ_LEN, SLOTS, BuiltPair
+from builds import config_of
+from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
 from dflash_trt.build.run import build
-from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Grammars,
@@ -23,6 +23,7 @@ from dflash_trt.decoding import (
     in_process,
 )
 from dflash_trt.decoding import Sequence as Decoded
+from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import Engine as AnyEngine
@@ -68,6 +69,7 @@ def scheduler_of(
     slots: int = SLOTS,
     max_seq_len: int = MAX_SEQ_LEN,
     prefill_chunk: int | None = None,
+    prefix_cache: PrefixCache | None = None,
 ) -> Scheduler:
     return Scheduler(
         rounds,
@@ -76,6 +78,7 @@ def scheduler_of(
         prefill_chunk=prefill_chunk or max_seq_len,
         policy=policy,
         proposer=proposer,
+        prefix_cache=prefix_cache,
     )
 
 
@@ -222,14 +225,7 @@ def assert_same_text_and_same_rounds(case: Case) -> None:
 def assert_build_and_verify(case: Case, directory: Path) -> None:
     """The two commands, on prompts that the drafter knows nothing of."""
     pair = case.built.pair
-    config = BuildConfig.model_validate(
-        {
-            "name": "pair",
-            "target": {"path": pair.target_dir},
-            "drafter": {"path": pair.drafter_dir},
-            "engine": {"threads": 1},
-        }
-    )
+    config = config_of(pair.target_dir.parent, engine={"threads": 1})
     build(config, directory / "built", lambda *_: None)
     prompts = np.random.default_rng(1).integers(318, size=(3, 9)).tolist()
     report = check_lossless(

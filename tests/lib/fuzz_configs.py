@@ -16,75 +16,25 @@ import resource
 import sys
 import traceback
 from collections import Counter
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+import mutations
 
 from dflash_trt.checkpoints import check_pair, inspect, load_drafter, load_target
 from dflash_trt.cli.report import show
 from dflash_trt.errors import DflashError
 
 LIMIT = 1 << 30  # bytes of address space, beside what the imports take
-DEEP = "[" * 3000 + "]" * 3000  # stands for "DEEP"
-LONG = "9" * 5000  # stands for "LONG", without quotes a number that Python does not read
-NUMBERS = [0, 1, -1, 2, 3, 7, 10**9, 2**31, 2**63, 10**30, 10**400, -(10**9), True, False]
-FLOATS = [0.0, 0.5, -1.0, 1e308, 1e-320, float("nan"), float("inf"), float("-inf")]
-TEXTS = ["", "0", "x", "\0", "\ud800", "é🙂" * 300, "x" * 10000, "../a", "DEEP", "LONG", "\x1b[2J"]
-OTHERS: list[Any] = [
-    None,
-    [],
-    {},
-    [[]],
-    [None],
-    {"": None},
-    [1] * 2000,
-    [10**9],
-    ["x"],
-    [0.5],
-    [-1],
-]
-JUNK: list[Any] = [*NUMBERS, *FLOATS, *TEXTS, *OTHERS]
+NAMES = ("", "quantization_config", "text_config", "d2t")
 
 
 def mutate(config: Any, chance: random.Random) -> Any:
-    """The config with one place in it replaced, taken out, moved or added."""
-    places: list[tuple[Any, Any]] = []
-
-    def walk(node: Any) -> None:
-        for key in list(node) if isinstance(node, dict) else range(len(node)):
-            places.append((node, key))
-            if isinstance(node[key], dict | list):
-                walk(node[key])
-
-    walk(config)
-    how = chance.choice(["junk", "junk", "junk", "count", "remove", "swap", "wrap", "add", "top"])
-    if how == "top" and chance.random() < 0.1:
-        return deepcopy(chance.choice(JUNK))
-    if not places:
-        return config
-    node, key = chance.choice(places)
-    if how == "count":
-        numbers = [at for at in places if type(at[0][at[1]]) is int]
-        node, key = chance.choice(numbers or places)
-        node[key] = chance.choice(NUMBERS)
-    elif how == "remove":
-        del node[key]
-    elif how == "swap":
-        other, there = chance.choice(places)
-        node[key], other[there] = deepcopy((other[there], node[key]))
-    elif how == "wrap":
-        node[key] = chance.choice([[node[key]], {"rope_theta": node[key]}, str(node[key])])
-    elif how == "add" and isinstance(node, dict):
-        node[chance.choice(["", "quantization_config", "text_config", "d2t"])] = deepcopy(
-            chance.choice(JUNK)
-        )
-    else:
-        node[key] = deepcopy(chance.choice(JUNK))
-    return config
+    return mutations.mutate(config, chance, [*mutations.JUNK, {"rope_theta": 1}], NAMES)
 
 
 def text_of(config: Any, chance: random.Random) -> bytes:
-    text = json.dumps(config).replace('"DEEP"', DEEP).replace('"LONG"', LONG).encode()
+    text = mutations.text_of(config)
     if chance.random() < 0.05:
         at = chance.randrange(len(text))
         text = text[:at] + chance.choice([b"", b"\xff\xfe", b"\0", b"{"]) + text[at + 1 :]

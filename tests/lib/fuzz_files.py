@@ -29,7 +29,9 @@ from typing import Any
 
 import fuzz_configs
 import fuzz_weights
+from builds import build_pair, config_of
 from google.protobuf import text_format
+from mutations import spoil, text_of
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from dflash_trt.bench import load_asked
@@ -94,7 +96,7 @@ def special(file: Path, chance: random.Random) -> None:
 
 def spoilt_json(data: bytes, chance: random.Random) -> bytes:
     if chance.random() < 0.2:
-        return fuzz_weights.spoil(data, chance)
+        return spoil(data, chance)
     value = json.loads(data)
     for _ in range(chance.choice([1, 1, 2, 4])):
         value = fuzz_configs.mutate(value, chance) if isinstance(value, dict | list) else value
@@ -107,7 +109,7 @@ def spoilt_text(data: bytes, chance: random.Random) -> bytes:
         if chance.random() < 0.6:
             data = data[:at] + chance.choice(WORDS).encode() + data[at:]
         else:
-            data = fuzz_weights.spoil(data, chance)
+            data = spoil(data, chance)
     return data
 
 
@@ -118,14 +120,10 @@ def spoilt_lines(data: bytes, chance: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
-def spoilt_bytes(data: bytes, chance: random.Random) -> bytes:
-    return fuzz_weights.spoil(data, chance)
-
-
 def spoilt_gguf(data: bytes, chance: random.Random) -> bytes:
     """Mostly lengths, counts, types and offsets: the header has them at its begin and its end."""
     if chance.random() < 0.3:
-        return fuzz_weights.spoil(data, chance)
+        return spoil(data, chance)
     raw = bytearray(data)
     for _ in range(chance.choice([1, 1, 2, 4])):
         at = chance.randrange(chance.choice([300, 3000, GGUF_HEADER]))
@@ -153,9 +151,9 @@ class Fuzzer:
             "target/chat_template.jinja": (spoilt_text, self.tokenizer),
             "target/chat_template.json": (spoilt_json, self.tokenizer),
             "target/added_tokens.json": (spoilt_json, checkpoint),
-            "target/model.safetensors": (spoilt_bytes, checkpoint),
+            "target/model.safetensors": (spoil, checkpoint),
             "target.gguf": (spoilt_gguf, self.gguf),
-            "drafter/model.safetensors": (spoilt_bytes, checkpoint),
+            "drafter/model.safetensors": (spoil, checkpoint),
             "shards/model.safetensors.index.json": (spoilt_json, self.shards),
             "pair.yaml": (spoilt_text, lambda: load_config(home / "pair.yaml")),
             "prompts.jsonl": (spoilt_lines, self.prompts),
@@ -164,8 +162,8 @@ class Fuzzer:
             "built/engines/target/engine.json": (spoilt_json, built),
             "built/engines/drafter/engine.json": (spoilt_json, built),
             "built/engines/costs.json": (spoilt_json, self.costs),
-            "built/engines/target/model.onnx": (spoilt_bytes, built),
-            "built/engines/target/model.onnx.data": (spoilt_bytes, built),
+            "built/engines/target/model.onnx": (spoil, built),
+            "built/engines/target/model.onnx.data": (spoil, built),
             "built/tokenizer/tokenizer.json": (spoilt_json, built),
             "built/model_repository/dflash/config.pbtxt": (spoilt_text, built),
             "linked/engines/target/engine.json": (spoilt_json, self.linked),
@@ -251,8 +249,7 @@ class Fuzzer:
             shutil.rmtree(folder)
 
     def config(self, **engine: object) -> BuildConfig:
-        paths = {model.name: {"path": model} for model in self.pair}
-        return BuildConfig.model_validate({"name": "tiny", **paths, "engine": engine})
+        return config_of(self.home, engine=engine)
 
     def prepare(self) -> None:
         at = [Located(model, None) for model in self.pair]
@@ -362,11 +359,8 @@ def prepare(home: Path) -> None:
     from pairs import make_pair  # noqa: PLC0415  (it loads torch)
 
     make_pair(home)
-    paths = {role: {"path": home / role} for role in ("target", "drafter")}
     for name, weights in (("built", "copy"), ("linked", "link")):
-        engine = {"kind": "onnxruntime", "weights": weights}
-        config = BuildConfig.model_validate({"name": "tiny", **paths, "engine": engine})
-        build(config, home / name, lambda *_: None)
+        build_pair(home, home / name, weights=weights)
     target = home / "target"
     shutil.copytree(target, home / "sound")
     ggufs.write(home / "target.gguf", target, ggufs.Kind.Q4_1)
@@ -391,7 +385,7 @@ def prepare(home: Path) -> None:
     places = {"norm.weight": "model-0.safetensors", "head.weight": "model-1.safetensors"}
     for name, shard in places.items():
         header = {name: {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}}
-        text = fuzz_weights.safetensors(fuzz_weights.text_of(header), bytes(32))
+        text = fuzz_weights.safetensors(text_of(header), bytes(32))
         (shards / shard).write_bytes(text)
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 

@@ -17,42 +17,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mutations
+from mutations import spoil, text_of
+
 LIMIT = 1 << 30  # bytes of address space
 Json = Any
 Files = dict[str, bytes]
 
-DEEP = "[" * 3000 + "]" * 3000
 JUNK: tuple[Json, ...] = (
-    *(None, True, 0, 1, -1, 2, 16, 64, 2**31, 2**40, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**30),
-    *(0.0, 16.0, 1.5, -1e308, float("nan"), float("inf"), "", "0", "a", "F32", "F64", "F4", "U8"),
-    *(
-        "BOOL",
-        "C64",
-        "F8_E8M0",
-        "F6_E2M3",
-        "\0",
-        "\ud800",
-        "x" * 5000,
-        ".",
-        "..",
-        "../a",
-        "/",
-        "/a",
-    ),
-    *(
-        "a/b",
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "folder",
-        [],
-        {},
-        [[]],
-        [0],
-        [-1],
-    ),
-    *([1, 2], [2, 1], [0, 0], [0, 64], [64, 0], [0, 2**63], [2**32, 2**32], [1.0], [None], ["1"]),
-    *([0, 2**63 - 1], [1] * 70, [2**63, 0], {"a": {}}, {"a": 1}, {"dtype": "F32"}),
-    *({"quant_method": "fp8"}, {"quant_method": "mxfp4"}, {"weight_map": {}}, "DEEP", "LONG"),
+    *mutations.JUNK,
+    *("F32", "F64", "F4", "U8", "BOOL", "C64", "F8_E8M0", "F6_E2M3", {"dtype": "F32"}),
+    *("model.safetensors", "model.safetensors.index.json", "folder", {"weight_map": {}}),
+    *([0, 2**63], [2**32, 2**32], [0, 2**63 - 1], [1] * 70, [2**63, 0]),
+    *({"quant_method": "fp8"}, {"quant_method": "mxfp4"}),
 )
 QUANTISATIONS: tuple[Json, ...] = (
     {"quant_method": "fp8", "weight_block_size": [2, 4]},
@@ -102,64 +79,8 @@ def sound(chance: random.Random) -> tuple[Json, bytes]:
     return header, chance.randbytes(at)
 
 
-def text_of(value: Json) -> bytes:
-    text = json.dumps(value).replace('"DEEP"', DEEP).replace('"LONG"', "9" * 5000)
-    return text.encode()
-
-
 def mutate(value: Json, chance: random.Random) -> Json:
-    """`value` with one place in it replaced, taken out, doubled or added."""
-    value = json.loads(json.dumps(value))
-    places: list[tuple[Any, Any]] = []
-
-    def walk(node: Json) -> None:
-        for key in node if isinstance(node, dict) else range(len(node)):
-            places.append((node, key))
-            if isinstance(node[key], dict | list):
-                walk(node[key])
-
-    walk(value)
-    how = chance.choice(["replace", "replace", "replace", "remove", "add", "swap", "top"])
-    if how == "top" or not places:
-        return chance.choice(JUNK)
-    node, key = chance.choice(places)
-    other, other_key = chance.choice(places)
-    if how == "replace":
-        listed = isinstance(node[key], dict) and chance.random() < 0.3
-        node[key] = list(node[key].values()) if listed else chance.choice(JUNK)
-    elif how == "remove":
-        del node[key]
-    elif how == "swap":
-        node[key], other[other_key] = other[other_key], node[key]
-    elif isinstance(node, dict):
-        node[chance.choice(["", "a", "__metadata__", "\0", "x" * 3000, "\ud800"])] = chance.choice(
-            JUNK
-        )
-    else:
-        node.append(chance.choice(JUNK))
-    try:
-        json.dumps(value)
-    except (ValueError, RecursionError):  # swapped into itself
-        return chance.choice(JUNK)
-    return value
-
-
-def spoil(data: bytes, chance: random.Random) -> bytes:
-    """Bytes changed, cut off, put in or repeated."""
-    at, raw = chance.randrange(len(data) + 1), bytearray(data)
-    how = chance.choice(["cut", "flip", "insert", "repeat", "letter"])
-    if how == "cut":
-        return bytes(raw[:at])
-    if how == "flip" and at < len(raw):
-        raw[at] ^= 1 << chance.randrange(8)
-    elif how == "insert":
-        junk = (b"\0", b"\xff", b"\xed\xa0\x80", b"[" * 5000, b'{"a":', b"9" * 5000, b"\n", b'"')
-        raw[at:at] = chance.choice(junk)
-    elif how == "repeat":
-        raw[at:at] = raw[chance.randrange(at + 1) : at]
-    elif at < len(raw):
-        raw[at] = chance.choice(b'{}[]",:0-9.eE \\ntf')
-    return bytes(raw)
+    return mutations.mutate(value, chance, JUNK, [*mutations.NAMES, "__metadata__"])
 
 
 def safetensors(header: bytes, data: bytes, length: int | None = None) -> bytes:

@@ -9,23 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builds import config_of, quiet
 
 from dflash_trt.build.run import build
-from dflash_trt.config import BuildConfig
 
 STANDINS = Path(__file__).parents[1] / "fakes" / "standins"
 
 
 def write_llm_build(directory: Path, pair_dir: Path, args: dict[str, Any], **serving: Any) -> Path:
     """As `build` writes it; args: of `LLM(...)`, over those that are chosen by rule."""
-    config = BuildConfig(
-        name="tiny",
-        target={"path": pair_dir / "target"},
-        drafter={"path": pair_dir / "drafter"},
-        engine={"kind": "tensorrt_llm", "gpus": 1, "checkpoints": "link", "args": args},
-        serving=serving,
-    )
-    build(config, directory, lambda step, done, total: None)
+    engine = {"kind": "tensorrt_llm", "gpus": 1, "checkpoints": "link", "args": args}
+    build(config_of(pair_dir, engine=engine, serving=serving), directory, quiet)
     return directory
 
 

@@ -72,13 +72,15 @@ def make_pair(
     taps: tuple[int, ...] = (0, 2),
     draft_layers: int = 1,
     longest: int = 512,
+    rope_theta: float = 50000.0,
     seed: int = 0,
     dtype: str = "float32",
 ) -> Pair:
     """Write `directory/target` and `directory/drafter`; the same arguments give the same bytes.
 
     taps are z-lab's `target_layer_ids`: 0 is after the first layer; the last cannot be tapped.
-    The end-of-text id is vocab-2, the drafter's mask id vocab-1.
+    rope_theta is the drafter's, the target's is 10000. The end-of-text id is vocab-2, the drafter's
+    mask id vocab-1.
     """
     shape = {
         "vocab_size": vocab,
@@ -98,7 +100,7 @@ def make_pair(
         "head_dim": head_dim,
         # its own width and RoPE base, so that a value read from the wrong config shows
         "intermediate_size": intermediate + 32,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
         "num_hidden_layers": draft_layers,
         "block_size": block_size,
         "dflash_config": {"mask_token_id": vocab - 1, "target_layer_ids": list(taps)},

@@ -84,7 +84,7 @@ class TableModel:
     def finish(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> None:
         pass
 
-    def move_row(self, source: int, destination: int, tokens: int) -> None:
+    def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         pass
 
     def keep_tokens(self, row: int, start: int, kept: Seq[int]) -> None:

@@ -15,11 +15,9 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
-from conftest import build_engines
-from dflash.model import DFlash2DraftModel, DFlashDraftModel
-from pairs import Pair, make_pair, write_pair, zlab_drafter
-from test_formats import to_speculators
-from test_models import FAMILIES, FORMATS
+from builds import build_engines
+from families import FAMILIES, FORMATS, pair_of
+from pairs import make_pair
 
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.build.run import build
@@ -354,13 +352,7 @@ CELLS += [("qwen3", form) for form in FORMATS if form != "z-lab"]
 
 @pytest.mark.parametrize(("family", "form"), CELLS)
 def test_every_family_and_drafter_format(family: str, form: str, tmp_path: Path) -> None:
-    kind = DFlash2DraftModel if form == "dflash2" else DFlashDraftModel
-    pair = write_pair(tmp_path, FAMILIES[family](), FORMATS[form], drafter_class=kind)
-    if form == "dflash2":
-        zlab_drafter(pair.drafter_dir).save_pretrained(pair.drafter_dir)
-    if form == "speculators":
-        to_speculators(pair, tmp_path / form, from_anchor=True, ids=range(320))
-        pair = Pair(pair.target_dir, tmp_path / form)
+    pair = pair_of(family, form, tmp_path)
     target, drafter = load_target(pair.target_dir), load_drafter(pair.drafter_dir)
     role = "target" if form == "z-lab" else "drafter"
     directory = tmp_path / "engine"

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stand_in_tensorrt
-from conftest import BuildPair, BuiltPair
-from exact import assert_kept_tokens_are_a_chain
+from built_pairs import BuildPair, BuiltPair
+from exact import assert_kept_tokens_are_a_chain, run_all, scheduler_of
 from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
 from dflash_trt.config import TensorRT
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Request, Scheduler, check_lossless, in_process
+from dflash_trt.decoding import Request, check_lossless, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.tensorrt import engine as engine_module
@@ -67,18 +67,11 @@ def test_greedy_text_is_the_targets_own(built: BuiltPair, plans: Path) -> None:
 
 
 def test_rows_share_a_round_and_move(built: BuiltPair, plans: Path) -> None:
-    scheduler = Scheduler(
-        in_process(load_engine(plans / "target"), load_engine(plans / "drafter")),
-        slots=4,
-        max_seq_len=160,
-        prefill_chunk=CHUNK,
-        policy=Fixed(7),
-    )
+    rounds = in_process(load_engine(plans / "target"), load_engine(plans / "drafter"))
+    scheduler = scheduler_of(rounds, Fixed(7), prefill_chunk=CHUNK)
     # of several lengths, so that rows end in turn and others move into them
     asked = [Request(text[: 12 + 7 * i], 40 - 8 * i) for i, text in enumerate(built.texts[:5])]
-    sequences = [scheduler.submit(request) for request in asked]
-    while scheduler.busy:
-        scheduler.step()
+    sequences = run_all(scheduler, asked)
     for request, sequence, text in zip(asked, sequences, built.texts, strict=False):
         start = len(request.prompt)
         assert sequence.tokens == text[start : start + request.max_tokens]

@@ -50,21 +50,21 @@ def test_clients_take_turns(model: CountingModel) -> None:
     assert model.prompts.index(5) < model.prompts.index(3)
 
 
-def test_who_holds_most_admission_gives_way(model: CountingModel) -> None:
+def test_requests_of_who_holds_most_are_evicted(model: CountingModel) -> None:
     with open_front(model, slots=1, max_queue=3) as front:
         model.pause.clear()
         held = [ask(front, max_tokens=1, client="a") for _ in range(4)]
         wait_until(lambda: len(front._queue) == 3)
         assert ask(front, client="a").next() == ("UNAVAILABLE", module.FULL)
         other = [ask(front, "w7", max_tokens=1, client="b") for _ in range(2)]
-        assert held[3].next() == ("UNAVAILABLE", module.GAVE_WAY)
-        assert held[2].next() == ("UNAVAILABLE", module.GAVE_WAY)
+        assert held[3].next() == ("UNAVAILABLE", module.EVICTED)
+        assert held[2].next() == ("UNAVAILABLE", module.EVICTED)
         # now both hold two
         assert ask(front, client="b").next() == ("UNAVAILABLE", module.FULL)
         model.pause.set()
         for reply in (*held[:2], *other):
             assert reply.next()[0].finish_reason == ["length"]
-        wait_until(lambda: front._admission.missing(4) == 0)  # every place came back
+        wait_until(lambda: front._admission.excess(4) == 0)  # all were released
 
 
 def test_a_limit_of_one_client(model: CountingModel) -> None:
@@ -108,13 +108,13 @@ def test_an_error_keeps_its_code_however_fast_the_sender_is(
     front: RequestHandler, model: CountingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part that said "error" went out as a good answer when it came before its error."""
-    post = ResponseSender.post
+    post = ResponseSender.put
 
     def slowly(*given: Any, **named: Any) -> None:
         post(*given, **named)
         time.sleep(0.1)
 
-    monkeypatch.setattr(ResponseSender, "post", slowly)
+    monkeypatch.setattr(ResponseSender, "put", slowly)
     for stream in (False, True):
         model.error = RuntimeError("a round failed")
         reply = ask(front, max_tokens=9, stream=stream)
@@ -181,7 +181,7 @@ def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
         answers = [reply.next() for reply in replies]
         assert failed.is_set()
         assert answers[1][0].finish_reason == ["length"]
-        wait_until(lambda: front._admission.missing(3) == 0)
+        wait_until(lambda: front._admission.excess(3) == 0)
 
 
 def test_who_ended_in_a_step_that_failed_is_answered(

@@ -22,7 +22,7 @@ FILES = 1100  # more than `select` takes
 
 
 class Asked:
-    """Stands in for the front: keeps what it is asked (`RequestHandler.submit`)."""
+    """Stands in for the request handler: keeps what it is asked (`RequestHandler.submit`)."""
 
     def __init__(self) -> None:
         self.queue: Queue[tuple[Any, ...]] = Queue()
@@ -39,8 +39,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def _door() -> Iterator[Asked]:
     asked = Asked()
-    front: RequestHandler = asked  # type: ignore[assignment]
-    with closing(UnaryServer(front)):
+    handler: RequestHandler = asked  # type: ignore[assignment]
+    with closing(UnaryServer(handler)):
         yield asked
 
 

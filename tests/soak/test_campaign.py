@@ -1,4 +1,4 @@
-"""Random pairs, storage, ranks, policies and traffic: every text is the target's, as if alone.
+"""Random pairs, storage, ranks, policies, reuse, traffic: every text is the target's, as if alone.
 
 A quantised target's log-probabilities are so bit for bit: where little is not lost, much may be.
 
@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from conftest import build_engines
+from builds import build_engines
 from exact import run_all, scheduler_of
+from families import FAMILIES, FORMATS, pair_of
 from guesses import COSTS, AtRandom, Guesses
-from test_models import FAMILIES, FORMATS, pair_of
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
+from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposer, strategy
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
@@ -79,7 +80,7 @@ def test_every_text_is_the_targets(
         f"{seconds:.0f} s, rounds of {dict(verified)}"
     )
     assert not different
-    assert min(verified[kind] for kind in ("plain", "chain", "lookup")) > runs / 100
+    assert min(verified[kind] for kind in ("plain", "chain", "lookup", "reused")) > runs / 100
     assert (verified["tree"] > 0) == (target.info.quantized is False)
 
 
@@ -97,13 +98,17 @@ def _rounds_of(
 def _alone(target: Engine, dice: np.random.Generator) -> list[Expected]:
     """Requests, of which the first fill the cache to its end, and what the target says alone."""
     plain = scheduler_of(in_process(target, None), Fixed(0), slots=1, max_seq_len=MAX_SEQ_LEN)
-    found = []
+    found: list[Expected] = []
     for i in range(REQUESTS):
         length = int(dice.integers(1, MAX_SEQ_LEN - LONGEST if i % 4 else 12))
-        most = MAX_SEQ_LEN - length if i < 2 else int(dice.integers(1, LONGEST))
         stops = frozenset(dice.integers(318, size=4 if i % 3 else 0).tolist())
         prompt = dice.integers(318, size=length).tolist()
-        request = Request(prompt, most, _sampling(dice), stops)
+        if i % 3:  # many begin as another one's text did
+            other = found[int(dice.integers(i))]
+            prompt = [*other.request.prompt, *other.tokens, *prompt][: MAX_SEQ_LEN - LONGEST]
+        most = MAX_SEQ_LEN - len(prompt) if i < 2 else int(dice.integers(1, LONGEST))
+        salt = str(dice.choice(["", "a"], p=[0.8, 0.2]))
+        request = Request(prompt, most, _sampling(dice), stops, cache_salt=salt)
         (sequence,) = run_all(plain, [request])
         found.append(Expected(request, sequence.tokens, sequence.logprobs, sequence.finish_reason))
     return found
@@ -155,10 +160,17 @@ def _scheduler(
         policy = AtRandom(drafts, int(dice.integers(2**32)), float(dice.choice([0.0, 0.03])))
         proposer = guesses
     slots, chunk = int(dice.integers(1, SLOTS + 1)), int(dice.choice([1, 2, 5, 16, MAX_SEQ_LEN]))
+    blocks = int(dice.choice([0, 9, 10**4]))
     scheduler = scheduler_of(
-        rounds, policy, proposer, slots=slots, max_seq_len=MAX_SEQ_LEN, prefill_chunk=chunk
+        rounds,
+        policy,
+        proposer,
+        slots=slots,
+        max_seq_len=MAX_SEQ_LEN,
+        prefill_chunk=chunk,
+        prefix_cache=PrefixCache(blocks) if blocks else None,
     )
-    return scheduler, f"{kind}, {slots} slots, chunk {chunk}"
+    return scheduler, f"{kind}, {slots} slots, chunk {chunk}, {blocks} blocks kept"
 
 
 def _decode(
@@ -186,6 +198,7 @@ def _decode(
         for _, sequence, end in started:
             if len(sequence.tokens) >= end:
                 scheduler.finish(sequence, "cancelled")
+    verified["reused"] += sum(sequence.cached_tokens > 0 for _, sequence, _ in started)
     return [
         (each, sequence)
         for each, sequence, _ in started

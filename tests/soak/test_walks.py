@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 import trustme
 import yaml
+from builds import edit
 from hub import Repository, running_hub
 from live import serving
 from llm_build import STANDINS, write_llm_build
 from pages import PAGES, ROOT, read, typed, walk
-from test_checkpoints import edit
 from test_doctor import Machine
 
 from dflash_trt.build.run import build

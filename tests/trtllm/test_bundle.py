@@ -9,7 +9,6 @@ down what they were given, `trtllm-llmapi-launch` splits words as the published 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -22,18 +21,17 @@ from typing import Any
 
 import pytest
 import yaml
+from builds import config_of, edit, quiet
 from hub import Repository, running_hub
 from llm_build import STANDINS
 from pairs import make_pair
-from test_build import assert_only, contents, quiet
-from test_checkpoints import edit
 
 from dflash_trt.build.manifest import read_manifest
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints import load_target
 from dflash_trt.config import BuildConfig, Source
 from dflash_trt.digests import entry
-from dflash_trt.errors import BuildError, CheckpointError, ConfigError, DflashError, PairError
+from dflash_trt.errors import CheckpointError, ConfigError, DflashError, PairError
 from dflash_trt.files import copy_file
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.health import health_of
@@ -45,48 +43,21 @@ from dflash_trt.tensorrt_llm.info import read_info, read_llm_args
 COMMIT = "0" * 39 + "7"
 
 
-def config(directory: Path, *, serving: Any = None, **engine: object) -> BuildConfig:
-    paths = {role: {"path": directory / role} for role in ("target", "drafter")}
-    section = {"kind": "tensorrt_llm", "gpus": 4, **engine}
-    return BuildConfig.model_validate(
-        {"name": "tiny", **paths, "engine": section, "serving": serving or {}}
-    )
+def config(directory: Path, **engine: object) -> BuildConfig:
+    return config_of(directory, engine={"kind": "tensorrt_llm", "gpus": 4, **engine})
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair, with its build under `built`."""
     directory = tmp_path_factory.mktemp("original")
-    make_pair(directory, tied=False)
-    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    make_pair(directory, tied=False, rope_theta=10000.0)
     build(config(directory), directory / "built", quiet)
     return directory
 
 
-@pytest.fixture
-def pair(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "pair"))
-
-
 def engine(build: Path) -> Path:
     return build / "engines" / "tensorrt_llm"
-
-
-def test_a_bundle_holds_both_checkpoints_and_what_runs_them(original: Path) -> None:
-    built = original / "built"
-    manifest, found = read_manifest(built), contents(built)
-    found.pop("manifest.json")
-    assert manifest["files"] == {
-        name: {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-        for name, data in found.items()
-    }
-    for role in ("target", "drafter"):
-        for file in (original / role).iterdir():
-            assert found[f"engines/tensorrt_llm/{role}/{file.name}"] == file.read_bytes()
-    for name in ("tokenizer/tokenizer.json", "model_repository/dflash/config.pbtxt"):
-        assert name in found
-    for name, data in found.items():
-        assert str(original).encode() not in data, f"{name} holds a path of this machine"
 
 
 def test_the_arguments_name_what_lies_beside_them(pair: Path) -> None:
@@ -124,41 +95,6 @@ def test_published_acceptance_lengths_go_with_the_drafter(pair: Path) -> None:
     info = read_info(engine(pair / "built"))
     assert info.published == {"MATH-500": 5.1, "HumanEval": 4.3, "MT-Bench": 4.2}
     assert "2602.06036" in info.published_by
-
-
-def test_the_same_inputs_give_the_same_bytes_anywhere(original: Path, pair: Path) -> None:
-    build(config(pair), pair / "elsewhere" / "deep", quiet)
-    assert contents(pair / "elsewhere" / "deep") == contents(original / "built")
-
-
-@pytest.mark.parametrize("change", ["nothing", "config", "input", "cut file", "missing file"])
-def test_it_is_built_again_when_something_changed(original: Path, pair: Path, change: str) -> None:
-    settings = config(pair, objective="latency") if change == "config" else config(pair)
-    weights = engine(pair / "built") / "target" / "model.safetensors"
-    if change == "input":
-        (pair / "drafter" / "notes.json").write_text("{}")
-    elif change == "cut file":
-        weights.write_bytes(weights.read_bytes()[:-1])
-    elif change == "missing file":
-        weights.unlink()
-    assert build(settings, pair / "built", quiet).built == (change != "nothing")
-    assert not build(settings, pair / "built", quiet).built
-    if "file" in change:
-        assert contents(pair / "built") == contents(original / "built")
-    assert_only(pair, "built")
-
-
-def test_a_failed_build_keeps_the_old_one(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device", "model.safetensors")
-
-    monkeypatch.setattr("dflash_trt.build.tensorrt_llm.write_llm_repository", fail)
-    before = contents(pair / "built")
-    for output in ("built", "new"):
-        with pytest.raises(BuildError, match="No space left on device"):
-            build(config(pair, objective="latency"), pair / output, quiet)
-    assert contents(pair / "built") == before
-    assert_only(pair, "built")
 
 
 def test_linked_checkpoints_stay_where_they_are(pair: Path) -> None:
@@ -418,8 +354,7 @@ def test_the_script_serves(pair: Path, tmp_path: Path) -> None:
     environment_ = environment(binary) | {"PYTHONPATH": str(STANDINS)}
     environment_["PATH"] = f"{environment_['PATH']}{os.pathsep}{binary.path.parent}"
     numbers = [f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")]
-    settings = config(pair, concurrency=2)
-    build(settings, pair / "small", quiet)
+    build(config(pair, concurrency=2), pair / "small", quiet)
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [pair / "small" / "launch" / "single_node.sh", *numbers, *binary.arguments],

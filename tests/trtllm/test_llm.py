@@ -24,7 +24,8 @@ from triton_metrics import Triton
 
 from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.errors import BuildError, DflashError, ServerError
+from dflash_trt.decoding import Grammar, Request
+from dflash_trt.errors import BuildError, DflashError, RequestError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.front.metrics import Metrics
@@ -132,6 +133,22 @@ def test_what_it_cannot_do_is_refused(tensorrt_llm: ModuleType, tmp_path: Path) 
             assert words in message
         neutral = {"min_p": 0.0, "min_tokens": 0, "repetition_penalty": 1.0}
         assert _ask(front, **neutral)[-1].finish_reason == ["length"]
+
+
+def test_a_grammar_becomes_a_guide_where_the_build_has_them(
+    tensorrt_llm: ModuleType, tmp_path: Path
+) -> None:
+    asked = Request([1, 2], 8, grammar=Grammar("regex", "[ab]+"))
+    with _front(tmp_path / "without", {}) as (_, decoder, _):
+        with pytest.raises(RequestError, match="built without guided decoding"):
+            decoder.check(asked)
+        assert decoder._params(Request([1], 1)).guided_decoding is None
+    with _front(tmp_path / "with", {"guided_decoding_backend": "llguidance"}) as (_, decoder, _):
+        decoder.check(asked)
+        params = decoder._params(asked)
+        assert params.guided_decoding.regex == "[ab]+"
+        params.detokenize = True
+        assert set(decoder._llm.generate([1, 2], params).outputs[0].text) <= {"a", "b"}
 
 
 def test_what_is_refused_is_refused_by_tensorrt_llm_too(tensorrt_llm: ModuleType) -> None:
@@ -391,6 +408,48 @@ class TestStandIn:
                 tensorrt_llm.SamplingParams(**wrong)
         with pytest.raises(AttributeError):
             tensorrt_llm.SamplingParams().stop_words = ["x"]
+
+    def test_guides(self, tensorrt_llm: ModuleType) -> None:
+        made = tensorrt_llm.sampling_params.GuidedDecodingParams
+        with pytest.raises(TypeError):
+            made(choice=["a"])
+        with pytest.raises(ValueError, match="Only one guide can be used"):
+            tensorrt_llm.SamplingParams(guided_decoding=made(regex="a", json_object=True))
+        with pytest.raises(TypeError):
+            tensorrt_llm.SamplingParams(guided_decoding={"regex": "a"})
+        assert made(json={"type": "object"})._ours("xgrammar").text == '{"type": "object"}'
+        with pytest.raises(ValueError, match="STRUCTURAL_TAG"):
+            made(structural_tag="{}")._ours("llguidance")
+
+    def test_reuse(self, tensorrt_llm: ModuleType) -> None:
+        """Whole blocks that prompts of the same salt began with, up to the tail."""
+        llm = tensorrt_llm.LLM(
+            model=str(PAIR / "target"),
+            max_batch_size=1,
+            max_seq_len=256,
+            speculative_config={
+                "decoding_type": "DFlash",
+                "speculative_model": str(PAIR / "drafter"),
+                "max_draft_len": 7,
+                "context_recompute_tail": 40,
+            },
+        )
+        try:
+            params = tensorrt_llm.SamplingParams(max_tokens=1, end_id=0)
+            prompt, seen = [5] * 150, []
+            for salt in (None, None, "a", "a"):
+                seen.append(llm.generate_async(prompt, params, cache_salt=salt).result())
+            assert [each.cached_tokens for each in seen] == [0, 96, 0, 96]
+            guided = tensorrt_llm.SamplingParams(
+                guided_decoding=tensorrt_llm.sampling_params.GuidedDecodingParams(regex="a"),
+                end_id=0,
+            )
+            with pytest.raises(RuntimeError, match="GuidedDecoder is not setup"):
+                llm.generate_async([5], guided).result()
+            with pytest.raises(TypeError, match="cache_salt"):
+                llm.generate_async([5], params, cache_salt=3)
+        finally:
+            llm.shutdown()
 
     def test_results(self, tensorrt_llm: ModuleType) -> None:
         checkpoints = {"model": str(PAIR / "target"), "max_batch_size": 1, "max_seq_len": 64}

@@ -29,27 +29,8 @@ from dflash_trt.serving.server.process import Server
 ROOT = Path(__file__).parents[2]
 PAIR = ROOT / "examples" / "pycode"
 ARGS = {"max_batch_size": 2, "max_seq_len": 512}
-# triton_backend/all_models/llmapi/tensorrt_llm/config.pbtxt@0a71057 of NVIDIA/TensorRT-LLM
-INPUTS = {
-    "STRING [-1]": "text_input image_url sampling_param_stop",
-    "STRING [1]": "lora_name lora_path lora_ckpt_source",
-    "BOOL [1]": "streaming stop sampling_param_exclude_input_from_output "
-    "sampling_param_return_perf_metrics return_finish_reason return_stop_reason "
-    "return_cumulative_logprob",
-    "INT32 [1]": "sampling_param_best_of sampling_param_top_k sampling_param_max_tokens",
-    "FP32 [1]": "sampling_param_temperature sampling_param_top_p "
-    "sampling_param_frequency_penalty sampling_param_presence_penalty",
-    "UINT64 [1]": "sampling_param_seed lora_id",
-}
-OUTPUTS = {
-    "STRING [-1]": "text_output finish_reason stop_reason",
-    "FP32 [-1]": "cumulative_logprob kv_cache_hit_rate",
-    "INT32 [-1]": "kv_cache_reused_block kv_cache_missed_block kv_cache_alloc_new_blocks "
-    "kv_cache_alloc_total_blocks",
-    "INT64 [1]": "arrival_time_ns first_scheduled_time_ns first_token_time_ns last_token_time_ns",
-    "FP32 [1]": "acceptance_rate",
-    "INT32 [1]": "total_accepted_draft_tokens total_draft_tokens",
-}
+# by type and shape, as published
+TENSORS = json.loads((ROOT / "tests" / "schemas" / "llmapi_tensors.json").read_text())
 WAIT = 60.0
 # does with the files of the layout what the published model.py does
 MODEL = """
@@ -125,14 +106,10 @@ def _table(tensors: Any) -> dict[str, str]:
     return {kind: sorted(names) for kind, names in table.items()}
 
 
-def _sorted(table: dict[str, str]) -> dict[str, list[str]]:
-    return {kind: sorted(names.split()) for kind, names in table.items()}
-
-
 def test_tensors_are_the_published_ones(build: Path) -> None:
     config = read_config(build / "model_repository" / "tensorrt_llm" / "config.pbtxt")
-    assert _table(config.input) == _sorted(INPUTS)
-    assert _table(config.output) == _sorted(OUTPUTS)
+    assert _table(config.input) == TENSORS["inputs"]
+    assert _table(config.output) == TENSORS["outputs"]
     assert [each.name for each in config.input if not each.optional] == ["text_input"]
     assert (config.name, config.backend, config.max_batch_size) == ("tensorrt_llm", "python", 0)
     assert config.model_transaction_policy.decoupled

@@ -1,7 +1,7 @@
 """TensorRT-LLM's arguments: what the rules choose, and each named check on a config that fails it.
 
-The stand-ins have the fields of the published gpt-oss-120b and its drafter, and files that are a
-header over a hole: shapes and sizes, no weights.
+The tables are in `cases.yaml`. The stand-ins have the fields of the published gpt-oss-120b and its
+drafter, and files that are a header over a hole: shapes and sizes, no weights.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import struct
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from holes import write_hole
 from llm_build import STANDINS
 
 from dflash_trt.checkpoints import (
@@ -50,64 +50,10 @@ VERSIONS = get_args(Version)
 GIB = 1 << 30
 Fields = dict[str, Any]
 
-TARGET: Fields = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "num_hidden_layers": 36,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 201088,
-    "max_position_embeddings": 131072,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "quantization_config": {"quant_method": "mxfp4"},
-}
-DRAFTER: Fields = {
-    "architectures": ["DFlashDraftModel"],
-    "model_type": "qwen3",
-    "num_hidden_layers": 8,
-    "hidden_size": 2880,
-    "intermediate_size": 7680,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 201088,
-    "max_position_embeddings": 131072,
-    "num_target_layers": 36,
-    "attention_bias": True,
-    "block_size": 10,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
-    "dflash_config": {"mask_token_id": 200000, "target_layer_ids": [1, 9, 17, 25, 33]},
-}
-TARGET_BYTES, DRAFTER_BYTES = 61 * GIB, 1570 << 20
-DENSE: Fields = {  # Qwen3-8B, in place of gpt-oss's
-    "architectures": ["Qwen3ForCausalLM"],
-    "num_attention_heads": 32,
-    "num_local_experts": None,
-    "num_experts_per_tok": None,
-    "quantization_config": None,
-}
-TWO_SIDED: Fields = {
-    "layer_types": ["sliding_attention"] * 8,
-    "sliding_window": 2048,
-    "use_sliding_window": True,
-    "is_causal": False,
-}
-SECOND: Fields = {
-    **TWO_SIDED,
-    "architectures": ["DFlash2DraftModel"],
-    "block_size": 8,
-    "dflash_config": {
-        **DRAFTER["dflash_config"],
-        "conv_kernel_size": 2,
-        "conv_group_size": 16,
-        "selector_rank": 256,
-        "selector_top_k": 16,
-    },
-}
+# the published fields, what they are tested with, and what should come of it
+TABLES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
+DENSE: Fields = TABLES["shared"]["dense"]  # Qwen3-8B, in place of gpt-oss's
+TARGET_GIB, DRAFTER_BYTES = 61, 1570 << 20
 
 
 @dataclass(frozen=True)
@@ -118,7 +64,7 @@ class Setup:
     args: Fields = field(default_factory=dict)
     target: Fields = field(default_factory=dict)
     drafter: Fields = field(default_factory=dict)
-    target_bytes: int = TARGET_BYTES
+    target_gib: int = TARGET_GIB
     target_link: bool = False  # as a directory that was made of a GGUF file has
     config: Fields = field(default_factory=dict)
 
@@ -133,20 +79,15 @@ def deploy(tmp_path: Path) -> Deploy:
         directory.mkdir(exist_ok=True)
         config = {k: v for k, v in (fields | changes).items() if v is not None}
         (directory / "config.json").write_text(json.dumps(config))
-        tensor = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size // 2 * 2]}
-        header = json.dumps({"weights": tensor}).encode()
-        header += b" " * (-len(header) % 8)
-        with (directory / "model.safetensors").open("wb") as file:
-            file.write(struct.pack("<Q", len(header)) + header)
-            file.truncate(8 + len(header) + size // 2 * 2)
+        write_hole(directory / "model.safetensors", {"weights": ("BF16", (size // 2,))})
         return directory
 
     def make(setup: Setup) -> tuple[BuildConfig, Pair]:
-        target = write("target", TARGET, setup.target, setup.target_bytes)
+        target = write("target", TABLES["model"]["target"], setup.target, setup.target_gib * GIB)
         (target / LINK).unlink(missing_ok=True)
         if setup.target_link:
             (target / LINK).touch()
-        drafter = write("drafter", DRAFTER, setup.drafter, DRAFTER_BYTES)
+        drafter = write("drafter", TABLES["model"]["drafter"], setup.drafter, DRAFTER_BYTES)
         engine = {"kind": "tensorrt_llm", "args": setup.args, **setup.engine}
         config = BuildConfig.model_validate(
             {
@@ -191,295 +132,12 @@ def graphs(**fields: Any) -> Fields:
 
 
 H200 = {"hardware": "hgx-h200"}
-REUSE: Fields = {"serving": {"prefix_cache": "recompute_tail"}}
-WINDOWS: Fields = {"layer_types": ["sliding_attention"] * 36, "sliding_window": 128}
-HYBRID: Fields = {
-    "layer_types": ["linear_attention", "full_attention"] * 18,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-}
 OLD = {"version": "1.3.0rc22"}
 # the setup that fails the check, and one as near as can be that does not
 CASES: dict[str, tuple[Setup, Setup]] = {
-    "hidden-states-captured": (
-        Setup(target={"architectures": ["Gemma4ForConditionalGeneration"]}),
-        Setup(target={"architectures": ["Qwen3NextForCausalLM"]}),
-    ),
-    "listed-upstream": (Setup(target={"architectures": ["Qwen3ForCausalLM"]}), Setup()),
-    "target-layout": (Setup(target_link=True), Setup()),
-    "drafter-layout": (Setup(drafter={"speculators_model_type": "dflash"}), Setup()),
-    "drafter-method": (
-        Setup(drafter={"dflash_config": {**DRAFTER["dflash_config"], "markov_rank": 256}}),
-        Setup(drafter={"dflash_config": {**DRAFTER["dflash_config"], "markov_rank": 0}}),
-    ),
-    "grouped-drafter-attention": (Setup(drafter={"kv_lora_rank": 512}), Setup()),
-    "uniform-drafter-layers": (
-        Setup(drafter={"per_layer_config": {"3": {"head_dim": 128}}}),
-        Setup(drafter={"per_layer_config": {"3": {"head_dim": 64}}}),
-    ),
-    "taps-ascending": (
-        Setup(drafter={"dflash_config": {"mask_token_id": 1, "target_layer_ids": [9, 1, 17]}}),
-        Setup(drafter={"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 9, 17]}}),
-    ),
-    "first-generation": (Setup(drafter=SECOND), Setup()),
-    "values-that-work": (
-        Setup(args=graphs(batch_sizes=[])),
-        Setup(args=graphs(batch_sizes=[64])),
-    ),
-    "keys-of-sections": (
-        Setup(args={"peft_cache_config": {"host_cache_sise": 1}}),
-        Setup(args={"peft_cache_config": {"host_cache_size": 1}}),
-    ),
-    "generation-of-version": (
-        Setup(drafter=SECOND, engine={"version": "1.3.0rc29"}),
-        Setup(drafter=SECOND, engine={"version": "1.4.0rc0"}),
-    ),
-    "windows-of-version": (
-        Setup(drafter=TWO_SIDED, engine={"version": "1.3.0rc26"}),
-        Setup(drafter=TWO_SIDED),
-    ),
-    "draft-length": (Setup(args=spec(max_draft_len=10)), Setup(args=spec(max_draft_len=9))),
-    "draft-length-as-trained": (
-        Setup(args=spec(max_draft_len=4)),
-        Setup(config={"speculation": {"draft_tokens": 9}}),
-    ),
-    "taps-as-stated": (
-        Setup(args=spec(target_layer_ids=[2, 10, 18, 26, 34])),
-        Setup(args=spec(target_layer_ids=None)),
-    ),
-    "mask-as-stated": (
-        Setup(args=spec(mask_token_id=None), drafter={"mask_token_id": 200000, "dflash_config": {
-            "target_layer_ids": [1, 9, 17, 25, 33]}}),
-        Setup(args=spec(mask_token_id=None)),
-    ),
-    "drafter-is-local": (
-        Setup(args=spec(speculative_model="z-lab/gpt-oss-120b-DFlash")),
-        Setup(args=spec(speculative_model="/models/gpt-oss-120b-DFlash")),
-    ),
-    "schedule-starts-full": (
-        Setup(args=spec(draft_len_schedule={4: 7, 64: 3})),
-        Setup(args=spec(draft_len_schedule={4: 9, 64: 3})),
-    ),
-    "schedule-within-length": (
-        Setup(args=spec(draft_len_schedule={4: 9, 64: 12})),
-        Setup(args=spec(draft_len_schedule={4: 9, 64: 9})),
-    ),
-    "schedule-or-concurrency": (
-        Setup(args=spec(draft_len_schedule={64: 9}, max_concurrency=64)),
-        Setup(args=spec(max_concurrency=64)),
-    ),
-    "schedule-covers-batch": (
-        Setup(args=spec(max_concurrency=32)),
-        Setup(args={**spec(max_concurrency=32), "max_batch_size": 32}),
-    ),
-    "schedule-on-one-rank": (
-        Setup(args={**spec(draft_len_schedule={64: 9}), "enable_attention_dp": True}),
-        Setup(args=spec(draft_len_schedule={64: 9})),
-    ),
-    "acceptance-threshold": (
-        Setup(args=spec(acceptance_rate_threshold=0.3, acceptance_rate_window_size=100)),
-        Setup(args=spec(acceptance_rate_window_size=0)),
-    ),
-    "forced-acceptance": (
-        Setup(args={"env_overrides": {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "5"}}),
-        Setup(args={"env_overrides": {"TLLM_LOG_LEVEL": "INFO"}}),
-    ),
-    "weights-fit": (
-        Setup(engine={"hardware": "hgx-h100", "gpus": 1}, target_bytes=75 * GIB),
-        Setup(engine={"hardware": "hgx-h100", "gpus": 1}, target_bytes=71 * GIB),
-    ),
-    "dense-context": (
-        Setup(engine=H200, args={"max_batch_size": 80}),
-        Setup(engine=H200, args={"max_batch_size": 64}),
-    ),
-    "concurrency-met": (
-        Setup(engine={**H200, "concurrency": 256}),
-        Setup(engine={**H200, "concurrency": 256}, config={"serving": {"max_seq_len": 16384}}),
-    ),
-    "memory-fraction": (
-        Setup(engine=H200, args=kv(free_gpu_memory_fraction=0.85)),
-        Setup(args=kv(free_gpu_memory_fraction=0.85)),
-    ),
-    "tokens-of-a-step": (
-        Setup(args={"max_num_tokens": 639}),
-        Setup(args={"max_num_tokens": 640}),
-    ),
-    "long-prompts": (
-        Setup(args={"enable_chunked_prefill": False}),
-        Setup(args={"enable_chunked_prefill": False, "max_num_tokens": 131072}),
-    ),
-    "sequence-length-stated": (Setup(args={"max_seq_len": None}), Setup()),
-    "target-positions": (
-        Setup(args={"max_seq_len": 131073}, drafter={"max_position_embeddings": 262144}),
-        Setup(args={"max_seq_len": 131072}),
-    ),
-    "drafter-positions": (
-        Setup(args={"max_seq_len": 65536}, drafter={"max_position_embeddings": 32768}),
-        Setup(drafter={"max_position_embeddings": 32768}),
-    ),
-    "block-reuse": (
-        Setup(args=kv(enable_block_reuse=True)),
-        Setup(args=kv(enable_block_reuse=False)),
-    ),
-    "reuse-of-version": (
-        Setup(config=REUSE, engine={"version": "1.4.0rc0"}),
-        Setup(config=REUSE),
-    ),
-    "reuse-with-tail": (
-        Setup(config=REUSE, args=spec(context_recompute_tail=-1)),
-        Setup(config=REUSE, args=spec(context_recompute_tail=100)),
-    ),
-    "tail-without-reuse": (
-        Setup(args=spec(context_recompute_tail=128)),
-        Setup(args={**spec(context_recompute_tail=128), **kv(enable_block_reuse=True)}),
-    ),
-    "tail-of-manager": (
-        Setup(config=REUSE, args=kv(use_kv_cache_manager_v2=False), target=WINDOWS),
-        Setup(config=REUSE, args=kv(use_kv_cache_manager_v2=False)),
-    ),
-    "reuse-of-states": (
-        Setup(config=REUSE, target=HYBRID),
-        Setup(
-            config=REUSE,
-            target=HYBRID,
-            args=kv(mamba_state_config={"periodic_snapshot_interval": 1024}),
-        ),
-    ),
-    "reuse-by-rank": (
-        Setup(config=REUSE, args={"enable_attention_dp": True}),
-        Setup(
-            config=REUSE,
-            args={
-                "enable_attention_dp": True,
-                "attention_dp_config": {"enable_kv_cache_aware_routing": True},
-            },
-        ),
-    ),
-    "cache-type-of-pool": (
-        Setup(args=kv(dtype="fp8")),
-        Setup(args=kv(dtype="fp8"), engine=H200),
-    ),
-    "no-pipeline": (Setup(args={"pipeline_parallel_size": 2}), Setup()),
-    "no-context-parallel": (Setup(args={"context_parallel_size": 2}), Setup()),
-    "ranks-on-machine": (
-        Setup(args={"tensor_parallel_size": 16}),
-        Setup(args={"tensor_parallel_size": 8}),
-    ),
-    "no-idle-gpus": (
-        Setup(args={"tensor_parallel_size": 4}),
-        Setup(args={"tensor_parallel_size": 4}, engine={"gpus": 4}),
-    ),
-    "nvlink-domain": (
-        Setup(engine={"hardware": {**PRESETS["hgx-h200"].__dict__, "nodes": 2}}),
-        Setup(engine={"hardware": "gb200-nvl72-slice"}),
-    ),
-    "heads-divide": (
-        Setup(args={"tensor_parallel_size": 6}),
-        Setup(engine={"gpus": 6}),
-    ),
-    "vocabulary-divides": (Setup(target={"vocab_size": 201089}), Setup()),
-    "experts-divide": (
-        Setup(args={"moe_expert_parallel_size": 3}),
-        Setup(args={"moe_expert_parallel_size": 4, "moe_tensor_parallel_size": 2}),
-    ),
-    "attention-data-parallel": (
-        Setup(target=DENSE, args={"enable_attention_dp": True}),
-        Setup(args={"enable_attention_dp": True}),
-    ),
-    "drafter-attention": (
-        Setup(engine=H200, args=spec(attention_backend="TRTLLM")),
-        Setup(engine=H200, args=spec(attention_backend="FA4")),
-    ),
-    "drafter-windows": (
-        Setup(drafter=TWO_SIDED, args=spec(attention_backend="TRTLLM")),
-        Setup(drafter=TWO_SIDED),
-    ),
-    "drafter-attention-paged": (
-        Setup(args=spec(attention_backend="VANILLA")),
-        Setup(engine=H200, args=spec(attention_backend="VANILLA")),
-    ),
-    "paged-attention-shapes": (
-        Setup(args=kv(tokens_per_block=128)),
-        Setup(args=kv(tokens_per_block=64)),
-    ),
-    "flash-attention-wheel": (Setup(engine=H200), Setup()),
-    "target-attention": (
-        Setup(args={"attn_backend": "FLASHINFER"}),
-        Setup(args={"attn_backend": "TRTLLM"}),
-    ),
-    "expert-kernels": (
-        Setup(engine=H200, args={"moe_config": {"backend": "TRTLLM"}}),
-        Setup(engine=H200, args={"moe_config": {"backend": "TRITON"}}),
-    ),
-    "expert-kernels-fast": (
-        Setup(args={"moe_config": {"backend": "CUTLASS"}}),
-        Setup(args={"moe_config": {"backend": "TRTLLM"}}),
-    ),
-    "cache-type": (
-        Setup(engine=H200, args=kv(dtype="nvfp4")),
-        Setup(args=kv(dtype="nvfp4")),
-    ),
-    "graphs-on": (Setup(args={"cuda_graph_config": None}), Setup(args=graphs())),
-    "graphs-padded": (
-        Setup(args=graphs(enable_padding=False)),
-        Setup(args={**graphs(enable_padding=False), **spec(draft_len_schedule={64: 9})}),
-    ),
-    "graph-sizes-agree": (
-        Setup(args=graphs(batch_sizes=[1, 64], max_batch_size=32)),
-        Setup(args=graphs(batch_sizes=[1, 64], max_batch_size=64)),
-    ),
-    "graphs-cover-batch": (
-        Setup(args=graphs(batch_sizes=[1, 2, 4])),
-        Setup(args={**graphs(batch_sizes=[1, 2, 4]), "max_batch_size": 4}),
-    ),
-    "overlap": (Setup(args={"disable_overlap_scheduler": True}), Setup()),
-    "rejection-with-guided": (
-        Setup(args={**spec(use_rejection_sampling=True), "guided_decoding_backend": "xgrammar"}),
-        Setup(args={"guided_decoding_backend": "xgrammar"}),
-    ),
-    "guided-of-version": (
-        Setup(args={"guided_decoding_backend": "xgrammar"}, engine={"version": "1.4.0rc0"}),
-        Setup(args={"guided_decoding_backend": "xgrammar"}),
-    ),
-    "guided-of-channels": (
-        Setup(args={"guided_decoding_backend": "llguidance"}),
-        Setup(args={"guided_decoding_backend": "llguidance"}, target=DENSE),
-    ),
-    "guided-drafts": (Setup(args={"guided_decoding_backend": "xgrammar"}), Setup()),
-    "sampled-requests": (Setup(), Setup(args=spec(use_rejection_sampling=True))),
-    "penalties": (Setup(), Setup(args=spec(enable_penalty=True))),
-    "logits-processors": (Setup(args={"batched_logits_processor": "x"}), Setup()),
-    "lora": (Setup(args={"enable_lora": True}), Setup()),
-    "scheduler-policy": (
-        Setup(args={"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}),
-        Setup(args={"scheduler_config": {"waiting_queue_policy": "priority"}}),
-    ),
-    "one-server": (Setup(args={"cache_transceiver_config": {"backend": "NIXL"}}), Setup()),
-    "real-weights": (Setup(args={"load_format": "dummy"}), Setup(args={"load_format": "AUTO"})),
-    "no-remote-code": (Setup(args={"trust_remote_code": True}), Setup()),
-    "acceptance-metrics": (Setup(args={"return_perf_metrics": False}), Setup()),
-    "acceptance-per-request": (Setup(engine={"version": "1.3.0rc26"}), Setup()),
-    "accuracy-of-release": (
-        Setup(engine={"version": "1.3.0rc24"}),
-        Setup(engine={"version": "1.3.0rc24", "gpus": 1}),
-    ),
-    "hub-target": (
-        Setup(engine={"checkpoints": "hub"}),
-        Setup(engine={"checkpoints": "hub"}, config={"target": {"hub": "a/b", "revision": "c"}}),
-    ),
-    "target-as-checked": (Setup(args={"model": "openai/gpt-oss-20b"}), Setup()),
-    "deprecated-arguments": (
-        Setup(args=kv(sink_token_length=4)),
-        Setup(args=kv(tokens_per_block=64)),
-    ),
-    "unstable-arguments": (
-        Setup(args={"enable_iter_req_stats": True}),
-        Setup(args={"stream_interval": 2}),
-    ),
-}  # fmt: skip
+    name: (Setup(**each["fails"]), Setup(**each["passes"]))
+    for name, each in TABLES["checks"].items()
+}
 USUAL = {"sampled-requests": "note", "penalties": "note"}  # of gpt-oss-120b on a DGX B300
 
 
@@ -502,97 +160,22 @@ def test_a_schedule_with_none_covers_no_more_than_one_that_ends(deploy: Deploy) 
     assert found["schedule-covers-batch"].found.startswith("speculation ends above a batch of 32")
 
 
-REFUSED: dict[str, tuple[Setup, str, str]] = {
-    "known-arguments": (
-        Setup(args=kv(enable_blok_reuse=True)),
-        "engine.args.kv_cache_config.enable_blok_reuse is no argument of KvCacheConfig",
-        "enable_block_reuse",
-    ),
-    "arguments-of-version": (
-        Setup(args=spec(context_recompute_tail=64), engine={"version": "1.3.0rc27"}),
-        "context_recompute_tail is known from TensorRT-LLM 1.4.0rc1 on",
-        "1.4.0rc1",
-    ),
-    "argument-types": (
-        Setup(args={"max_batch_size": "64"}),
-        "engine.args.max_batch_size is '64'",
-        "1.4.0rc1",
-    ),
-    "speculation-on": (
-        Setup(args={"speculative_config": None}),
-        "turns speculation off",
-        "DFlashDecodingConfig",
-    ),
-}
-
-
-@pytest.mark.parametrize("check", REFUSED)
+@pytest.mark.parametrize("check", TABLES["refused"])
 def test_wrong_arguments_are_refused_by_name(deploy: Deploy, check: str) -> None:
-    setup, problem, fix = REFUSED[check]
-    found = checked(deploy, setup)["refused"]
-    assert problem in found.found
-    assert fix in found.fix
+    case = TABLES["refused"][check]
+    found = checked(deploy, Setup(**case["setup"]))["refused"]
+    assert case["problem"] in found.found
+    assert case["fix"] in found.fix
     assert checked(deploy, Setup())[check].result == "passed"
 
 
-@pytest.mark.parametrize(
-    ("args", "version", "known"),
-    [
-        (spec(attention_backend="FA4"), "1.3.0rc26", False),
-        (spec(attention_backend="VANILLA"), "1.3.0rc26", False),
-        ({"moe_config": {"backend": "CUTEDSL_FC12"}}, "1.3.0rc29", False),
-        ({"moe_config": {"backend": "CUTEDSL_FC12"}}, "1.4.0rc1", True),
-        ({"iter_perf_stats_interval": 10}, "1.4.0rc0", False),
-        (spec(decoding_type="Eagle3"), "1.4.0rc1", False),
-        (spec(draft_len_schedule={0: 9}), "1.4.0rc1", False),
-        (spec(max_concurrency=0), "1.4.0rc1", False),
-        (kv(free_gpu_memory_fraction=1.5), "1.4.0rc1", False),
-        ({"tensor_parallel_size": 0}, "1.4.0rc1", False),
-        ({"sampler_type": "TorchSampler"}, "1.3.0rc22", False),
-    ],
-)
-def test_what_the_versions_take(deploy: Deploy, args: Fields, version: str, known: bool) -> None:
-    found = checked(deploy, Setup(args=args, engine={"version": version}))
-    assert ("refused" not in found) == known
+@pytest.mark.parametrize("case", TABLES["versions"], ids=str)
+def test_what_the_versions_take(deploy: Deploy, case: Fields) -> None:
+    found = checked(deploy, Setup(args=case["args"], engine={"version": case["version"]}))
+    assert ("refused" not in found) == case["taken"]
 
 
-# refused by upstream's classes, or by nobody until it is too late
-WRONG: list[Fields] = [
-    spec(draft_len_schedule={}),
-    spec(max_total_draft_tokens=3),
-    kv(free_gpu_memory_fraction=None),
-    kv(max_attention_window=[0]),
-    kv(disk_cache_size=1),
-    kv(pool_ratio=[0.5, 0.4]),
-    kv(pool_ratio=[]),
-    kv(block_reuse_config={"polici": "per_request"}),
-    {"telemetry_config": {"off": True}},
-    {"enable_lm_head_tp_in_adp": True},
-    {"moe_cluster_parallel_size": 3},
-    {"moe_expert_parallel_size": 0},
-    {"moe_expert_parallel_size": 3},
-    {"moe_tensor_parallel_size": -2},
-    {
-        "torch_compile_config": {"capture_num_tokens": [8]},
-        "prefill_capture_num_tokens": [8],
-    },
-    {"prefill_cuda_graph_backend": "breakable", "enable_lora": True},
-    {"attention_dp_config": {"timeout_iters": -1}},
-    {"moe_config": {"load_balancer": "/nowhere.yaml"}},
-    {"max_beam_width": 4},
-    {"encode_only": True},
-    {"mm_encoder_only": True},
-    {"gpus_per_node": 0},
-    {"attn_backend": "TRTLM"},
-    {"skip_tokenizer_init": True},
-    graphs(batch_sizes=[]),
-    spec(advanced_sampling_mode="no_topp"),
-    {"num_postprocess_workers": 2},
-    {"orchestrator_type": "ray"},
-]
-
-
-@pytest.mark.parametrize("args", WRONG, ids=str)
+@pytest.mark.parametrize("args", TABLES["wrong"], ids=str)
 def test_sets_that_tensorrt_llm_refuses_or_breaks_on_are_refused(
     deploy: Deploy, args: Fields
 ) -> None:
@@ -605,7 +188,7 @@ def test_sets_that_tensorrt_llm_refuses_or_breaks_on_are_refused(
     assert said.fix
 
 
-standin_check = runpy.run_path(str(STANDINS / "tensorrt_llm" / "arguments.py"))["check"]
+standin_check = runpy.run_path(str(STANDINS / "tensorrt_llm" / "llmapi" / "llm_args.py"))["check"]
 
 
 @pytest.mark.parametrize("name", sections_with_keys())
@@ -651,8 +234,8 @@ def test_an_empty_section_stays_and_takes_defaults(deploy: Deploy) -> None:
 def test_every_check_has_a_case() -> None:
     names = [check.name for check in ALL_CHECKS]
     assert len(names) == len(set(names))
-    assert set(names) == CASES.keys() | REFUSED.keys()
-    assert {check.name for check in ARGUMENT_CHECKS} == REFUSED.keys()
+    assert set(names) == CASES.keys() | TABLES["refused"].keys()
+    assert {check.name for check in ARGUMENT_CHECKS} == TABLES["refused"].keys()
     assert all(check.look.__doc__ for check in ALL_CHECKS)
 
 
@@ -665,7 +248,7 @@ def test_the_dense_context_is_upstreams_arithmetic(deploy: Deploy) -> None:
     """8 layers, keys and values of one KV head of 64 in bf16 on each of eight GPUs."""
     found = checked(deploy, CASES["dense-context"][0])["dense-context"]
     slot = 2 * 8 * (131072 + 10) * 1 * 64 * 2
-    budget = int((143771 * (1 << 20) - TARGET_BYTES // 8 - 4 * GIB) * (1 - 0.8) * 0.7)
+    budget = int((143771 * (1 << 20) - TARGET_GIB * GIB // 8 - 4 * GIB) * (1 - 0.8) * 0.7)
     for figure in (81 * slot / GIB, budget / GIB):
         assert f"{figure:.2f} GiB" in found.found
     fits = budget // slot - 1
@@ -676,54 +259,10 @@ def test_the_dense_context_is_upstreams_arithmetic(deploy: Deploy) -> None:
     assert chosen(deploy, alone).max_batch_size == budget // (8 * slot) - 1
 
 
-@pytest.mark.parametrize(
-    ("engine", "expected"),
-    [
-        (
-            {"objective": "latency"},
-            {
-                "tensor_parallel_size": 8,
-                "moe_expert_parallel_size": 1,
-                "moe_config.backend": "TRTLLM",
-                "max_batch_size": 8,
-                "max_num_tokens": 8192,
-                "max_seq_len": 131072,
-                "enable_chunked_prefill": True,
-                "kv_cache_config.free_gpu_memory_fraction": 0.85,
-                "speculative_config.max_draft_len": 9,
-                "speculative_config.attention_backend": "TRTLLM",
-                "cuda_graph_config.batch_sizes": [1, 2, 4, 8],
-            },
-        ),
-        (
-            {"objective": "throughput", "concurrency": 720},
-            {
-                "enable_attention_dp": True,
-                "attention_dp_config.batching_wait_iters": 50,
-                "moe_expert_parallel_size": 8,
-                "max_batch_size": 90,
-                "max_num_tokens": 16384,
-                "stream_interval": 20,
-                "cuda_graph_config.batch_sizes": [1, 2, 4, *range(8, 65, 8), 80, 90],
-            },
-        ),
-        (
-            {"hardware": "hgx-h200", "gpus": 4},
-            {
-                "tensor_parallel_size": 4,
-                "moe_config.backend": "TRITON",
-                "kv_cache_config.free_gpu_memory_fraction": 0.8,
-                "speculative_config.attention_backend": "VANILLA",
-            },
-        ),
-        ({"hardware": "gb200-nvl72-slice"}, {"tensor_parallel_size": 8, "gpus_per_node": 4}),
-        ({"gpus": 6}, {"tensor_parallel_size": 4}),
-        ({"gpus": 1}, {"tensor_parallel_size": 1, "moe_expert_parallel_size": None}),
-    ],
-)
-def test_what_the_rules_choose(deploy: Deploy, engine: Fields, expected: Fields) -> None:
-    values = chosen(deploy, Setup(engine=engine)).model_dump()
-    assert {path: at(values, path) for path in expected} == expected
+@pytest.mark.parametrize("case", TABLES["chosen"], ids=lambda case: str(case["engine"]))
+def test_what_the_rules_choose(deploy: Deploy, case: Fields) -> None:
+    values = chosen(deploy, Setup(engine=case["engine"])).model_dump()
+    assert {path: at(values, path) for path in case["values"]} == case["values"]
 
 
 def at(values: Any, path: str) -> Any:
@@ -743,7 +282,7 @@ def dense(**changes: Any) -> Setup:
         target=QWEN,
         drafter=drafter,
         engine=engine,
-        target_bytes=16 * GIB,
+        target_gib=16,
         **changes,
     )
 

@@ -9,46 +9,40 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builds import assert_only, config_of, contents, quiet
 from pairs import make_pair
 
 from dflash_trt.atomic import sole_writer
 from dflash_trt.build.manifest import read_manifest
 from dflash_trt.build.run import build
-from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, PairError
 
-
-def quiet(step: str, done: int, total: int) -> None:
-    assert 0 <= done <= total
-
-
-def config(directory: Path, **sections: object) -> BuildConfig:
-    paths = {role: {"path": directory / role} for role in ("target", "drafter")}
-    return BuildConfig.model_validate({"name": "tiny", **paths, **sections})
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    files = [file for file in directory.rglob("*") if file.is_file()]
-    return {file.relative_to(directory).as_posix(): file.read_bytes() for file in files}
+KINDS: dict[str, dict[str, Any]] = {
+    "onnxruntime": {},
+    "tensorrt_llm": {"engine": {"kind": "tensorrt_llm", "gpus": 4}},
+}
+both_kinds = pytest.mark.parametrize("kind", KINDS, indirect=True)
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, with its build under `built`."""
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", "onnxruntime"))
+
+
+@pytest.fixture(scope="module")
+def original(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair that every kind takes, with its build under `built`."""
     directory = tmp_path_factory.mktemp("original")
-    make_pair(directory)
-    build(config(directory), directory / "built", quiet)
+    make_pair(directory, tied=False, rope_theta=10000.0)
+    build(config_of(directory, **KINDS[kind]), directory / "built", quiet)
     return directory
 
 
-@pytest.fixture
-def pair(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "pair"))
-
-
-def test_a_build_holds_what_its_manifest_says(original: Path) -> None:
+@both_kinds
+def test_a_build_holds_what_its_manifest_says(original: Path, kind: str) -> None:
     built = original / "built"
     manifest, found = read_manifest(built), contents(built)
     found.pop("manifest.json")
@@ -56,6 +50,16 @@ def test_a_build_holds_what_its_manifest_says(original: Path) -> None:
         name: {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
         for name, data in found.items()
     }
+    assert "model_repository/dflash/config.pbtxt" in found
+    tokenizer = "tokenizer/tokenizer.json"
+    assert found[tokenizer] == (original / "target" / "tokenizer.json").read_bytes()
+    for name, data in contents(built).items():
+        assert str(original).encode() not in data, f"{name} holds a path of this machine"
+    if kind == "tensorrt_llm":  # it stands alone
+        for role in ("target", "drafter"):
+            for file in (original / role).iterdir():
+                assert found[f"engines/tensorrt_llm/{role}/{file.name}"] == file.read_bytes()
+        return
     for role in ("target", "drafter"):
         assert f"engines/{role}/engine.json" in found
         listed = manifest["inputs"][role]
@@ -63,21 +67,19 @@ def test_a_build_holds_what_its_manifest_says(original: Path) -> None:
             digest = hashlib.sha256((original / role / name).read_bytes()).hexdigest()
             assert listed[name]["sha256"] == digest
     assert manifest["config"]["serving"]["max_seq_len"] == 512  # the target's own
-    tokenizer = "tokenizer/tokenizer.json"
-    assert found[tokenizer] == (original / "target" / "tokenizer.json").read_bytes()
-    assert "model_repository/dflash/config.pbtxt" in found
-    for name, data in contents(built).items():
-        assert str(original).encode() not in data, f"{name} holds a path of this machine"
 
 
-def test_the_same_inputs_give_the_same_bytes_anywhere(original: Path, pair: Path) -> None:
-    build(config(pair), pair / "elsewhere" / "deep", quiet)
+@both_kinds
+def test_the_same_inputs_give_the_same_bytes_anywhere(
+    original: Path, pair: Path, kind: str
+) -> None:
+    build(config_of(pair, **KINDS[kind]), pair / "elsewhere" / "deep", quiet)
     assert contents(pair / "elsewhere" / "deep") == contents(original / "built")
 
 
 def test_a_second_build_has_nothing_to_do(pair: Path) -> None:
     before = (pair / "built" / "manifest.json").stat()
-    result = build(config(pair), pair / "built", quiet)
+    result = build(config_of(pair), pair / "built", quiet)
     assert not result.built
     assert result.manifest == read_manifest(pair / "built")
     after = (pair / "built" / "manifest.json").stat()
@@ -88,22 +90,26 @@ def test_caches_that_the_server_leaves_are_no_change(pair: Path) -> None:
     cache = pair / "built" / "model_repository" / "verify" / "1" / "__pycache__"
     cache.mkdir()
     (cache / "model.cpython-311.pyc").write_bytes(b"x")
-    assert not build(config(pair), pair / "built", quiet).built
+    assert not build(config_of(pair), pair / "built", quiet).built
 
 
+@both_kinds
 @pytest.mark.parametrize("change", ["config", "input", "missing file", "cut file", "extra file"])
-def test_any_change_is_built_again(original: Path, pair: Path, change: str) -> None:
-    built, settings = pair / "built", config(pair)
-    graph = built / "engines" / "drafter" / "model.onnx"
+def test_any_change_is_built_again(original: Path, pair: Path, kind: str, change: str) -> None:
+    built, settings = pair / "built", config_of(pair, **KINDS[kind])
+    weights = {
+        "onnxruntime": built / "engines" / "drafter" / "model.onnx",
+        "tensorrt_llm": built / "engines" / "tensorrt_llm" / "target" / "model.safetensors",
+    }[kind]
     if change == "config":
-        settings = config(pair, speculation={"draft_tokens": 3})
+        settings = config_of(pair, **KINDS[kind], speculation={"draft_tokens": 3})
     elif change == "input":
         file = pair / "target" / "generation_config.json"
         file.write_text(file.read_text() + "\n")
     elif change == "missing file":
-        graph.unlink()
+        weights.unlink()
     elif change == "cut file":
-        graph.write_bytes(graph.read_bytes()[:-1])
+        weights.write_bytes(weights.read_bytes()[:-1])
     else:
         (built / "engines" / "left-over").write_bytes(b"x")
     assert build(settings, built, quiet).built
@@ -113,15 +119,10 @@ def test_any_change_is_built_again(original: Path, pair: Path, change: str) -> N
     assert_only(pair, "built")
 
 
-def assert_only(directory: Path, *outputs: str) -> None:
-    """Nothing lies beside the outputs, hidden or not."""
-    assert {path.name for path in directory.iterdir()} == {"target", "drafter", *outputs}
-
-
 def test_an_output_that_is_not_ours_is_left_alone(pair: Path) -> None:
     notes = pair / "notes"
     notes.mkdir()
-    assert build(config(pair), notes, quiet).built  # an empty folder is fine
+    assert build(config_of(pair), notes, quiet).built  # an empty folder is fine
     shutil.rmtree(notes)
     notes.mkdir()
     (notes / "todo.txt").write_text("x")
@@ -133,26 +134,31 @@ def test_an_output_that_is_not_ours_is_left_alone(pair: Path) -> None:
     for output in (notes, foreign, file, pair / "target"):
         before = contents(output) if output.is_dir() else output.read_bytes()
         with pytest.raises(BuildError, match="not a"):
-            build(config(pair), output, quiet)
+            build(config_of(pair), output, quiet)
         assert (contents(output) if output.is_dir() else output.read_bytes()) == before
     assert_only(pair, "built", "notes", "foreign", "file")
 
 
-@pytest.mark.parametrize("stage", ["engine", "repository", "disk"])
+@pytest.mark.parametrize(
+    ("kind", "stage"),
+    [
+        ("onnxruntime", "dflash_trt.build.engines.build_drafter"),
+        ("onnxruntime", "dflash_trt.build.onnxruntime.write_repository"),
+        ("onnxruntime", "os.fsync"),
+        ("tensorrt_llm", "dflash_trt.build.tensorrt_llm.write_llm_repository"),
+    ],
+    ids=["engine", "repository", "disk", "bundle"],
+    indirect=["kind"],
+)
 def test_a_failed_build_keeps_the_old_one(
-    pair: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    pair: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stage: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "model.onnx.data")
 
-    name = {
-        "engine": "dflash_trt.build.engines.build_drafter",
-        "repository": "dflash_trt.build.onnxruntime.write_repository",
-        "disk": "os.fsync",
-    }[stage]
-    monkeypatch.setattr(name, fail)
+    monkeypatch.setattr(stage, fail)
     before = contents(pair / "built")
-    changed = config(pair, speculation={"draft_tokens": 3})
+    changed = config_of(pair, **KINDS[kind], speculation={"draft_tokens": 3})
     for output in ("built", "new"):
         with pytest.raises(BuildError, match="No space left on device"):
             build(changed, pair / output, quiet)
@@ -163,6 +169,7 @@ def test_a_failed_build_keeps_the_old_one(
 BUILD_AND_HANG = """
 import sys, time
 from pathlib import Path
+from typing import Any
 import dflash_trt.build.run, dflash_trt.build.onnxruntime
 from dflash_trt.config import BuildConfig
 def hang(directory, **_):
@@ -200,7 +207,7 @@ def test_a_killed_build_looks_unfinished_and_the_next_one_works(pair: Path) -> N
     assert not list(pair.glob(".*/manifest.json"))
     with pytest.raises(BuildError, match="not a directory that dflash-trt built"):
         read_manifest(output)
-    assert build(config(pair), output, quiet).built
+    assert build(config_of(pair), output, quiet).built
     assert contents(output) == contents(pair / "built")
     assert_only(pair, "built", "killed")
 
@@ -210,11 +217,11 @@ def test_a_second_builder_is_told_of_the_first(pair: Path) -> None:
     with hanging_build(pair, output) as process:
         started = time.monotonic()
         with pytest.raises(BuildError, match=r"another build of .* is running"):
-            build(config(pair), output, quiet)
+            build(config_of(pair), output, quiet)
         assert time.monotonic() - started < 5
-        assert build(config(pair), pair / "other", quiet).built  # another output is free
+        assert build(config_of(pair), pair / "other", quiet).built  # another output is free
         process.send_signal(signal.SIGKILL)
-    assert build(config(pair), output, quiet).built
+    assert build(config_of(pair), output, quiet).built
 
 
 def test_a_build_killed_between_the_renames_gives_the_old_one_back(pair: Path) -> None:
@@ -230,16 +237,16 @@ def test_a_build_killed_between_the_renames_gives_the_old_one_back(pair: Path) -
 @pytest.mark.parametrize("length", [8, 513])
 def test_max_seq_len_fits_the_pair(pair: Path, length: int) -> None:
     with pytest.raises(ConfigError, match=r"9 to 512"):
-        build(config(pair, serving={"max_seq_len": length}), pair / "new", quiet)
+        build(config_of(pair, serving={"max_seq_len": length}), pair / "new", quiet)
     assert_only(pair, "built")
 
 
 def test_a_wrong_pair_writes_nothing(pair: Path) -> None:
     with pytest.raises(PairError, match="draft_tokens is 8"):
-        build(config(pair, speculation={"draft_tokens": 8}), pair / "a" / "new", quiet)
+        build(config_of(pair, speculation={"draft_tokens": 8}), pair / "a" / "new", quiet)
     (pair / "target" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
-        build(config(pair), pair / "a" / "new", quiet)
+        build(config_of(pair), pair / "a" / "new", quiet)
     assert_only(pair, "built")
 
 

@@ -10,8 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import yaml
+from builds import edit, edit_weights
 from pairs import make_pair
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from dflash_trt.checkpoints import (
@@ -27,34 +29,6 @@ from dflash_trt.checkpoints import (
 from dflash_trt.errors import CheckpointError, PairError
 
 Change = Callable[[dict[str, Any]], Any]
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("original")
-    make_pair(directory)
-    return directory
-
-
-@pytest.fixture
-def pair(original: Path, tmp_path: Path) -> Path:
-    """A copy to spoil: `target` and `drafter` in one directory."""
-    return Path(shutil.copytree(original, tmp_path / "pair"))
-
-
-def edit(directory: Path, **changes: object) -> None:
-    """Set fields of config.json; None removes one."""
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    config.update(changes)
-    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-
-
-def edit_weights(directory: Path, change: Change) -> None:
-    file = directory / "model.safetensors"
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def check(pair: Path, draft_tokens: int | None = None) -> None:
@@ -163,72 +137,20 @@ def test_a_broken_config_is_named(pair: Path, text: str) -> None:
         check(pair)
 
 
-@pytest.mark.parametrize(
-    ("role", "change", "says"),
-    [
-        ("target", {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
-        ("target", {"mlp_bias": True}, "mlp_bias"),
-        ("target", {"hidden_act": "gelu"}, "gelu"),
-        ("target", {"quantization_config": {"quant_method": "gptq"}}, "quantised by gptq"),
-        ("target", {"layer_types": ["linear_attention"] * 4}, "linear_attention"),
-        ("target", {"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}}, "axial"),
-        ("target", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "factor is None"),
-        ("target", {"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}}, "no meaning"),
-        ("target", {"rope_parameters": {"other": {"rope_theta": 1e4}}}, "full_attention layers"),
-        ("target", {"rms_norm_eps": "small"}, "rms_norm_eps"),
-        ("target", {"hidden_size": None}, "hidden_size is missing"),
-        ("target", {"num_hidden_layers": 10**9, "layer_types": None}, "from 1 to 1024"),
-        ("target", {"num_key_value_heads": 3}, "kv heads"),
-        ("drafter", {"architectures": ["DFlash2DraftModel"]}, "conv_group_size is missing"),
-        ("drafter", {"architectures": 5}, "not known"),
-        ("drafter", {"architectures": ["Qwen3DSparkModel"]}, "is DSpark"),
-        ("drafter", {"architectures": ["LlamaForCausalLMEagle3"]}, "is EAGLE"),
-        ("drafter", {"dflash_config": {"projector_type": "domino"}}, "is Domino"),
-        ("drafter", {"dflash_config": {"projector_type": "flare"}}, "projector_type flare"),
-        ("drafter", {"layer_types": ["sliding_attention"]}, "sliding_window is missing"),
-        (
-            "drafter",
-            {"layer_types": ["sliding_attention"], "sliding_window": 10},
-            "use_sliding_window is not true",
-        ),
-        ("drafter", {"is_causal": "no"}, "is_causal is 'no'"),
-        ("drafter", {"attention_sink_bias": True}, "no tensor .*attention_sink_bias"),
-        ("drafter", {"attention_value_scale": 0.7}, "attention_value_scale"),
-        ("drafter", {"draft_vocab_size": 40}, "vocab_size and the target's differ"),
-        ("drafter", {"final_logit_softcapping": "x"}, "final_logit_softcapping"),
-        ("drafter", {"dflash_config": {"target_layer_ids": [0, 2]}}, "no mask_token_id"),
-        ("drafter", {"num_target_layers": None}, "num_target_layers is missing"),
-    ],
-)
-def test_what_is_not_handled_is_refused(
-    pair: Path, role: str, change: dict[str, object], says: str
-) -> None:
-    edit(pair / role, **change)
-    with pytest.raises(CheckpointError, match=says):
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused_checkpoints.yaml").read_text())
+
+
+@pytest.mark.parametrize("case", REFUSED["models"], ids=lambda case: case["says"])
+def test_what_is_not_handled_is_refused(pair: Path, case: dict[str, Any]) -> None:
+    edit(pair / case["role"], **case["change"])
+    with pytest.raises(CheckpointError, match=case["says"]):
         check(pair)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"hidden_size": 32}, "hidden_size is 32, but the target has 64"),
-        ({"vocab_size": 321}, "vocab_size is 321, but the target has 320"),
-        ({"num_target_layers": 5}, "num_target_layers is 5, but the target has 4"),
-        ({"block_size": 1}, "block_size is 1"),
-        ({"dflash_config": {"mask_token_id": 319, "target_layer_ids": [0, 9]}}, "taps layer 9"),
-        ({"dflash_config": {"mask_token_id": 319, "target_layer_ids": [-1, 2]}}, "taps layer -1"),
-        (
-            {"dflash_config": {"mask_token_id": 320, "target_layer_ids": [0, 2]}},
-            "mask_token_id 320",
-        ),
-        ({"dflash_config": {"mask_token_id": 319, "target_layer_ids": [0]}}, r"fc\.weight"),
-    ],
-)
-def test_a_drafter_for_another_target_is_refused(
-    pair: Path, change: dict[str, object], says: str
-) -> None:
-    edit(pair / "drafter", **change)
-    with pytest.raises(PairError, match=says):
+@pytest.mark.parametrize("case", REFUSED["pairs"], ids=lambda case: case["says"])
+def test_a_drafter_for_another_target_is_refused(pair: Path, case: dict[str, Any]) -> None:
+    edit(pair / "drafter", **case["change"])
+    with pytest.raises(PairError, match=case["says"]):
         check(pair)
 
 

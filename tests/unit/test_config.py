@@ -2,8 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from dflash_trt.config import BuildConfig, TensorRT, TensorRTLLM, json_schema, load_config
 from dflash_trt.errors import ConfigError
@@ -117,73 +119,18 @@ def test_the_demo_config_is_as_the_readme_shows_it() -> None:
     assert load_config(path).target.path == path.parents[1] / "examples" / "pycode" / "target"
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "field", "fix"),
-    [
-        (GOOD + "speculaton: {draft_tokens: 7}\n", 4, "speculaton", "Did you mean 'speculation'?"),
-        (GOOD + "serving:\n  slots: 2\n  slot: 2\n", 6, "serving.slot", "'slots'"),
-        (GOOD + "serving:\n  slots: two\n", 5, "serving.slots", "schema"),
-        (GOOD + "serving: {slots: 0}\n", 4, "serving.slots", "schema"),
-        (GOOD + "speculation: {draft_tokens: true}\n", 4, "speculation.draft_tokens", "schema"),
-        (GOOD + "engine:\n  kind: tensorrt\n", 4, "engine.library", "Add engine.library"),
-        (GOOD + RTX + "  compute_capabilities: [9.0]\n", 7, "compute_capabilities", "schema"),
-        (GOOD + RTX + "  compute_capabilities: []\n", 7, "compute_capabilities", "schema"),
-        (
-            GOOD + RTX.replace("_rtx", "") + "  compute_capabilities: [8.9]\n",
-            4,
-            "for the GPU that it finds",
-            "schema",
-        ),
-        (GOOD + "engine:\n  kind: vllm\n", 5, "engine.kind", "schema"),
-        (LLM + "  version: 1.2.1\n", 6, "engine.version", "schema"),
-        (LLM + "  gpu: 8\n", 6, "engine.gpu", "Did you mean 'gpus'?"),
-        (LLM + "  hardware: 8\n", 6, "engine.hardware", "schema"),
-        (LLM + "  hardware: {name: x, gpus: 8}\n", 6, "engine.hardware.gpu is missing", "schema"),
-        (LLM + MACHINE + "    colour: red\n", 10, "engine.hardware.colour", "schema"),
-        (
-            LLM + MACHINE.replace("bf16: 1", "bf16: 1, fp2: 1"),
-            9,
-            "engine.hardware.gpu.flops.fp2",
-            "schema",
-        ),
-        (GOOD + "name: y\n", 4, "name", "Keep one"),
-        ("name: x\ndrafter: {path: b}\n", 1, "target", "{path: DIRECTORY}"),
-        ("name: x\ntarget: a\ndrafter: {path: b}\n", 2, "target", "fields: path"),
-        (
-            HUB.replace(", revision: main", ""),
-            2,
-            "target: revision goes with hub",
-            "{hub: ORG/NAME",
-        ),
-        (HUB.replace("hub: org/a", "path: a"), 2, "target: revision goes with hub", "{hub: ORG"),
-        (
-            HUB.replace("hub:", "path: a, hub:"),
-            2,
-            "target: give exactly one of path, hub, gguf",
-            "{path: DIR",
-        ),
-        (
-            HUB.replace("hub: org/a, revision: main", ""),
-            2,
-            "exactly one of path, hub",
-            "{hub: ORG/NAME",
-        ),
-        (HUB.replace("org/a", "a"), 2, "target.hub", "schema"),
-        (HUB.replace("main", "12"), 2, "target.revision", "schema"),
-        ("name: No Good\ntarget: {path: a}\ndrafter: {path: b}\n", 1, "name", "schema"),
-        ("name: x\ntarget: {path: a\ndrafter: {path: b}\n", 3, "YAML", "Correct"),
-    ],
-)
-def test_errors_name_file_line_field_and_fix(
-    tmp_path: Path, text: str, line: int, field: str, fix: str
-) -> None:
-    path = write(tmp_path, text)
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_configs.yaml").read_text())
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong['line']}: {wrong['field']}")
+def test_errors_name_file_line_field_and_fix(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    path = write(tmp_path, wrong["text"])
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     message = str(caught.value)
-    assert f"{path}:{line}:" in message
-    assert field in message
-    assert fix in message
+    assert f"{path}:{wrong['line']}:" in message
+    assert wrong["field"] in message
+    assert wrong["fix"] in message
     assert "\n" not in message
     assert caught.value.exit_code == 2
 

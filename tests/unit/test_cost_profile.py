@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import BuildPair
+from built_pairs import BuildPair
+from commands import run
+from pycode import demo_config
 
 from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.run import build
-from dflash_trt.cli.main import main
-from dflash_trt.config import load_config
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
 from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.speculation import CostProfile, cost_profile, kept_profiles, profile_of
@@ -319,10 +318,9 @@ def test_where_nothing_can_be_written(engines: Path, caplog: pytest.LogCaptureFi
     ]
 
 
-def test_a_build_is_whole_with_and_without_it(tmp_path: Path) -> None:
-    config = load_config(Path(__file__).parents[2] / "build_configs" / "pycode.yaml")
-    output = tmp_path / "built"
-    assert build(config, output, lambda *_: None).built
+def test_a_build_is_whole_with_and_without_it(built: Path, tmp_path: Path) -> None:
+    config = demo_config()
+    output = Path(shutil.copytree(built, tmp_path / "built"))
     profile_of(output / "engines", "in_process", Machine())
     leftover = output / "engines" / f"{COSTS_FILE}.4711"  # of a process that was killed
     leftover.touch()
@@ -337,17 +335,13 @@ def test_a_build_is_whole_with_and_without_it(tmp_path: Path) -> None:
 # --- showing -------------------------------------------------------------------------------------
 
 
-def test_inspect_shows_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = load_config(Path(__file__).parents[2] / "build_configs" / "pycode.yaml")
-    output = tmp_path / "built"
-    build(config, output, lambda *_: None)
+def test_inspect_shows_them(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Path(shutil.copytree(built, tmp_path / "built"))
 
     def inspect(*options: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["dflash-trt", "inspect", str(output), *options])
-        assert main() == 0
-        return capsys.readouterr().out
+        code, out, _ = run("inspect", output, *options)
+        assert code == 0
+        return out
 
     assert "not measured yet" in inspect()
     costs = profile_of(output / "engines", "in_process", Machine())

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from builds import config_of
+from commands import run
 from pairs import make_pair
 
 from dflash_trt.build.export import ENGINES, export
 from dflash_trt.checkpoints import ModelSummary
-from dflash_trt.cli.main import main
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError, PairError
 
@@ -29,10 +30,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(directory: Path, drafter: Path | None = None, **engine: Any) -> BuildConfig:
-    places = {"target": directory / "target", "drafter": drafter or directory / "drafter"}
-    sources = {role: {"path": str(place)} for role, place in places.items()}
     section = {"kind": "tensorrt_llm", "gpus": 2, **engine}
-    return BuildConfig.model_validate({"name": "small", **sources, "engine": section})
+    drafters = {"path": drafter or directory / "drafter"}
+    return config_of(directory, drafter=drafters, engine=section)
 
 
 def written(config: BuildConfig, engine: str) -> str:
@@ -138,18 +138,14 @@ def test_what_an_engine_does_not_run_is_refused(pair: Path) -> None:
     assert str(other) in written(config, "vllm")
 
 
-def test_the_command(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(pair: Path, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(made(pair).model_dump_json(exclude_none=True, exclude={"serving"}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["dflash-trt", "export", "sglang", str(file)])
-        assert main() == 0
-        assert capsys.readouterr().out.startswith("#!/usr/bin/env bash\n")
-        patch.setattr("sys.argv", ["dflash-trt", "export", "llama.cpp", str(file)])
-        assert main() == 1
-        assert "Take vllm, sglang, trtllm-serve." in capsys.readouterr().err
-    plain = BuildConfig.model_validate(
-        {"name": "cpu", **{role: {"path": str(pair / role)} for role in ("target", "drafter")}}
-    )
+    code, out, _ = run("export", "sglang", file)
+    assert code == 0
+    assert out.startswith("#!/usr/bin/env bash\n")
+    code, _, err = run("export", "llama.cpp", file)
+    assert code == 1
+    assert "Take vllm, sglang, trtllm-serve." in err
     with pytest.raises(ConfigError, match="says nothing of GPUs"):
-        written(plain, "vllm")
+        written(config_of(pair), "vllm")

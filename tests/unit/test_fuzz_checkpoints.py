@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from families import DFLASH2, OWN, TARGET
 from pairs import make_pair
 from transformers import (
     Gemma3Config,
@@ -24,17 +25,7 @@ from transformers import (
 pytestmark = pytest.mark.models
 
 CASES = 1200
-SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
-    "max_position_embeddings": 512,
-    "sliding_window": 8,
-}
+SHAPE = TARGET | {"sliding_window": 8}
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0}
 TARGETS: dict[str, PretrainedConfig] = {
@@ -45,7 +36,6 @@ TARGETS: dict[str, PretrainedConfig] = {
     "MistralForCausalLM": MistralConfig(**SHAPE),
     "LlamaForCausalLM": LlamaConfig(**SHAPE, rope_parameters=YARN),
 }
-DFLASH = {"mask_token_id": 319, "target_layer_ids": [0, 2], "block_size": 8}
 WINDOWS = {"layer_types": ["sliding_attention"], "use_sliding_window": True, "sliding_window": 9}
 
 
@@ -57,13 +47,7 @@ def drafters(zlab: dict[str, object]) -> dict[str, dict[str, object]]:
         "2-dflash2": zlab
         | {
             "architectures": ["DFlash2DraftModel"],
-            "dflash_config": DFLASH
-            | {
-                "conv_kernel_size": 2,
-                "conv_group_size": 16,
-                "selector_rank": 8,
-                "selector_top_k": 16,
-            },
+            "dflash_config": DFLASH2["dflash_config"] | OWN,
         },
         "3-speculators": {
             "architectures": ["DFlashSpeculator"],

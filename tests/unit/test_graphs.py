@@ -9,24 +9,17 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from builds import build_engines
 from op_profile import assert_in_profile
 from pairs import make_pair
 from safetensors.numpy import save_file
-
-from dflash_trt.build.engines import build_drafter, build_target
-from dflash_trt.checkpoints import load_drafter, load_target
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("graphs")
     pair = make_pair(directory / "pair", family=request.param, tied=request.param == "qwen3")
-    target, drafter = load_target(pair.target_dir), load_drafter(pair.drafter_dir)
-    for role in ("target", "drafter"):
-        (directory / role).mkdir()
-    options = {"slots": 2, "max_seq_len": 64, "threads": 1, "progress": lambda name: None}
-    build_target(target, drafter.spec, directory / "target", **options)
-    build_drafter(drafter, target, directory / "drafter", **options)
+    build_engines(pair.target_dir, pair.drafter_dir, directory, slots=2, max_seq_len=64)
     return directory
 
 
@@ -47,19 +40,9 @@ def test_a_tied_embedding_is_written_once(tmp_path: Path) -> None:
     sizes = {}
     for tied in (True, False):
         pair = make_pair(tmp_path / f"pair{tied}", tied=tied, vocab=2048)
-        target, drafter = load_target(pair.target_dir), load_drafter(pair.drafter_dir)
         directory = tmp_path / str(tied)
-        directory.mkdir()
-        build_target(
-            target,
-            drafter.spec,
-            directory,
-            slots=1,
-            max_seq_len=64,
-            threads=1,
-            progress=lambda name: None,
-        )
-        sizes[tied] = (directory / "model.onnx.data").stat().st_size
+        build_engines(pair.target_dir, pair.drafter_dir, directory, slots=1, max_seq_len=64)
+        sizes[tied] = (directory / "target" / "model.onnx.data").stat().st_size
     assert sizes[False] - sizes[True] >= 2048 * 64 * 4
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pairs import make_pair
-from test_build import config, quiet
-from test_inspect import run  # noqa: F401  (a fixture)
+from builds import config_of, quiet
+from commands import run
 
 from dflash_trt.build.run import build
 from dflash_trt.build.settings import Settings
@@ -34,20 +32,6 @@ from dflash_trt.prompts import read_prompts
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 DEEP = "[" * 100_000
 NESTED = '{"a": ' * 200 + "1" + "}" * 200
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair, with its build under `built`."""
-    directory = tmp_path_factory.mktemp("original")
-    make_pair(directory)
-    build(config(directory), directory / "built", quiet)
-    return directory
-
-
-@pytest.fixture
-def pair(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "pair"))
 
 
 def make_special(path: Path, kind: str) -> None:
@@ -149,13 +133,6 @@ def test_wrong_parameters_of_the_model_are_a_sentence(change: dict[str, str | No
         Settings.from_parameters(parameters)
 
 
-@pytest.mark.parametrize("line", ['{"text": 5}', '{"messages": [5]}', '{"ids": [true]}', "[]", "5"])
-def test_lines_of_prompts_have_types(tmp_path: Path, line: str) -> None:
-    (tmp_path / "prompts").write_text(line)
-    with pytest.raises(RequestError, match="prompts:1: not an object"):
-        read_prompts(tmp_path / "prompts", lambda _: [1], vocab_size=9, longest=9)
-
-
 def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text('{"messages": [{"role": "user", "content": "\\ud800"}]}')
     with pytest.raises(RequestError, match=r"prompts:1: .* surrogates not allowed"):
@@ -173,14 +150,14 @@ def test_a_pointer_of_git_lfs_is_called_one(pair: Path) -> None:
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
         (pair / "target" / name).write_text(POINTER)
         with pytest.raises(CheckpointError, match=rf"{name} is a Git LFS pointer.*git lfs pull"):
-            build(config(pair), pair / "new", quiet)
+            build(config_of(pair), pair / "new", quiet)
 
 
 @pytest.mark.parametrize("kind", ["onnxruntime", "tensorrt_llm"])
 def test_a_swapped_pair_is_called_one(pair: Path, kind: str) -> None:
     swapped = {"target": {"path": pair / "drafter"}, "drafter": {"path": pair / "target"}}
     with pytest.raises(DflashError, match="swap them back"):
-        build(config(pair, engine={"kind": kind}, **swapped), pair / "new", quiet)
+        build(config_of(pair, engine={"kind": kind}, **swapped), pair / "new", quiet)
     with pytest.raises(CheckpointError, match=r"drafter .* is a language model.* swap them back"):
         load_drafter(pair / "target")
 
@@ -208,7 +185,7 @@ def test_no_prompt_is_cut_or_filled_up(pair: Path) -> None:
         assert load_tokenizer(pair / "target").encode("def f(): return 1").ids == expected
 
 
-def test_no_link_out_of_the_checkpoint_is_copied(pair: Path, run: Any) -> None:  # noqa: F811
+def test_no_link_out_of_the_checkpoint_is_copied(pair: Path) -> None:
     secret = pair / "secret"
     secret.write_text("{}")
     secret.chmod(0o600)
@@ -216,13 +193,13 @@ def test_no_link_out_of_the_checkpoint_is_copied(pair: Path, run: Any) -> None: 
     link.symlink_to(secret)
     for kind in ("onnxruntime", "tensorrt_llm"):
         with pytest.raises(CheckpointError, match=r"added_tokens\.json is a link out of"):
-            build(config(pair, engine={"kind": kind}), pair / "new", quiet)
+            build(config_of(pair, engine={"kind": kind}), pair / "new", quiet)
     code, _, err = run("inspect", pair / "target", pair / "drafter")
     assert (code, err) in ((1, ""), (0, ""))
     # a file of its own stays as private as it was
     link.unlink()
     secret.rename(link)
-    build(config(pair), pair / "new", quiet)
+    build(config_of(pair), pair / "new", quiet)
     assert (pair / "new" / "tokenizer" / link.name).stat().st_mode & 0o777 == 0o600
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builds import config_of, edit, edit_weights
+from commands import run
+from families import to_speculators
 from pairs import Pair as Directories
 from pairs import make_pair
 from safetensors.torch import load_file, save_file
-from test_checkpoints import edit, edit_weights
-from test_formats import to_speculators
 from transformers import GptOssConfig
 
 from dflash_trt.build.acceptance_probe import measure
@@ -32,8 +32,6 @@ from dflash_trt.checkpoints import (
 )
 from dflash_trt.checkpoints.pair import PAIR_CHECKS
 from dflash_trt.checkpoints.zlab import default_taps
-from dflash_trt.cli.main import main
-from dflash_trt.config import BuildConfig
 from dflash_trt.errors import PairError
 
 DEMO = Path(__file__).parents[2] / "examples" / "pycode"
@@ -44,26 +42,8 @@ Spoil = Callable[[Path, Path], object]  # of the target's and the drafter's dire
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random pair with nothing to find fault with."""
     directory = tmp_path_factory.mktemp("original")
-    make_pair(directory, layers=9, taps=(1, 4, 6), tied=False)
-    # make_pair gives the drafter a RoPE base of its own
-    edit(directory / "drafter", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    make_pair(directory, layers=9, taps=(1, 4, 6), tied=False, rope_theta=10000.0)
     return directory
-
-
-@pytest.fixture
-def spoiled(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "pair"))
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`run(*arguments)` as the shell would see it, in this process: code, stdout, stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dflash-trt", *map(str, arguments)])
-        return main(), *capsys.readouterr()
-
-    return call
 
 
 def results(pair: Path, **config: int) -> dict[str, str]:
@@ -151,43 +131,43 @@ CASES: dict[str, tuple[Spoil, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_check_fires_on_its_fault(spoiled: Path, name: str) -> None:
-    assert bad(spoiled) == {}
+def test_each_check_fires_on_its_fault(pair: Path, name: str) -> None:
+    assert bad(pair) == {}
     spoil, others = CASES[name]
-    spoil(spoiled / "target", spoiled / "drafter")
-    assert bad(spoiled).keys() == {name, *others}
+    spoil(pair / "target", pair / "drafter")
+    assert bad(pair).keys() == {name, *others}
 
 
-def test_a_tied_head_of_its_own_has_to_be_the_embedding(spoiled: Path) -> None:
-    target = spoiled / "target"
+def test_a_tied_head_of_its_own_has_to_be_the_embedding(pair: Path) -> None:
+    target = pair / "target"
     edit(target, tie_word_embeddings=True)
-    assert bad(spoiled) == {"target-head": "error"}
-    pair = load_target(target), load_drafter(spoiled / "drafter")
+    assert bad(pair) == {"target-head": "error"}
+    loaded = load_target(target), load_drafter(pair / "drafter")
     with pytest.raises(PairError, match=r"own lm_head\.weight is not its embedding"):
-        check_pair(*pair, None)
+        check_pair(*loaded, None)
     # both hold the embedding, as transformers would have saved them
     edit_weights(target, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"] + 0}))
-    assert bad(spoiled) == {}
+    assert bad(pair) == {}
 
 
-def test_faults_that_need_more_than_one_pair(spoiled: Path) -> None:
-    assert bad(spoiled, draft_tokens=8) == {"draft-tokens": "error"}
-    assert bad(spoiled, draft_tokens=7, max_seq_len=512) == {}
-    assert bad(spoiled, max_seq_len=513) == {"context-length": "warning"}
+def test_faults_that_need_more_than_one_pair(pair: Path) -> None:
+    assert bad(pair, draft_tokens=8) == {"draft-tokens": "error"}
+    assert bad(pair, draft_tokens=7, max_seq_len=512) == {}
+    assert bad(pair, max_seq_len=513) == {"context-length": "warning"}
 
 
-def test_refused_models_are_checked_as_far_as_they_can_be_read(spoiled: Path) -> None:
+def test_refused_models_are_checked_as_far_as_they_can_be_read(pair: Path) -> None:
     """Here the drafter's RoPE, the published mask and the architecture it was trained for."""
-    target, drafter = spoiled / "target", spoiled / "drafter"
+    target, drafter = pair / "target", pair / "drafter"
     edit(target, architectures=["Qwen3NextForCausalLM"], rope_parameters=YARN)
     edit(drafter, speculators_config={"verifier": {"architectures": ["LlamaForCausalLM"]}})
-    found = results(spoiled)
+    found = results(pair)
     assert found["rope-scaling"] == found["verifier"] == "warning"
     assert found["hidden-size"] == found["mask-in-vocabulary"] == "passed"
     assert found["target-tensors"] == "not checked"
     edit(target, vocab_size=151936)
     edit(drafter, vocab_size=151936)
-    assert results(spoiled)["mask-as-published"] == "warning"
+    assert results(pair)["mask-as-published"] == "warning"
 
 
 def test_every_check_has_a_case() -> None:
@@ -197,11 +177,11 @@ def test_every_check_has_a_case() -> None:
     assert sorted(names) == sorted(CASES.keys() | elsewhere)
 
 
-def test_a_scaled_rope_ends_where_its_scaling_does(spoiled: Path) -> None:
+def test_a_scaled_rope_ends_where_its_scaling_does(pair: Path) -> None:
     long = YARN | {"factor": 1.5}
-    edit(spoiled / "target", rope_parameters=YARN)
-    edit(spoiled / "drafter", rope_parameters=long)
-    assert bad(spoiled)["context-length"] == "warning"
+    edit(pair / "target", rope_parameters=YARN)
+    edit(pair / "drafter", rope_parameters=long)
+    assert bad(pair)["context-length"] == "warning"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +202,7 @@ def test_default_taps_are_those_of_the_published_drafters(
     assert default_taps(layers, count) == taps
 
 
-def test_the_demo_pair_passes(run: Any) -> None:
+def test_the_demo_pair_passes() -> None:
     code, out, err = run("inspect", DEMO / "target", DEMO / "drafter", "--json")
     report = json.loads(out)
     assert (code, err) == (0, "")
@@ -242,7 +222,7 @@ def test_the_demo_pair_passes(run: Any) -> None:
     assert states == {"onnxruntime": "built", "tensorrt": "built", "tensorrt_llm": "built"}
 
 
-def test_the_text_names_every_check_and_kind(run: Any) -> None:
+def test_the_text_names_every_check_and_kind() -> None:
     code, out, _ = run("inspect", DEMO / "target", DEMO / "drafter")
     assert code == 0
     for check in PAIR_CHECKS:
@@ -256,13 +236,13 @@ def test_the_text_names_every_check_and_kind(run: Any) -> None:
 
 
 def test_a_refused_model_is_described_with_the_reason(
-    run: Any, spoiled: Path, capsys: pytest.CaptureFixture[str]
+    pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = spoiled / "target"
+    directory = pair / "target"
     config = GptOssConfig(num_hidden_layers=4, hidden_size=64).to_dict()
     config |= {"architectures": ["Unknown\x1b[2J\ud800"], "layer_types": ["linear_attention"] * 4}
     (directory / "config.json").write_text(json.dumps(config))
-    code, out, _ = run("inspect", directory, spoiled / "drafter", "--json")
+    code, out, _ = run("inspect", directory, pair / "drafter", "--json")
     report = json.loads(out)
     assert code == 1
     assert "Unknown" in report["target"]["refused"]["problem"]
@@ -275,8 +255,8 @@ def test_a_refused_model_is_described_with_the_reason(
     assert "\x1b" not in out
 
 
-def test_the_kinds_say_why_not(spoiled: Path) -> None:
-    target, drafter = spoiled / "target", spoiled / "drafter"
+def test_the_kinds_say_why_not(pair: Path) -> None:
+    target, drafter = pair / "target", pair / "drafter"
 
     def reasons(kind: str) -> str:
         kinds = {found["kind"]: found for found in inspect(target, drafter)["engine_kinds"]}
@@ -297,20 +277,20 @@ def test_the_kinds_say_why_not(spoiled: Path) -> None:
         assert "mask-in-vocabulary" in reasons(kind)
 
 
-def test_a_drafter_of_speculators_says_what_it_was_trained_for(spoiled: Path) -> None:
-    drafter, own = spoiled / "drafter", spoiled / "zlab"
+def test_a_drafter_of_speculators_says_what_it_was_trained_for(pair: Path) -> None:
+    drafter, own = pair / "drafter", pair / "zlab"
     drafter.rename(own)
-    to_speculators(Directories(spoiled / "target", own), drafter, from_anchor=False, ids=range(320))
-    assert bad(spoiled) == {}
+    to_speculators(Directories(pair / "target", own), drafter, from_anchor=False, ids=range(320))
+    assert bad(pair) == {}
     verifier = {"verifier": {"architectures": ["LlamaForCausalLM"]}}
     edit(drafter, speculators_config=verifier)
-    assert bad(spoiled) == {"verifier": "warning"}
+    assert bad(pair) == {"verifier": "warning"}
     # ids that count from 0, as in the other format
     edit(drafter, speculators_config=None, aux_hidden_state_layer_ids=[1, 4, 6])
-    assert bad(spoiled) == {"taps-off-by-one": "warning"}
+    assert bad(pair) == {"taps-off-by-one": "warning"}
 
 
-def test_what_is_no_model_is_one_sentence(run: Any, tmp_path: Path) -> None:
+def test_what_is_no_model_is_one_sentence(tmp_path: Path) -> None:
     for argument in (tmp_path, tmp_path / "none", "org/name"):
         code, out, err = run("inspect", argument)
         assert (code, out) == (1, "")
@@ -321,16 +301,14 @@ def test_what_is_no_model_is_one_sentence(run: Any, tmp_path: Path) -> None:
     assert "drafter" in err
 
 
-def test_build_stops_at_errors_and_hands_on_warnings(spoiled: Path) -> None:
-    config = BuildConfig(
-        name="x", target={"path": spoiled / "target"}, drafter={"path": spoiled / "drafter"}
-    )
-    dflash(spoiled / "drafter", mask_token_id=65)
-    result = build(config, spoiled / "built", lambda *_: None)
+def test_build_stops_at_errors_and_hands_on_warnings(pair: Path) -> None:
+    config = config_of(pair)
+    dflash(pair / "drafter", mask_token_id=65)
+    result = build(config, pair / "built", lambda *_: None)
     assert [warning.name for warning in result.warnings] == ["mask-is-special"]
-    dflash(spoiled / "drafter", mask_token_id=320)
+    dflash(pair / "drafter", mask_token_id=320)
     with pytest.raises(PairError, match="mask_token_id 320 is outside"):
-        build(config, spoiled / "other", lambda *_: None)
+        build(config, pair / "other", lambda *_: None)
 
 
 def test_deep_tells_a_drafter_from_one_of_another_model(tmp_path: Path) -> None:
@@ -358,10 +336,10 @@ def test_deep_tells_a_drafter_from_one_of_another_model(tmp_path: Path) -> None:
     assert right.identical == wrong.identical == 2
 
 
-def test_deep_prints_what_it_measured(run: Any, spoiled: Path) -> None:
-    code, out, _ = run("inspect", spoiled / "target", spoiled / "drafter", "--deep", "--json")
+def test_deep_prints_what_it_measured(pair: Path) -> None:
+    code, out, _ = run("inspect", pair / "target", pair / "drafter", "--deep", "--json")
     report = json.loads(out)
     assert code == 0
     assert report["measured"]["prompts"] == 6
     assert report["checks"][-1]["name"] == "acceptance"
-    assert inspect(spoiled / "target").keys() == {"target", "checks", "engine_kinds"}
+    assert inspect(pair / "target").keys() == {"target", "checks", "engine_kinds"}

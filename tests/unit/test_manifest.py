@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builds import config_of, quiet
+from commands import run
 from pairs import make_pair
-from test_build import config, quiet
-from test_inspect import run  # noqa: F401  (a fixture)
 
 from dflash_trt.build import manifest
 from dflash_trt.build.manifest import Differences, check_build, differences, read_manifest
@@ -26,8 +26,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair, with its builds under `built` and `linked`."""
     directory = tmp_path_factory.mktemp("original")
     make_pair(directory)
-    build(config(directory), directory / "built", quiet)
-    build(config(directory, engine={"weights": "link"}), directory / "linked", quiet)
+    build(config_of(directory), directory / "built", quiet)
+    build(config_of(directory, engine={"weights": "link"}), directory / "linked", quiet)
     return directory
 
 
@@ -53,7 +53,7 @@ def test_one_bit_anywhere_is_found(built: Path) -> None:
     assert not differences(built, listed)
 
 
-def test_every_command_refuses_a_changed_build(built: Path, run: Any) -> None:  # noqa: F811
+def test_every_command_refuses_a_changed_build(built: Path) -> None:
     name = "engines/target/model.onnx.data"
     flip(built / name)
     prompts = built.parent / "prompts.jsonl"
@@ -71,7 +71,7 @@ def test_every_command_refuses_a_changed_build(built: Path, run: Any) -> None:  
     assert (code, found["intact"], found["changed"]) == (1, False, [name])
 
 
-def test_check_names_every_file_that_differs(built: Path, run: Any) -> None:  # noqa: F811
+def test_check_names_every_file_that_differs(built: Path) -> None:
     assert run("check", built)[0] == 0
     (built / "tokenizer" / "tokenizer.json").unlink()
     (built / "engines" / "more\n\udcff").write_bytes(b"")
@@ -91,11 +91,11 @@ def test_check_names_every_file_that_differs(built: Path, run: Any) -> None:  # 
 def test_a_corrupted_build_is_built_again(original: Path, tmp_path: Path) -> None:
     pair = Path(shutil.copytree(original, tmp_path / "pair", symlinks=True))
     flip(pair / "built" / "engines" / "drafter" / "model.onnx")
-    assert build(config(pair), pair / "built", quiet).built
-    assert not build(config(pair), pair / "built", quiet).built
+    assert build(config_of(pair), pair / "built", quiet).built
+    assert not build(config_of(pair), pair / "built", quiet).built
 
 
-def test_originals_of_links_are_checked_too(original: Path, run: Any) -> None:  # noqa: F811
+def test_originals_of_links_are_checked_too(original: Path) -> None:
     linked, weights = original / "linked", original / "target" / "model.safetensors"
     listed = read_manifest(linked)
     links = [name for name in listed["files"] if (linked / name).resolve() == weights.resolve()]

@@ -16,10 +16,10 @@ import pytest
 import torch
 import transformers
 import yaml
+from commands import run
 from hub import Repository, running_hub
 from huggingface_hub import constants
 
-from dflash_trt.cli.main import main
 from dflash_trt.errors import CheckpointError
 from dflash_trt.planning import draw
 from dflash_trt.planning.curves import Deployment, curve, front
@@ -343,15 +343,6 @@ def test_figures_that_were_not_fitted_are_met_as_said() -> None:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dflash-trt", *map(str, arguments)])
-        return main(), *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Two config.json files, and no weights at all."""
     drafter = data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"]
@@ -372,7 +363,7 @@ def write(file: Path, **engine: Any) -> None:
 
 
 def test_a_hub_is_asked_for_no_weights(
-    run: Any, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -399,7 +390,7 @@ def test_a_hub_is_asked_for_no_weights(
     assert plan["assumed"]["acceptance"] == pytest.approx(4.68)
 
 
-def test_a_plan_of_two_configs(run: Any, config: Path, tmp_path: Path) -> None:
+def test_a_plan_of_two_configs(config: Path, tmp_path: Path) -> None:
     picture = tmp_path / "plan.svg"
     code, out, _ = run("plan", config, "--json", "--svg", picture)
     plan = json.loads(out)
@@ -421,7 +412,7 @@ def test_a_plan_of_two_configs(run: Any, config: Path, tmp_path: Path) -> None:
     assert "tokens/s" in text
 
 
-def test_what_a_config_and_options_change(run: Any, config: Path) -> None:
+def test_what_a_config_and_options_change(config: Path) -> None:
     def plan(*options: object) -> Any:
         code, out, _ = run("plan", config, "--json", *options)
         assert code == 0
@@ -461,7 +452,7 @@ def test_a_prompt_takes_its_arithmetic(oss: Any, oss_drafter: Any) -> None:
     assert whole.arithmetic / 8 < rest.arithmetic < whole.arithmetic / 6  # it sees the most
 
 
-def test_turns_of_a_chat_wait_for_what_is_not_reused(run: Any, config: Path) -> None:
+def test_turns_of_a_chat_wait_for_what_is_not_reused(config: Path) -> None:
     write(config, kind="tensorrt_llm", hardware="dgx-b300", args={"enable_attention_dp": False})
     plan = json.loads(run("plan", config, "--json")[1])
     chat = plan["chat"]
@@ -477,7 +468,7 @@ def test_turns_of_a_chat_wait_for_what_is_not_reused(run: Any, config: Path) -> 
     assert "reuses none" in text
 
 
-def test_what_cannot_be_planned_is_said(run: Any, config: Path) -> None:
+def test_what_cannot_be_planned_is_said(config: Path) -> None:
     assert run("plan", config, "--acceptance", 40)[0] == 2
     code, _, error = run("plan", config, "--machine", "dgx-1")
     assert code == 2
@@ -493,7 +484,7 @@ def test_what_cannot_be_planned_is_said(run: Any, config: Path) -> None:
     assert (code, "states no" in error) == (1, True)
 
 
-def test_text_says_how_far_it_may_be_off(run: Any, config: Path) -> None:
+def test_text_says_how_far_it_may_be_off(config: Path) -> None:
     code, out, _ = run("plan", config, "--machine", "hgx-h200")
     assert code == 0
     assert "These are estimates" in out
@@ -502,7 +493,7 @@ def test_text_says_how_far_it_may_be_off(run: Any, config: Path) -> None:
     assert "…" not in out  # no number is cut off
 
 
-def test_a_model_too_large_is_said(run: Any, config: Path, tmp_path: Path) -> None:
+def test_a_model_too_large_is_said(config: Path, tmp_path: Path) -> None:
     target = tmp_path / "target" / "config.json"
     target.write_text(json.dumps({**json.loads(target.read_text()), "num_local_experts": 8192}))
     code, out, _ = run("plan", config, "--machine", "hgx-h100", "--svg", tmp_path / "none.svg")
@@ -511,7 +502,7 @@ def test_a_model_too_large_is_said(run: Any, config: Path, tmp_path: Path) -> No
     assert "nothing fits" in (tmp_path / "none.svg").read_text()
 
 
-def test_names_in_a_picture_cannot_break_it(oss: Any, run: Any, config: Path) -> None:
+def test_names_in_a_picture_cannot_break_it(oss: Any, config: Path) -> None:
     plan = json.loads(run("plan", config, "--json")[1])
     plan["target"]["name"] = "<script>&"
     assert "<script>" not in draw(plan)

@@ -59,25 +59,25 @@ def test_nothing_is_lost_and_each_clients_order_is_kept(seed: int) -> None:
             assert turns.newest(client) == own[::-1]
 
 
-def test_who_holds_most_gives_way_to_who_holds_two_fewer() -> None:
-    places = Admission(4, None)
-    places.take("a", 3)
-    places.take("b", 1)
-    assert places.missing(1) == 1
-    assert places.gives_way("b", 1) == "a"  # then both have two
-    assert places.gives_way("a", 1) is None
-    assert places.gives_way("c", 2) is None  # it would hold more than who gave way
-    places.give_back("a", 1)
-    places.take("b", 1)
-    assert places.gives_way("b", 1) is None
-    assert places.gives_way("c", 1) == "a"
+def test_who_has_most_is_evicted_for_who_has_two_fewer() -> None:
+    admission = Admission(4, None)
+    admission.admit("a", 3)
+    admission.admit("b", 1)
+    assert admission.excess(1) == 1
+    assert admission.victim("b", 1) == "a"  # then both have two
+    assert admission.victim("a", 1) is None
+    assert admission.victim("c", 2) is None  # it would hold more than who is evicted
+    admission.release("a", 1)
+    admission.admit("b", 1)
+    assert admission.victim("b", 1) is None
+    assert admission.victim("c", 1) == "a"
 
 
 def test_a_limit_of_one_client() -> None:
-    places = Admission(10, 3)
-    places.take("a", 2)
-    assert not places.too_many("a", 1)
-    assert places.too_many("a", 2)
-    assert not places.too_many("b", 3)
-    places.give_back("a", 2)
-    assert not places.too_many("a", 3)
+    admission = Admission(10, 3)
+    admission.admit("a", 2)
+    assert not admission.over_client_limit("a", 1)
+    assert admission.over_client_limit("a", 2)
+    assert not admission.over_client_limit("b", 3)
+    admission.release("a", 2)
+    assert not admission.over_client_limit("a", 3)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dflash_trt.decoding.messages import DISCARD, FREED, Float32, VerifyInput, slot_copies
+from dflash_trt.engines import KEPT
 
 STEP = 16  # features are handed over in multiples of it, so that few steps are bound
 
@@ -26,7 +27,9 @@ class FeatureBuffer:
         """
         first_slot, draft_tokens, _, *copies = x.batch.tolist()
         n, width, size = features.shape
-        for source, destination, _ in slot_copies(copies):
+        for source, destination, *_ in slot_copies(copies):
+            if destination >= KEPT:  # of a sequence that goes on
+                continue
             parts, end = self._parts.pop(source, []), self._ends.pop(source, 0)
             if destination != FREED:
                 self._parts[destination], self._ends[destination] = parts, end

@@ -71,7 +71,7 @@ class Engine(LoadedEngine):
         self._gpu.copy(source, destination)
 
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
-        """An execution context of its own for these shapes: a CUDA graph belongs to one."""
+        """A step of these shapes, in its own execution context: a CUDA graph belongs to one."""
         info, gpu = self.info, self._gpu
         given, taken = step_tensors(info, n, width, visible, scored, context)
         shapes = {name: shape for name, (_, shape) in {**given, **taken}.items()}
@@ -130,7 +130,7 @@ class Engine(LoadedEngine):
     def _buffers(
         self, name: str, dtype: str, shape: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory of a tensor on the host and on the GPU."""
+        """Memory for a tensor on the host and on the GPU."""
         dtype, gpu = dtype.rstrip("_"), self._gpu  # numpy's bool_
         if name not in LARGE:
             return gpu.host(shape, dtype), gpu.memory(shape, dtype)
@@ -172,7 +172,7 @@ class Engine(LoadedEngine):
         return engine
 
     def _check_tensors(self) -> None:
-        """The plan is what `engine.json` says of it: so caches are written in place."""
+        """Raise EngineError unless tensors and aliases are those of `engine.json`."""
         engine, plan = self._engine, self._plan
         found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
         aliases = {name: engine.get_aliased_input_tensor(name) for name in plan.outputs}
@@ -199,7 +199,7 @@ class Engine(LoadedEngine):
 
 
 class _Run:
-    """Work that becomes one CUDA graph when it is asked for again."""
+    """A step's work, which becomes a CUDA graph when it runs again."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class _Run:
 
 
 def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
-    """TensorRT-RTX's is not while it still compiles kernels for the shapes; the other's always."""
+    """Whether a CUDA graph can be recorded: not while TensorRT-RTX still compiles kernels."""
     asked = getattr(execution, "is_stream_capturable", None)
     return asked is None or bool(asked(stream))
 

@@ -10,7 +10,7 @@ PAUSE = 0.0001  # seconds between two looks after that
 
 
 class Gpu:
-    """What is called here happens in the order of the calls; `wait` waits for it."""
+    """A GPU and one stream: calls run in order, and `wait` waits for them."""
 
     def __init__(self, index: int) -> None:
         torch.cuda.set_device(index)
@@ -25,16 +25,16 @@ class Gpu:
             return torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
 
     def host(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        """Zeros in memory of the host that the GPU reads and writes by itself."""
+        """Zeros in pinned memory of the host."""
         return torch.zeros(shape, dtype=getattr(torch, dtype), pin_memory=True)
 
     def copy(self, source: torch.Tensor, to: torch.Tensor) -> None:
-        """Between any two of these."""
+        """Copy between any two of these; returns before it is done."""
         with torch.cuda.stream(self._stream):
             to.copy_(source, non_blocking=True)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What `work` would do, as one CUDA graph to be launched."""
+        """Record `work` as a CUDA graph; returns what launches it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(capture_error_mode="thread_local")
@@ -50,7 +50,7 @@ class Gpu:
         return launch
 
     def wait(self) -> None:
-        """Until all of it is done."""
+        """Wait until all calls are done."""
         if self.check is None:
             self._stream.synchronize()
             return

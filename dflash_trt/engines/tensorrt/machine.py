@@ -11,7 +11,7 @@ MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_* of cuda.h
 
 
 def compute_capabilities() -> list[str]:
-    """Of each GPU, as "8.9"; none where there is no driver.
+    """The compute capability of each GPU, as "8.9"; [] where there is no driver.
 
     Asked of NVIDIA's driver itself, because nothing else need be installed.
     """
@@ -32,7 +32,7 @@ def compute_capabilities() -> list[str]:
 
 
 def check_machine(info: EngineInfo) -> PlanInfo:
-    """What a plan needs is here; EngineError that says what is not."""
+    """Raise EngineError for what a plan needs and this machine lacks; returns the plan's info."""
     plan = info.plan
     assert plan is not None
     wanted = " or ".join(plan.compute_capabilities)

@@ -81,7 +81,7 @@ def check(network: trt.INetworkDefinition, graph: ir.Graph) -> list[str]:
 
 
 def check_form(graph: ir.Graph) -> None:
-    """EngineError where a graph says what the parser is known to read over."""
+    """Raise EngineError where a graph says what the parser is known to ignore."""
     known = {"Attention": ({"scale"}, 4), "TensorScatter": ({"axis", "mode"}, 3)}
     for node in graph:
         if node.op_type not in known:
@@ -105,7 +105,7 @@ def _check_types(layer: trt.ILayer) -> None:
 
 
 def _check_update(node: ir.Node, layer: trt.ILayer) -> None:
-    """A cache is written in place: the layer's ends are the network's own."""
+    """A cache is written in place only between an input and an output of the network."""
     cache, new = layer.get_input(0), layer.get_output(0)
     given, taken = node.inputs[0], node.outputs[0]
     assert given is not None
@@ -163,7 +163,7 @@ NAMES = {
 
 
 def describe(tensor: trt.ITensor) -> tuple[str, tuple[int, ...]]:
-    """Its dtype, named as torch and numpy do, and its shape, with -1 where it is dynamic."""
+    """Dtype, by its name in torch and numpy, and shape, with -1 where it is dynamic."""
     names = {
         trt.DataType.BF16: "bfloat16",
         trt.DataType.BOOL: "bool",

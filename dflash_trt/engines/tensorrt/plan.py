@@ -96,7 +96,7 @@ def describe(
     targets: tuple[str, ...],
     prefill_chunk: int,
 ) -> PlanInfo:
-    """What `engine.json` says of a plan of this graph, which lies at `path` without its casts."""
+    """What `engine.json` says of this graph's plan; at `path` the graph lies without its casts."""
     prefill_chunk = max(min(prefill_chunk, info.max_seq_len), info.most_verified)
     if info.role == "drafter":  # takes features that were held back with those of a chunk
         prefill_chunk += HELD
@@ -155,7 +155,7 @@ def _profile(
 
 
 def capabilities(engine: TensorRT) -> tuple[str, ...]:
-    """What to build for; EngineError where the library or a GPU that it needs is missing."""
+    """Compute capabilities to build for; EngineError if the library or its GPU is missing."""
     use(engine.library)
     if engine.library == "tensorrt_rtx":
         return tuple(engine.compute_capabilities or CAPABILITIES)
@@ -169,7 +169,7 @@ def capabilities(engine: TensorRT) -> tuple[str, ...]:
 
 
 def timing_cache(plan: PlanInfo) -> Path:
-    """Where measured kernels are kept from one build to the next: of one library and one GPU."""
+    """Where kernel timings are kept between builds: a file for each library version and GPU."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     capability = plan.compute_capabilities[0]
     return Path(base) / "dflash-trt" / f"{plan.library}-{plan.version}-{capability}.timing"

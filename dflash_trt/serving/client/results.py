@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,8 @@ class Completion:
 
 
 LISTS = ("token_ids", "round_tokens", "token_sources", "logprobs", "top_logprobs")
-TOTALS = ("completion_tokens", "rounds", "drafted", "accepted", "acceptance_length")
+# those that are output tensors
+TOTALS = [each.name for each in fields(Summary) if each.name not in ("finish_reason", "seconds")]
 
 
 def to_completion(chunks: Iterable[Chunk]) -> Completion:
@@ -95,15 +96,13 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
     logprobs = values["token_logprobs"].tolist()
     pairs = zip(values["top_token_ids"].tolist(), values["top_logprobs"].tolist(), strict=True)
     tops = [dict(zip(ids, probs, strict=True)) for ids, probs in pairs]
-    prompt_tokens = int(values["prompt_tokens"][0])
     chunks = []
     for k, reason in enumerate(values["finish_reason"].tolist()):
         summary = Summary(
             finish_reason=reason.decode(),
-            prompt_tokens=prompt_tokens,
             seconds=time.monotonic() - start,
-            time_to_first_token=values["time_to_first_token"][k].item(),
-            **{name: values[name][k].item() for name in TOTALS},
+            # one for all choices, or one for each
+            **{name: values[name][k % len(values[name])].item() for name in TOTALS},
         )
         chunk = Chunk(
             text=values["text_output"][k].decode(),
@@ -114,7 +113,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
             token_sources=sources[tokens[k]],
             logprobs=logprobs[tokens[k]],
             top_logprobs=tops[tokens[k]],
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=summary.prompt_tokens,
             completion_tokens=summary.completion_tokens,
         )
         chunks.append(chunk)

@@ -1,43 +1,42 @@
-"""Admission for sequences, running and waiting, and which clients hold them."""
+"""Admission: how many sequences may run and wait, in all and of one client."""
 
 from collections import Counter
 
 
 class Admission:
-    """So many in all, and of one client, where there is such a limit. Not for several threads."""
+    """Counts admitted sequences by client. Not thread-safe."""
 
-    def __init__(self, most: int, most_each: int | None) -> None:
-        self.most = most
-        self.most_each = most if most_each is None else min(most, most_each)
-        self._held: Counter[str] = Counter()
+    def __init__(self, limit: int, client_limit: int | None) -> None:
+        self.limit = limit
+        self.client_limit = limit if client_limit is None else min(limit, client_limit)
+        self._admitted: Counter[str] = Counter()
 
     @property
-    def held(self) -> int:
-        return self._held.total()
+    def total(self) -> int:
+        return self._admitted.total()
 
-    def missing(self, count: int) -> int:
-        """How many of so many places are not free."""
-        return max(0, self.held + count - self.most)
+    def excess(self, count: int) -> int:
+        """By how many sequences the limit would be exceeded with `count` more."""
+        return max(0, self.total + count - self.limit)
 
-    def too_many(self, client: str, count: int) -> bool:
-        """Whether so many more would be above the limit of one client."""
-        return self._held[client] + count > self.most_each
+    def over_client_limit(self, client: str, count: int) -> bool:
+        return self._admitted[client] + count > self.client_limit
 
-    def take(self, client: str, count: int) -> None:
-        self._held[client] += count
+    def admit(self, client: str, count: int) -> None:
+        self._admitted[client] += count
 
-    def give_back(self, client: str, count: int) -> None:
-        self._held[client] -= count
-        if not self._held[client]:
-            del self._held[client]
+    def release(self, client: str, count: int) -> None:
+        self._admitted[client] -= count
+        if not self._admitted[client]:
+            del self._admitted[client]
 
-    def gives_way(self, client: str, count: int) -> str | None:
-        """Who is to give up the places that a client misses: the one that holds most.
+    def victim(self, client: str, count: int) -> str | None:
+        """Whose waiting requests to evict for `count` more of `client`: who has most admitted.
 
-        None: nobody, since it would then hold fewer than the client that comes.
+        None if that one would then have fewer than `client`.
         """
-        if not self._held:
+        if not self._admitted:
             return None
-        most = max(self._held, key=lambda each: self._held[each])
-        left = self._held[most] - self.missing(count)
-        return most if left >= self._held[client] + count else None
+        most = max(self._admitted, key=lambda each: self._admitted[each])
+        left = self._admitted[most] - self.excess(count)
+        return most if left >= self._admitted[client] + count else None

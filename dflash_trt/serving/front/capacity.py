@@ -1,4 +1,4 @@
-"""What a build holds at once, as `serve` says it."""
+"""What a build can hold at once, as `serve` says it."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
 def capacity(directory: Path) -> str:
-    """Slots, context, memory of the KV caches and threads of a built directory, in a line.
+    """Slots, context length, KV cache memory and threads of a built directory, in a line.
 
     EngineError or BuildError where an engine's description is damaged.
     """
@@ -31,6 +31,4 @@ def capacity(directory: Path) -> str:
 
 def _cache_bytes(info: EngineInfo) -> int:
     """Keys and values of all slots, over all ranks."""
-    wide = 2 if info.plan else 4  # plans are in 16 bits, graphs in float32
-    of_a_token = 2 * wide * sum(heads * head_dim for heads, head_dim in info.caches)
-    return of_a_token * info.slots * info.cache_len * info.ranks
+    return info.token_bytes * info.slots * info.cache_len

@@ -1,4 +1,4 @@
-"""What `serve` asks of the front model and tells it, over the socket of plain requests."""
+"""What `serve` asks and tells the request handler, over the Unix socket of `unary.py`."""
 
 import json
 import socket
@@ -10,26 +10,26 @@ from typing import Literal, NamedTuple
 TIMEOUT = 2.0  # seconds
 Command = Literal[
     "status",
-    "drain",  # takes no more requests
-    "end",  # ends those that are left with an error
+    "drain",  # refuse new requests
+    "end",  # refuse new requests, end the others with an error
 ]
 
 
 class Status(NamedTuple):
-    """What the front model says of itself."""
+    """The request handler's state."""
 
-    open: int  # sequences taken and not yet answered
+    open: int  # sequences that run or wait
     progress: int  # tokens processed since it started
 
 
 @dataclass(frozen=True)
 class Control:
-    """The supervisor's end; `socket`: the path of the front model's Unix socket."""
+    """The supervisor's end; `path`: of the socket."""
 
     path: Path
 
     def ask(self, command: Command) -> Status | None:
-        """The state after `command` was obeyed; None without an answer in `TIMEOUT` seconds."""
+        """The state after the command; None without an answer in `TIMEOUT` seconds."""
         with suppress(OSError, ValueError, TypeError), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(TIMEOUT)
             connection.connect(str(self.path))

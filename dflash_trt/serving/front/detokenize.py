@@ -4,14 +4,14 @@ from tokenizers import Tokenizer
 
 from dflash_trt.panics import panics_as_errors
 
-HOLE = "\N{REPLACEMENT CHARACTER}"  # what a decoder gives for bytes that are not (yet) a character
+HOLE = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not (yet) a character
 
 
 class Detokenizer:
-    """Turns tokens into text as they come; the pieces add up to the text of all tokens.
+    """Turns tokens into text as they come; the pieces add up to the text of all.
 
-    Only a window of tokens is decoded: it starts one piece back, because some decoders treat the
-    first token of a text differently (they drop its leading space).
+    Only a window of the last tokens is decoded. It begins one piece back, since some decoders drop
+    the leading space of a text's first token.
     """
 
     def __init__(
@@ -21,16 +21,16 @@ class Detokenizer:
         *,
         skip_special: bool = True,
     ) -> None:
-        """hidden: tokens that are no text, beside the special ones if `skip_special`."""
+        """hidden: tokens to leave out; with `skip_special`, the special ones are left out too."""
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._skip_special = skip_special
         self._window: list[int] = []
-        self._context = 0  # tokens at the start of the window whose text was given out before it
-        self._given = 0  # characters of the window's text that were given out
+        self._context = 0  # tokens that the window begins with, whose text was given out
+        self._given = 0  # characters of the window's text, given out
 
     def push(self, tokens: list[int], *, last: bool = False) -> str:
-        """The new text after `tokens`; an unfinished character is held back until `last`."""
+        """The new text with `tokens`; an unfinished character is withheld until `last`."""
         self._window += tokens
         text = self._decode(self._window)
         complete = text if last else text.rstrip(HOLE)

@@ -1,7 +1,7 @@
 """The decoder over our own engines: threads that run rounds.
 
-Each group of cache rows has a thread that runs its rounds; two of them take turns in `verify` and
-`draft`.
+Each group of slots has a thread and a scheduler. Two groups alternate: while one is in `draft`, the
+other is in `verify`.
 """
 
 import logging
@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 
 WAIT_LOADED = 0.2  # seconds before each look at whether the models are there
 IDLE = 0.5  # seconds after which an idle thread looks again
-GROUPS_FROM = 8  # active sequences from which two groups of rows are quicker than one
+TWO_GROUPS_FROM = 8  # active sequences from which two groups are faster than one
+ROUND_FAILED = "A decoding round failed. The server's log says why."
+ENGINE_GONE = "An engine is not running. Try again later."
 
 
 class EngineGoneError(Exception):
@@ -31,17 +33,17 @@ class EngineGoneError(Exception):
 
 
 @dataclass(eq=False)
-class _Group:
-    """A range of cache rows, decoded by one thread."""
+class _SlotGroup:
+    """Slots `first` to `first + slots - 1`, decoded by one thread."""
 
-    first_row: int
-    rows: int
+    first: int
+    slots: int
     scheduler: Scheduler
     thread: threading.Thread = field(init=False)
 
 
 class EngineLoop:
-    """A `front.Decoder` over `run_round`."""
+    """A `request_handler.Decoder` over `run_round`."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class EngineLoop:
         self._costs: CostProfile | None = None
         self._measured = threading.Event()
         self._closing = False
-        self._changed = threading.Condition()  # guards _closing; told of new work
+        self._changed = threading.Condition()  # guards _closing; notified of new work
 
     def new_sequence(self, request: Request) -> Sequence:
         """See `Decoder`. Its grammar is compiled here, in the thread that reads requests."""
@@ -72,8 +74,8 @@ class EngineLoop:
     def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None:
         self._queue, self._deliver = queue, deliver
         self._groups = [
-            _Group(first, rows, self._new_scheduler(first, rows))
-            for first, rows in _row_groups(self._settings)
+            _SlotGroup(first, slots, self._new_scheduler(first, slots))
+            for first, slots in _slot_groups(self._settings)
         ]
         for group in self._groups:
             group.thread = threading.Thread(target=self._run, args=[group], daemon=True)
@@ -90,21 +92,21 @@ class EngineLoop:
         for group in self._groups:
             group.thread.join(timeout)
 
-    def _new_scheduler(self, first_row: int, rows: int) -> Scheduler:
+    def _new_scheduler(self, first: int, slots: int) -> Scheduler:
         settings = self._settings
         policy, proposer = strategy(settings.speculation, self._target, self._costs)
         return Scheduler(
             self._run_round,
-            slots=rows,
+            slots=slots,
             max_seq_len=settings.max_seq_len,
             prefill_chunk=settings.prefill_chunk,
             policy=policy,
             proposer=proposer,
             queue=self._queue,
-            first_slot=first_row,
+            first_slot=first,
         )
 
-    def _run(self, group: _Group) -> None:
+    def _run(self, group: _SlotGroup) -> None:
         self._prepare(group)
         while not self._closing:
             with self._changed:
@@ -112,30 +114,31 @@ class EngineLoop:
                     lambda: self._closing or group.scheduler.active or self._may_take(group), IDLE
                 )
             if group.scheduler.active or self._may_take(group):
-                held = group.scheduler.sequences
+                sequences = group.scheduler.sequences
                 try:
-                    self._step(group, held)
+                    self._step(group, sequences)
                 except Exception as error:
-                    self._give_up(group, held, error)
+                    self._fail(group, sequences, error)
 
-    def _step(self, group: _Group, held: list[Sequence]) -> None:
+    def _step(self, group: _SlotGroup, sequences: list[Sequence]) -> None:
+        """A scheduler's step; sequences that had slots in it are added to `sequences`."""
         scheduler = group.scheduler
         for sequence in scheduler.sequences:
             if sequence.dropped:
                 scheduler.finish(sequence, "cancelled")
                 self._deliver(sequence)
         before, start = scheduler.active, time.perf_counter()
-        news = scheduler.step(take=self._may_take(group))
+        advanced = scheduler.step(take=self._may_take(group))
         seconds = time.perf_counter() - start
-        held += news  # one may have come and ended in this very step
-        for sequence in news:
+        sequences += advanced  # one may have come and ended in this very step
+        for sequence in advanced:
             self._deliver(sequence, message=sequence.failure or NO_NUMBER)
-        self._measure_step(scheduler, seconds)
+        self._count(scheduler, seconds)
         if scheduler.active > before and len(self._groups) > 1:
-            self.wake()  # it may be the other group's turn now
+            self.wake()  # the other group may take the next one
 
-    def _measure_step(self, scheduler: Scheduler, seconds: float) -> None:
-        """Tell the metrics what a step took and what holds after it."""
+    def _count(self, scheduler: Scheduler, seconds: float) -> None:
+        """Tell the metrics of a step that took `seconds`, and of what holds after it."""
         report = scheduler.report
         if report is not None and report.prompt_tokens:
             self._metrics.prefill(tokens=report.prompt_tokens, seconds=seconds)
@@ -155,8 +158,8 @@ class EngineLoop:
             kv_rows=sum(each.kv_rows for each in schedulers),
         )
 
-    def _may_take(self, group: _Group) -> bool:
-        """Whether the next waiting sequence should join this group.
+    def _may_take(self, group: _SlotGroup) -> bool:
+        """Whether the next waiting sequence goes to this group.
 
         The first group fills up alone until there are enough for two; then the smaller one grows.
         """
@@ -164,20 +167,19 @@ class EngineLoop:
             return False
         if len(self._groups) == 1:
             return True
-        first, second = self._groups
-        sizes = first.scheduler.active, second.scheduler.active
-        if group is first:
-            return sizes[0] < GROUPS_FROM // 2 or sizes[0] <= sizes[1]
-        return sizes[0] >= GROUPS_FROM // 2 and sizes[1] < sizes[0]
+        first, second = (each.scheduler.active for each in self._groups)
+        if group is self._groups[0]:
+            return first < TWO_GROUPS_FROM // 2 or first <= second
+        return first >= TWO_GROUPS_FROM // 2 and second < first
 
-    def _prepare(self, group: _Group) -> None:
-        """Know what rounds cost before any is run; the first group's thread measures it."""
+    def _prepare(self, group: _SlotGroup) -> None:
+        """Measures what rounds cost before any is run, in the first group's thread."""
         if group is self._groups[0]:
             if self._settings.speculation.policy == "adaptive":
                 self._measure_costs()
             self._measured.set()
         self._measured.wait()
-        group.scheduler = self._new_scheduler(group.first_row, group.rows)
+        group.scheduler = self._new_scheduler(group.first, group.slots)
 
     def _measure_costs(self) -> None:
         """As soon as the models that run rounds are loaded."""
@@ -196,25 +198,25 @@ class EngineLoop:
                 log.exception("steps cannot be measured; the policy is fixed")
                 return
 
-    def _give_up(self, group: _Group, held: list[Sequence], error: Exception) -> None:
-        """A step failed: its sequences end with an error, the group starts anew.
+    def _fail(self, group: _SlotGroup, sequences: list[Sequence], error: Exception) -> None:
+        """After a failed step: its sequences end with an error, the group starts anew.
 
-        held: those that had slots before or after it; some may have ended in it, unreported.
+        sequences: those that had slots; some may have ended in the step, undelivered.
         """
         log.error("a round failed", exc_info=error)
-        sequences = dict.fromkeys([*held, *group.scheduler.sequences])
-        group.scheduler = self._new_scheduler(group.first_row, group.rows)
-        code, message = INTERNAL, "A decoding round failed. The server's log says why."
+        failed = dict.fromkeys([*sequences, *group.scheduler.sequences])
+        group.scheduler = self._new_scheduler(group.first, group.slots)
+        code, message = INTERNAL, ROUND_FAILED
         if isinstance(error, EngineGoneError):
-            code, message = UNAVAILABLE, "An engine is not running. Try again later."
-        for sequence in sequences:
+            code, message = UNAVAILABLE, ENGINE_GONE
+        for sequence in failed:
             sequence.finish_reason = sequence.finish_reason or "error"
             self._deliver(sequence, code, message)
 
 
-def _row_groups(settings: Settings) -> list[tuple[int, int]]:
-    """First row and number of rows of each group."""
-    if settings.mode == "in_process" or settings.slots < GROUPS_FROM:
+def _slot_groups(settings: Settings) -> list[tuple[int, int]]:
+    """First slot and number of slots of each group."""
+    if settings.mode == "in_process" or settings.slots < TWO_GROUPS_FROM:
         return [(0, settings.slots)]
     half = (settings.slots + 1) // 2
     return [(0, half), (half, settings.slots - half)]

@@ -1,10 +1,10 @@
 """What the Triton models `verify` and `draft` share: an engine, and one step of it per request.
 
-Whoever may infer can call them, too: they serve the front alone, which shows them the server's key.
+They serve the request handler alone: any client may call them, but only it has the server's key.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,12 +24,12 @@ class EngineModel:
     """
 
     load: ClassVar[Callable[[Path], Any]]
-    check: ClassVar[Callable[[EngineInfo, Any], None]]
+    check: ClassVar[Callable[[EngineInfo, Any, Mapping[int, int]], None]]
     step: ClassVar[Callable[[Any, Any], Any]]
     input_type: ClassVar[type[Any]]
 
     def initialize(self, args: dict[str, str]) -> None:
-        given(KEY)  # or say now that there is none
+        given(KEY)  # fails now where there is none
         hide_shared_memory()
         configure()
         parameters = json.loads(args["model_config"])["parameters"]
@@ -46,7 +46,7 @@ class EngineModel:
             return _invalid("This model is internal. Send requests to the model dflash.")
         try:
             x = from_request(cls.input_type, request)._replace(batch=batch)
-            cls.check(self.engine.info, x)
+            cls.check(self.engine.info, x, self.engine.kept)
             output = cls.step(self.engine, x)
         except RequestError as error:
             return _invalid(str(error))

@@ -1,7 +1,7 @@
 """The decoder over TensorRT-LLM: one `tensorrt_llm.LLM`, from whose process all ranks are driven.
 
-It is handed as many sequences as it decodes together, each as a request of its own; who waits does
-so in our line. What is used of it is its LLM API (`tests/fakes/standins` says which version).
+It gets as many sequences as it decodes together, each as a request of its own; others stay in our
+waiting queue. Only its LLM API is used (`tests/fakes/standins` says which version).
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from typing import Any
 from dflash_trt.build.settings import Settings
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
+from dflash_trt.serving.front.guides import guide
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, INVALID, Deliver
 from dflash_trt.serving.internal import end_process
@@ -38,7 +39,7 @@ MPI_JOB = re.compile(
 
 
 def limits(args: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters of `Settings` that the arguments of `LLM(...)` decide."""
+    """The parameters of `Settings` that follow from the arguments of `LLM(...)`."""
     for name in ("max_batch_size", "max_seq_len"):
         if not args.get(name):
             raise BuildError(f"{ARGS_FILE} states no {name}", "Give engine.args one, build again")
@@ -48,30 +49,40 @@ def limits(args: Mapping[str, Any]) -> dict[str, str]:
         "slots": str(args["max_batch_size"] * ranks),
         "max_seq_len": str(args["max_seq_len"]),
         "block_size": str(args["speculative_config"]["max_draft_len"] + 1),
-        "prefill_chunk": "0",  # this and the next are not ours to choose
+        "prefill_chunk": "0",  # TensorRT-LLM decides this and the next
         "speculation": "{}",
     }
 
 
 class RefusedError(Exception):
-    """TensorRT-LLM takes the request not; the message is for its client."""
+    """TensorRT-LLM refuses the request; the message is for its client."""
 
 
 class TensorRTLLM:
-    """A `front.Decoder`; the LLM is loaded when it is made, which takes minutes."""
+    """A `request_handler.Decoder`; making it loads the LLM, which takes minutes."""
 
-    def __init__(self, settings: Settings, args: Mapping[str, Any], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        args: Mapping[str, Any],
+        metrics: Metrics,
+        *,
+        channels: bool = False,
+    ) -> None:
+        """channels: the model writes in them (`chat.has_channels`)."""
         for name in [name for name in os.environ if MPI_JOB.match(name)]:
             del os.environ[name]
-        # Triton's embedded interpreter does not look at it
+        # Triton's embedded interpreter ignores the variable
         sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        import tensorrt_llm  # noqa: PLC0415
+        import tensorrt_llm.sampling_params  # noqa: PLC0415
 
         self._args = args
         self._slots = settings.slots
         self._end_id = min(settings.eos_token_ids, default=0)
         self._metrics = metrics
         self._sampling_params = tensorrt_llm.SamplingParams
+        self._guided = tensorrt_llm.sampling_params.GuidedDecodingParams
+        self._channels = channels
         self._drafts = settings.block_size - 1
         self._llm = tensorrt_llm.LLM(**with_cached_target(args))
         self._running: dict[Sequence, asyncio.Task[None]] = {}
@@ -84,7 +95,7 @@ class TensorRTLLM:
         return Sequence(request)
 
     def check(self, request: Request) -> None:
-        """What TensorRT-LLM refuses or drops with a drafter, and what no built LLM can hold."""
+        """RequestError for what TensorRT-LLM refuses or ignores with a drafter, or cannot hold."""
         if not request.drafting:
             raise RequestError(
                 "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",
@@ -104,6 +115,7 @@ class TensorRTLLM:
                     f"{name} is not possible: this server was built without penalties",
                     "Leave it out, or build with engine.args.speculative_config.enable_penalty.",
                 )
+        self._guide(request)
         most = self._args.get("max_num_tokens", 8192)
         if len(request.prompt) > most and not self._args.get("enable_chunked_prefill"):
             raise RequestError(
@@ -127,14 +139,14 @@ class TensorRTLLM:
     # --- in the loop's thread ---------------------------------------------------------------------
 
     def _look(self) -> None:
-        """End who was dropped, begin who waits."""
+        """Cancels dropped sequences and starts waiting ones."""
         for sequence, task in self._running.items():
             if sequence.dropped:
                 task.cancel()
         while len(self._running) < self._slots and (waiting := self._queue.take()) is not None:
             waiting.started = time.monotonic()
             task = self._running[waiting] = self._loop.create_task(self._decode(waiting))
-            # not within the task: one that is cancelled early never runs
+            # a callback, since a task that is cancelled early never runs
             task.add_done_callback(partial(self._ended, waiting))
         self._metrics.state(active=len(self._running), waiting=len(self._queue))
 
@@ -151,7 +163,7 @@ class TensorRTLLM:
                 list(request.prompt), self._params(request), streaming=True
             )
         except Exception as error:
-            if isinstance(error, ValueError) or _named(error, "RequestError"):
+            if isinstance(error, ValueError) or _is(error, "RequestError"):
                 raise RefusedError(str(error)) from error
             raise
         try:
@@ -167,7 +179,7 @@ class TensorRTLLM:
                     result.abort()
 
     def _params(self, request: Request) -> Any:
-        """Its `SamplingParams`; stop words are found here, in the text."""
+        """TensorRT-LLM's `SamplingParams`; stop words are our own, found in the text."""
         sampling, neutral = request.sampling, type(request.sampling)()
         given = {
             name: getattr(sampling, name)
@@ -177,18 +189,25 @@ class TensorRTLLM:
         return self._sampling_params(
             max_tokens=request.max_tokens,
             temperature=sampling.temperature,  # 0: greedy
-            # with an end id it needs no tokenizer
-            end_id=self._end_id,
+            end_id=self._end_id,  # then it needs no tokenizer
             stop_token_ids=sorted(request.stop_ids - {self._end_id}) or None,
             include_stop_str_in_output=True,
             ignore_eos=self._end_id not in request.stop_ids,
             detokenize=False,
             return_perf_metrics=True,
+            guided_decoding=self._guide(request),
             **given,
         )
 
+    def _guide(self, request: Request) -> Any:
+        """Its `GuidedDecodingParams`; RequestError where the build has none for its grammar."""
+        if request.grammar is None:
+            return None
+        backend = self._args.get("guided_decoding_backend")
+        return self._guided(**guide(request.grammar, backend, channels=self._channels))
+
     def _take(self, sequence: Sequence, result: Any) -> None:
-        """Commit a response: the tokens of an iteration, or of several (`stream_interval`)."""
+        """Commits a response: the tokens of one iteration, or of several (`stream_interval`)."""
         output = result.outputs[0]
         first = not sequence.tokens
         if first:
@@ -196,7 +215,7 @@ class TensorRTLLM:
         taken = sequence.commit(output.token_ids_diff)
         if sequence.finish_reason is None and output.finish_reason is not None:
             sequence.finish_reason = REASONS[output.finish_reason]
-        # an average over all iterations, of which the first is the prompt's; None: not known
+        # the mean over all iterations, the first one is the prompt's; None: not known
         average = result.avg_decoded_tokens_per_iter
         rounds = round(output.length / average) - 1 if average else sequence.rounds + (not first)
         counts = _spread(taken - first, rounds - sequence.rounds)
@@ -207,7 +226,7 @@ class TensorRTLLM:
             self._measure(sequence, output.request_perf_metrics)
 
     def _measure(self, sequence: Sequence, measured: Any) -> None:
-        """How drafting went, by TensorRT-LLM's own count where it gives one."""
+        """Counts drafts: TensorRT-LLM's own numbers, where it gives them."""
         if measured is not None and measured.speculative_decoding.total_draft_tokens:
             sequence.drafted = measured.speculative_decoding.total_draft_tokens
             sequence.accepted = measured.speculative_decoding.total_accepted_draft_tokens
@@ -215,7 +234,7 @@ class TensorRTLLM:
         if accepted:  # a text may end with a draft, before the own token of its last round
             accepted[-1] += sequence.accepted - sum(accepted)
         left, rounds = sequence.drafted, []
-        for count in accepted:  # all rounds draft alike, but for the last
+        for count in accepted:  # all rounds draft equally, but for the last
             rounds.append((min(self._drafts, left),) * 2 + (count,))
             left -= rounds[-1][0]
         self._metrics.drafted(rounds)
@@ -232,18 +251,18 @@ class TensorRTLLM:
         elif error:
             log.error("a generation failed", exc_info=error)
             sequence.finish_reason = "error"
-            if _named(error, "EngineDeadError"):  # each later request would fail, too
+            if _is(error, "EngineDeadError"):  # each later request would fail, too
                 end_process()
         self._deliver(sequence, code, said)
         self._look()
 
 
-def _named(error: BaseException, name: str) -> bool:
-    """Whether it is of the class; not every version has it."""
+def _is(error: BaseException, name: str) -> bool:
+    """Whether it is of a class that not every version has."""
     return any(cls.__name__ == name for cls in type(error).__mro__)
 
 
 def _spread(tokens: int, rounds: int) -> list[int]:
-    """Tokens of each of some rounds; where they came together nobody knows: as even as can be."""
+    """Tokens of each round, as even as can be: TensorRT-LLM does not say where they came."""
     rounds = max(rounds, tokens > 0)
     return [tokens * (i + 1) // rounds - tokens * i // rounds for i in range(rounds)]

@@ -8,7 +8,7 @@ server, so one thread makes them all; and a call the server refuses may crash it
 import logging
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -49,6 +49,8 @@ COST_SECONDS = "dflash_cost_seconds"
 # only who runs the rounds knows these
 OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS)
 
+PROGRESS = (PROMPT_TOKENS, GENERATION_TOKENS)  # see `Metrics.progress`
+
 # bucket bounds in seconds
 GAPS = tuple(n * 10.0**e for e in range(-4, 1) for n in (1.0, 2.5, 5.0))[:-1]
 WAITS = (*GAPS[3:], 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
@@ -56,7 +58,7 @@ WAITS = (*GAPS[3:], 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the table: a metric, with the values of its first label or its bucket bounds."""
+    """A metric, with the values of its first label or its bucket bounds."""
 
     name: str
     kind: str
@@ -68,34 +70,24 @@ class Family:
     buckets: tuple[float, ...] = ()
 
 
-def families(most_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
-    """All metrics of a server whose rounds verify at most `most_drafts` drafts of a sequence.
+def families(max_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
+    """All metrics of a server; max_drafts: of a sequence in a round.
 
-    rounds: whether it runs the rounds itself; False: without `OF_ROUNDS`.
+    rounds: whether it runs the rounds itself; otherwise `OF_ROUNDS` are not known.
     """
-    positions = ("token_position", tuple(map(str, range(most_drafts))))
-    lengths = tuple(map(float, range(1, most_drafts + 2)))
+    positions = ("token_position", tuple(map(str, range(max_drafts))))
+    committed = "Tokens a sequence committed in a round: accepted drafts and the bonus token"
+    by_kind = "Rounds of single sequences, by what was verified"
+    cost = "A step with few tokens in the cache, as measured on this machine"
+    lengths = tuple(map(float, range(1, max_drafts + 2)))
     table = (
         Family(DRAFT_TOKENS, COUNTER, "tokens", "Draft tokens proposed"),
         Family(ACCEPTED_TOKENS, COUNTER, "tokens", "Draft tokens accepted"),
         Family(DRAFTED_AT, COUNTER, "tokens", "Draft tokens proposed, by position", *positions),
         Family(ACCEPTED_AT, COUNTER, "tokens", "Draft tokens accepted, by position", *positions),
-        Family(
-            ACCEPTANCE_LENGTH,
-            TALLY,
-            "tokens",
-            "Tokens a sequence committed in a round: accepted drafts and the bonus token",
-            buckets=lengths,
-        ),
+        Family(ACCEPTANCE_LENGTH, TALLY, "tokens", committed, buckets=lengths),
         Family(ROUNDS, COUNTER, "rounds", "Rounds of verify and draft, each of all sequences"),
-        Family(
-            CHOICES,
-            COUNTER,
-            "rounds",
-            "Rounds of single sequences, by what was verified",
-            "verified",
-            VERIFIED,
-        ),
+        Family(CHOICES, COUNTER, "rounds", by_kind, "verified", VERIFIED),
         Family(ROUND_SECONDS, COUNTER, "seconds", "Time in rounds, by phase", "phase", PHASES),
         Family(PROMPT_TOKENS, COUNTER, "tokens", "Prompt tokens processed"),
         Family(PREFILL_SECONDS, COUNTER, "seconds", "Time in prompt chunks"),
@@ -106,16 +98,10 @@ def families(most_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
         ),
         Family(INTER_TOKEN, TALLY, "seconds", "Between two tokens of a request", buckets=GAPS),
         Family(REQUESTS, COUNTER, "requests", "Requests ended", "finished_reason", REASONS),
-        Family(ACTIVE, GAUGE, "requests", "Sequences that hold a KV row"),
-        Family(WAITING, GAUGE, "requests", "Requests that wait for a KV row"),
-        Family(KV_ROWS, GAUGE, "rows", "KV rows in use"),
-        Family(
-            COST_SECONDS,
-            GAUGE,
-            "seconds",
-            "A step with few tokens in the cache, as measured on this machine",
-            *("step", (), ("rows", "tokens")),
-        ),
+        Family(ACTIVE, GAUGE, "requests", "Sequences that hold a slot"),
+        Family(WAITING, GAUGE, "requests", "Sequences that wait for a slot"),
+        Family(KV_ROWS, GAUGE, "rows", "Slots in use"),
+        Family(COST_SECONDS, GAUGE, "seconds", cost, "step", (), ("rows", "tokens")),
     )
     return tuple(each for each in table if rounds or each.name not in OF_ROUNDS)
 
@@ -142,33 +128,39 @@ class _Tally:
 class _Pending:
     """What happened since the last send; its size does not grow with the number of rounds."""
 
+    # by name and label value
+    counts: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     gaps: _Tally = field(default_factory=lambda: _Tally(GAPS))
     acceptance: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # see `drafted`
-    counts: dict[tuple[str, str], float] = field(default_factory=dict)  # by name, label value
     gauges: dict[str, float] = field(default_factory=dict)
     costs: CostProfile | None = None
     observed: list[tuple[str, float]] = field(default_factory=list)  # two per request
 
-    def add(self, name: str, amount: float, label: str = "") -> None:
-        self.counts[name, label] = self.counts.get((name, label), 0.0) + amount
-
 
 class Metrics:
-    """Takes numbers from the scheduler's thread and sends them from its own; times in seconds.
+    """Takes numbers from any thread and sends them from its own; times in seconds.
 
     No method waits for Triton. Metrics that cannot be sent are given up, with a log entry.
     """
 
-    def __init__(self, sink: Any, most_drafts: int, rounds: bool = True) -> None:
-        """rounds: see `families`."""
+    def __init__(self, sink: Any, max_drafts: int, rounds: bool = True) -> None:
+        """sink: the module `triton_python_backend_utils`; the rest: see `families`."""
         self._sink = sink
-        self._families = families(most_drafts, rounds)
-        self.progress = 0  # tokens processed since the start: prompts' and generated ones
+        self._families = families(max_drafts, rounds)
+        self.progress = 0  # tokens processed since the start, of prompts and generated
         self._pending = _Pending()
         self._lock = threading.Lock()  # of _pending; held for additions only, never for a send
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
+
+    def _add(self, *amounts: tuple[str, str, float]) -> None:
+        """Name, label value and amount of each."""
+        with self._lock:
+            for name, label, amount in amounts:
+                self._pending.counts[name, label] += amount
+                if name in PROGRESS:
+                    self.progress += int(amount)
 
     def round(
         self,
@@ -182,64 +174,59 @@ class Metrics:
     ) -> None:
         """One round; sequences: see `drafted`; choices: what was verified of each."""
         self.drafted(sequences)
-        with self._lock:
-            for choice in choices:
-                self._pending.add(CHOICES, 1, choice)
-            self._pending.add(ROUNDS, 1)
-            for phase, seconds in zip(PHASES, (verify, draft, hop, scheduler), strict=True):
-                self._pending.add(ROUND_SECONDS, seconds, phase)
+        phases = zip(PHASES, (verify, draft, hop, scheduler), strict=True)
+        self._add(
+            (ROUNDS, "", 1),
+            *((CHOICES, choice, 1) for choice in choices),
+            *((ROUND_SECONDS, phase, seconds) for phase, seconds in phases),
+        )
 
     def drafted(self, sequences: Sequence[tuple[int, int, int]]) -> None:
-        """Each sequence's drafts in a round: how many, how deep a tree of them, how many kept."""
+        """Of each sequence in a round: drafts, depth of their tree, drafts accepted."""
         with self._lock:
             self._pending.acceptance.update(sequences)
 
     def prefill(self, *, tokens: int, seconds: float) -> None:
         """One prompt chunk."""
         self.prompt(tokens)
-        with self._lock:
-            self._pending.add(PREFILL_SECONDS, seconds)
+        self._add((PREFILL_SECONDS, "", seconds))
 
     def prompt(self, tokens: int) -> None:
         """Prompt tokens that were processed."""
-        with self._lock:
-            self.progress += tokens
-            self._pending.add(PROMPT_TOKENS, tokens)
+        self._add((PROMPT_TOKENS, "", tokens))
 
     def started(self, *, queued: float) -> None:
-        """A request has its first token; queued: the time it waited for a row."""
-        with self._lock:
-            self.progress += 1
-            self._pending.add(GENERATION_TOKENS, 1)
-            self._pending.observed.append((QUEUE_TIME, queued))
+        """A request has its first token; queued: the time it waited for a slot."""
+        self._add((GENERATION_TOKENS, "", 1))
+        self._observe(QUEUE_TIME, queued)
 
     def first_token(self, seconds: float) -> None:
-        """A request's first token came so long after it, in a stream as far as to Triton."""
+        """From a request to its first token; in a stream, until Triton has taken it."""
+        self._observe(FIRST_TOKEN, seconds)
+
+    def _observe(self, name: str, seconds: float) -> None:
         with self._lock:
-            self._pending.observed.append((FIRST_TOKEN, seconds))
+            self._pending.observed.append((name, seconds))
 
     def tokens(self, count: int, seconds: float) -> None:
         """`count` tokens of one request, `seconds` after its previous ones."""
-        if count < 1:
-            return
-        with self._lock:
-            self.progress += count
-            self._pending.add(GENERATION_TOKENS, count)
-            self._pending.gaps.add(seconds / count, count)
+        if count:
+            self._add((GENERATION_TOKENS, "", count))
+            with self._lock:
+                self._pending.gaps.add(seconds / count, count)
 
     def finished(self, reason: str) -> None:
         """A request ended; `reason` is one of REASONS."""
-        with self._lock:
-            self._pending.add(REQUESTS, 1, reason)
+        self._add((REQUESTS, reason, 1))
 
     def state(self, *, active: int, waiting: int, kv_rows: int | None = None) -> None:
-        """What holds now, until the next call; kv_rows: where they are known."""
+        """What holds until the next call; kv_rows: slots in use, where they are known."""
         rows = {} if kv_rows is None else {KV_ROWS: kv_rows}
         with self._lock:
             self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
 
     def costs(self, costs: CostProfile) -> None:
-        """What steps cost: once, when it is known."""
+        """What steps cost; called once, when it is known."""
         with self._lock:
             self._pending.costs = costs
 
@@ -266,7 +253,7 @@ class Metrics:
 
 
 class _Series:
-    """Triton's objects behind the table; made, used and dropped by one thread."""
+    """Triton's objects for the table; made, used and dropped by one thread."""
 
     def __init__(self, sink: Any, table: Sequence[Family]) -> None:
         self._sink = sink
@@ -300,14 +287,13 @@ class _Series:
     def send(self, pending: _Pending) -> None:
         """Hands everything over: as many calls as series have changed, and two per request."""
         lengths = _Tally(self._lengths)
-        for (drafted, deepest, accepted), times in pending.acceptance.items():
+        for (drafted, depth, accepted), times in pending.acceptance.items():
             lengths.add(accepted + 1, times)
-            pending.add(DRAFT_TOKENS, drafted * times)
-            pending.add(ACCEPTED_TOKENS, accepted * times)
-            for position in range(deepest):
-                pending.add(DRAFTED_AT, times, str(position))
-            for position in range(accepted):
-                pending.add(ACCEPTED_AT, times, str(position))
+            pending.counts[DRAFT_TOKENS, ""] += drafted * times
+            pending.counts[ACCEPTED_TOKENS, ""] += accepted * times
+            for name, positions in ((DRAFTED_AT, depth), (ACCEPTED_AT, accepted)):
+                for position in range(positions):
+                    pending.counts[name, str(position)] += times
         for (name, label), amount in pending.counts.items():
             self._increment(name, label, amount)
         self._send_tally(ACCEPTANCE_LENGTH, lengths)
@@ -334,8 +320,8 @@ class _Series:
         seconds: dict[tuple[str, int, str], float] = {}
         for i, n in enumerate(costs.rows):
             seconds["draft", n, ""] = costs.draft_seconds[0][i]
-            for width, of_step in zip(costs.widths, costs.verify_seconds[0][i], strict=True):
-                seconds["verify", n, str(width)] = of_step
+            for width, verify in zip(costs.widths, costs.verify_seconds[0][i], strict=True):
+                seconds["verify", n, str(width)] = verify
         for (step, n, tokens), value in seconds.items():
             key = COST_SECONDS, f"{step} {n} {tokens}"
             if key not in self._metrics:

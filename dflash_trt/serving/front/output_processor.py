@@ -1,4 +1,4 @@
-"""A sequence on its way to a client: its tokens become text, up to a stop command."""
+"""From a sequence's tokens to what its client gets: text, up to a stop word, and figures."""
 
 import time
 from collections.abc import Sequence as Seq
@@ -15,7 +15,7 @@ from dflash_trt.serving.front.stop_words import StopWords
 
 
 class OutputProcessor:
-    """One of a request's answers; used by the thread that decodes its sequence."""
+    """One choice of a request; used by the thread that decodes its sequence."""
 
     def __init__(
         self,
@@ -26,63 +26,62 @@ class OutputProcessor:
         stop_words: Seq[str],
         prefix: str,
     ) -> None:
-        """received: time.monotonic() of the request; prefix: what its text starts with."""
+        """received: `time.monotonic()` of the request; prefix: the text starts with it."""
         self.index = index
         self.sequence = sequence
         self._received = received
-        self._first_token: float | None = None  # when it came, of a stream when it was sent
+        self._first_token: float | None = None  # when it came; in a stream, when it was sent
         self._sent = False
         self._last_token = 0.0
         self._counted = 0  # tokens that the metrics know of
         self._detokenizer = Detokenizer(
             tokenizer,
             sequence.request.stop_ids,
-            # a channel's name would stand in the text of another without its markers
+            # without its markers a channel's name would read as text
             skip_special=not has_channels(tokenizer),
         )
         self._stop_words = StopWords(stop_words) if stop_words else None
         self._text = prefix  # not yet given out
-        self._seen = 0  # tokens given to the detokenizer
-        request = sequence.request  # its prompt is given out with its log-probabilities
+        self._detokenized = 0  # tokens
+        request = sequence.request  # with its log-probabilities the prompt is given out, too
         self._prompt = [*request.prompt] if request.sampling.prompt_logprobs else []
-        self._given = 0  # tokens given out
+        self._tokens_given = 0
         self._rounds_given = 0
-        self._failed: Exception | None = None  # why its text cannot be given out
-        if stop_words:
-            # token by token: the text ends within a round
+        self._error: Exception | None = None  # why its text cannot be given out
+        if stop_words:  # looked at token by token: the text may end within a round
             sequence.ends = self._ends
 
     def _ends(self, token: int) -> bool:
         try:
             return self._stops(token)
-        except Exception as error:  # it is this sequence's alone: see `output`
-            self._failed = error
+        except Exception as error:  # raised by `output`: it concerns this sequence alone
+            self._error = error
             return True
 
     def _stops(self, token: int) -> bool:
         text = self._detokenizer.push([token])
-        self._seen += 1
-        if self._stop_words is None or self._seen < self.sequence.request.sampling.min_tokens:
+        self._detokenized += 1
+        min_tokens = self.sequence.request.sampling.min_tokens
+        if self._stop_words is None or self._detokenized < min_tokens:
             self._text += text
             return False
         piece, found = self._stop_words.push(text)
         self._text += piece
         if found:
-            self._stop_words = None  # what stands behind it is not given out
+            self._stop_words = None  # the text ends here
         return found
 
     def count(self, metrics: Metrics, *, streaming: bool) -> None:
-        """Tell the metrics of the tokens that have come since the last time.
+        """Tell the metrics of the tokens since the last call.
 
-        streaming: the first one counts when it was `sent`.
+        streaming: the time to the first token is that of `sent`.
         """
         new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
         if not new:
             return
         if self._first_token is None:
             self._first_token = now
-            queued = (self.sequence.started or now) - self._received
-            metrics.started(queued=queued)
+            metrics.started(queued=(self.sequence.started or now) - self._received)
             if not streaming:
                 metrics.first_token(now - self._received)
         else:
@@ -90,28 +89,29 @@ class OutputProcessor:
         self._counted, self._last_token = self._counted + new, now
 
     def sent(self, metrics: Metrics) -> None:
-        """A part of a stream was: the first one ends the wait for the first token."""
+        """An output of a stream was sent; the first one ends the wait for the first token."""
         if not self._sent:
             self._sent = True
             self._first_token = time.monotonic()
             metrics.first_token(self._first_token - self._received)
 
     def output(self, *, final_only: bool) -> RequestOutput | None:
-        """What has come since the last time; None if it is nothing to give out yet."""
-        if self._failed is not None:
-            raise self._failed
+        """What is new since the last call; None if there is nothing to give out yet."""
+        if self._error is not None:
+            raise self._error
         sequence = self.sequence
         last = sequence.finish_reason is not None
         if sequence.ends is None:
-            self._text += self._detokenizer.push(sequence.tokens[self._seen :], last=last)
-            self._seen = len(sequence.tokens)
+            tokens = sequence.tokens[self._detokenized :]
+            self._text += self._detokenizer.push(tokens, last=last)
+            self._detokenized = len(sequence.tokens)
         elif last and self._stop_words is not None:
             piece, _ = self._stop_words.push(self._detokenizer.push([], last=True))
             self._text += piece + self._stop_words.rest()
         if not last and (final_only or not self._text):
             return None
-        start, prompt = self._given, len(self._prompt)
-        self._given = prompt + len(sequence.tokens)
+        start, prompt = self._tokens_given, len(self._prompt)
+        self._tokens_given = prompt + len(sequence.tokens)
         rounds, self._rounds_given = self._rounds_given, sequence.rounds
         text, self._text = self._text, ""
         echoed, begin = self._prompt[start : len(sequence.logprobs)], max(0, start - prompt)

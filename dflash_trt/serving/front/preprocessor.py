@@ -1,4 +1,4 @@
-"""The thread that reads requests: templates and tokenizers take their time with a long prompt."""
+"""The thread that reads requests: chat templates and tokenizers are slow for long prompts."""
 
 import logging
 import threading
@@ -12,21 +12,21 @@ Job = Callable[[], None]
 
 
 class Preprocessor:
-    """Clients take turns, so that one's long prompts hold another's up by one of them at most."""
+    """Runs jobs one at a time; clients take turns, so each waits for one job of another's."""
 
     def __init__(self) -> None:
-        self._turns: WaitingQueue[Job] = WaitingQueue()
+        self._queue: WaitingQueue[Job] = WaitingQueue()
         self._waiting = threading.Semaphore(0)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="preprocessor", daemon=True)
         self._thread.start()
 
     def put(self, job: Job, client: str) -> None:
-        self._turns.add(job, client)
+        self._queue.add(job, client)
         self._waiting.release()
 
     def close(self, timeout: float) -> None:
-        """Ends the thread after what waits."""
+        """Ends the thread after the jobs that wait; timeout: seconds."""
         self._closed = True
         self._waiting.release()
         self._thread.join(timeout)
@@ -34,7 +34,7 @@ class Preprocessor:
     def _run(self) -> None:
         while True:
             self._waiting.acquire()
-            job = self._turns.take()
+            job = self._queue.take()
             if job is not None:
                 try:
                     job()

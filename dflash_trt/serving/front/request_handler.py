@@ -1,8 +1,8 @@
-"""The public model's logic: requests in, a decoder, text out.
+"""Requests in, responses out: the public model's logic.
 
-A thread reads what Triton's threads take in, and puts it into the line. A decoder takes it from
-there and has threads of its own: `groups.py` runs our engines, `llm.py` TensorRT-LLM. A further
-thread sends.
+Triton's threads `submit` requests; the preprocessor's thread reads them and puts their sequences
+into the waiting queue; a decoder takes them from there, with threads of its own (`engine_loop.py`
+over our engines, `llm.py` over TensorRT-LLM); the response sender's thread sends what they give.
 Free of Triton's types: `model_repository/dflash` adapts them.
 """
 
@@ -32,35 +32,38 @@ log = logging.getLogger(__name__)
 
 INVALID, UNAVAILABLE, INTERNAL = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"  # Triton's names
 CLOSE_TIMEOUT = 2.0  # seconds
+NO_INPUTS = "The request has no inputs. Send at least text_input."
 NO_NUMBER = "The model's output for this request is not a number."
 NO_TEXT = "The text of this request could not be given out. The server's log says why."
+NOT_READ = "The request could not be read. The server's log says why."
 LATER = "Try again later."
 STOPPING = f"The server is stopping. {LATER}"
 FULL = f"The request queue is full. {LATER}"
-GAVE_WAY = f"The request gave way to another client's: the queue is full. {LATER}"
+EVICTED = f"The request queue is full, and the request was evicted for another client's. {LATER}"
 
 
 class Deliver(Protocol):
-    """Tells the front that a sequence has new tokens, or has ended.
+    """Called by a decoder when a sequence has new tokens or has ended.
 
-    code, message: what its client hears when its finish_reason is "error".
+    code, message: the error for its client when its finish_reason is "error".
     """
 
     def __call__(self, sequence: Sequence, code: str = ..., message: str = ...) -> None: ...
 
 
 class Decoder(Protocol):
-    """Gives the sequences of the line their tokens, from threads of its own."""
+    """Generates the tokens of the sequences in the waiting queue, in threads of its own."""
 
     def new_sequence(self, request: Request) -> Sequence:
-        """To be put into the line. RequestError for a request that it cannot do."""
+        """To be put into the queue. RequestError for a request that it cannot do."""
 
     def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None: ...
 
     def wake(self) -> None:
-        """More is in the line, or a sequence was `dropped`: to be ended as "cancelled"."""
+        """The queue has more, or a sequence was `dropped`: it must end as "cancelled"."""
 
-    def close(self, timeout: float) -> None: ...
+    def close(self, timeout: float) -> None:
+        """timeout: seconds."""
 
 
 class RequestHandler:
@@ -80,12 +83,12 @@ class RequestHandler:
         self._decoder = decoder
         self._metrics = metrics
         self._queue: WaitingQueue[Sequence] = WaitingQueue()
-        self._where: dict[Sequence, tuple[RequestState, OutputProcessor]] = {}
-        most = settings.slots + settings.max_queue
-        self._admission = Admission(most, settings.max_per_client)
+        self._open: dict[Sequence, tuple[RequestState, OutputProcessor]] = {}
+        limit = settings.slots + settings.max_queue
+        self._admission = Admission(limit, settings.max_per_client)
         self._closing = False
         self._lock = threading.Lock()  # of _admission and _closing
-        self._sender = ResponseSender(self._drop, self._close_stream, metrics)
+        self._sender = ResponseSender(self._drop, self._release, metrics)
         self._preprocessor = Preprocessor()
         decoder.start(self._queue, self._deliver)
 
@@ -97,155 +100,155 @@ class RequestHandler:
         client: str = "",
         request_id: str = "",
     ) -> None:
-        """Takes a request to be read and queued; one that finds the queue full is refused at once.
+        """Takes a request, or refuses it at once when the queue is full.
 
-        timeout: seconds after which the request ends as it is; client: who asks. Clients take
-        turns, and the one that holds most places gives way to others when all are taken.
+        timeout: seconds after which the request ends with what it has; client: who asks.
         """
         received = time.monotonic()
         if not inputs:  # `serve` asks whether anybody is there: see `Health.answers`
-            return reply.fail(INVALID, "The request has no inputs. Send at least text_input.")
+            return reply.fail(INVALID, NO_INPUTS)
         try:
-            count = number_of_choices(inputs, self._admission.most_each)
+            count = number_of_choices(inputs, self._admission.client_limit)
         except RequestError as error:
             return self._refuse(reply, INVALID, str(error), request_id)
-        with self._lock:
-            giving_way = self._giving_way(client, count)
-            refusal = self._refusal(client, count, sum(each.places for each in giving_way))
-            if not refusal:  # before the prompt is looked at: it may be long
-                for stream in giving_way:
-                    self._admission.give_back(stream.client, stream.places)
-                    stream.places = 0
-                self._admission.take(client, count)
+        with self._lock:  # before the prompt is looked at: it may be long
+            evicted = self._to_evict(client, count)
+            refusal = self._refusal(client, count, sum(state.admitted for state in evicted))
+            if not refusal:
+                for state in evicted:
+                    self._admission.release(state.client, state.admitted)
+                    state.admitted = 0
+                self._admission.admit(client, count)
         if refusal:
             return self._refuse(reply, UNAVAILABLE, refusal, request_id)
-        for stream in giving_way:
-            self._sender.post(stream, None, (UNAVAILABLE, GAVE_WAY))
-            self._drop(stream)
+        for state in evicted:
+            self._sender.put(state, None, (UNAVAILABLE, EVICTED))
+            self._drop(state)
         deadline = None if timeout is None else received + timeout
-        stream = RequestState(
-            reply, False, deadline, [], client=client, places=count, request_id=request_id
-        )
-        self._preprocessor.put(partial(self._read, stream, inputs, received), client)
+        state = RequestState(reply, deadline, client, request_id, admitted=count)
+        self._preprocessor.put(partial(self._preprocess, state, inputs, received), client)
 
     def control(self, command: Command) -> Status:
-        """Does what `control.Command` says; the state after it."""
+        """Does what `serve` commands; the state after it."""
         if command != "status":
             with self._lock:
                 self._closing = True
         if command == "end":
             self._sender.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
-        return Status(self._admission.held, self._metrics.progress)
+        return Status(self._admission.total, self._metrics.progress)
 
     def close(self) -> None:
-        """Ends the threads; what is still open is told UNAVAILABLE."""
+        """Ends the threads; requests that are still open fail with UNAVAILABLE."""
         self.control("end")
         self._preprocessor.close(CLOSE_TIMEOUT)
         self._decoder.close(CLOSE_TIMEOUT)
 
-    def _refusal(self, client: str, count: int, given_up: int) -> str:
+    def _refusal(self, client: str, count: int, evicted: int) -> str:
+        """Why a request is not admitted; evicted: sequences that make room for it."""
         if self._closing:
             return STOPPING
-        if self._admission.missing(count) > given_up:
+        if self._admission.excess(count) > evicted:
             return FULL
-        if self._admission.too_many(client, count):
-            return f"{self._admission.most_each} sequences are the most of one client. {LATER}"
+        if self._admission.over_client_limit(client, count):
+            return f"{self._admission.client_limit} sequences are the most of one client. {LATER}"
         return ""
 
-    def _giving_way(self, client: str, count: int) -> list[RequestState]:
-        """Waiting requests, the newest of another client, that make room for so many sequences."""
-        missing, found = self._admission.missing(count), list[RequestState]()
-        other = self._admission.gives_way(client, count) if missing else None
-        for sequence in self._queue.newest(other) if other is not None else ():
-            stream, _ = self._where.get(sequence, (None, None))
-            if stream is None or stream.begun or stream in found:
+    def _to_evict(self, client: str, count: int) -> list[RequestState]:
+        """Another client's newest waiting requests, enough of them for so many sequences."""
+        excess, found = self._admission.excess(count), list[RequestState]()
+        victim = self._admission.victim(client, count) if excess else None
+        for sequence in self._queue.newest(victim) if victim is not None else ():
+            state, _ = self._open.get(sequence, (None, None))
+            if state is None or state.started or state in found:
                 continue
-            found.append(stream)
-            missing -= stream.places
-            if missing <= 0:
+            found.append(state)
+            excess -= state.admitted
+            if excess <= 0:
                 break
         return found
-
-    def _read(
-        self, stream: RequestState, inputs: Mapping[str, "np.ndarray[Any, Any]"], received: float
-    ) -> None:
-        """In the reader's thread: turns a request into sequences, or answers what is wrong."""
-        if self._sender.stopping:
-            return self._turn_away(stream, UNAVAILABLE, STOPPING)
-        try:
-            ask = parse_request(
-                inputs, self._tokenizer, self._template, self._settings, stream.client
-            )
-            sequences = [self._decoder.new_sequence(request) for request in ask.choices]
-            stream.streaming = ask.streaming
-            stream.choices = [
-                OutputProcessor(i, sequence, received, self._tokenizer, ask.stop_words, ask.prefix)
-                for i, sequence in enumerate(sequences)
-            ]
-        except RequestError as error:
-            return self._turn_away(stream, INVALID, str(error))
-        except Exception:
-            log.exception("a request could not be read", extra=stream.named)
-            message = "The request could not be read. The server's log says why."
-            return self._turn_away(stream, INTERNAL, message)
-        if not self._sender.open(stream):  # closed since we looked
-            return self._turn_away(stream, UNAVAILABLE, STOPPING)
-        for choice in stream.choices:
-            self._where[choice.sequence] = stream, choice
-            self._queue.add(choice.sequence, stream.client, choice.sequence.request.priority)
-        late = stream.deadline is not None and time.monotonic() >= stream.deadline
-        if late or any(sequence.dropped for sequence in sequences):  # before it was in the line
-            self._drop(stream)
-        self._decoder.wake()
-
-    def _turn_away(self, stream: RequestState, code: str, message: str) -> None:
-        self._close_stream(stream)
-        self._refuse(stream.reply, code, message, stream.request_id)
 
     def _refuse(self, reply: Reply, code: str, message: str, request_id: str) -> None:
         log.info("a request was refused: %s", code, extra={"request_id": request_id})
         self._metrics.finished("refused")
         reply.fail(code, message)
 
+    # --- in the preprocessor's thread -------------------------------------------------------------
+
+    def _preprocess(
+        self, state: RequestState, inputs: Mapping[str, "np.ndarray[Any, Any]"], received: float
+    ) -> None:
+        """Puts a request's sequences into the queue, or refuses it.
+
+        received: `time.monotonic()`.
+        """
+        if self._sender.stopping:
+            return self._turn_away(state, UNAVAILABLE, STOPPING)
+        try:
+            parsed = parse_request(
+                inputs, self._tokenizer, self._template, self._settings, state.client
+            )
+            sequences = [self._decoder.new_sequence(request) for request in parsed.choices]
+            state.streaming = parsed.streaming
+            state.choices = [
+                OutputProcessor(
+                    i, sequence, received, self._tokenizer, parsed.stop_words, parsed.prefix
+                )
+                for i, sequence in enumerate(sequences)
+            ]
+        except RequestError as error:
+            return self._turn_away(state, INVALID, str(error))
+        except Exception:
+            log.exception("a request could not be read", extra=state.log_fields)
+            return self._turn_away(state, INTERNAL, NOT_READ)
+        if not self._sender.open(state):  # closed since we looked
+            return self._turn_away(state, UNAVAILABLE, STOPPING)
+        for choice in state.choices:
+            self._open[choice.sequence] = state, choice
+            self._queue.add(choice.sequence, state.client, choice.sequence.request.priority)
+        late = state.deadline is not None and time.monotonic() >= state.deadline
+        if late or any(sequence.dropped for sequence in sequences):  # before it was in the queue
+            self._drop(state)
+        self._decoder.wake()
+
+    def _turn_away(self, state: RequestState, code: str, message: str) -> None:
+        self._release(state)
+        self._refuse(state.reply, code, message, state.request_id)
+
     # --- called by the decoder --------------------------------------------------------------------
 
     def _deliver(self, sequence: Sequence, code: str = INTERNAL, message: str = NO_NUMBER) -> None:
-        """Hand a sequence's news to the outbox; code, message: why, if it ended with an error.
-
-        Whatever is wrong with one of them, its client is answered and the decoder goes on.
-        """
-        if sequence not in self._where:  # it was heard of before
+        """Hands a sequence's output to the sender. An error in here is its request's alone."""
+        if sequence not in self._open:  # its end was delivered before
             return
-        stream, choice = self._where[sequence]
+        state, choice = self._open[sequence]
         failure = (code, message) if sequence.finish_reason == "error" else None
         if sequence.finish_reason is not None:
             self._metrics.finished(sequence.finish_reason)
-            del self._where[sequence]
+            del self._open[sequence]
         try:
-            choice.count(self._metrics, streaming=stream.streaming)
-            part = choice.output(final_only=not stream.streaming)
+            choice.count(self._metrics, streaming=state.streaming)
+            output = choice.output(final_only=not state.streaming)
         except Exception:
-            log.exception("a text could not be given out", extra=stream.named)
-            part, failure = None, (INTERNAL, NO_TEXT)
-        if part is not None or failure is not None:
-            self._sender.post(stream, part, failure)
-        if failure is not None:
-            # its other choices are of no use any more
-            self._drop(stream)
+            log.exception("a text could not be given out", extra=state.log_fields)
+            output, failure = None, (INTERNAL, NO_TEXT)
+        if output is not None or failure is not None:
+            self._sender.put(state, output, failure)
+        if failure is not None:  # its other choices are of no use any more
+            self._drop(state)
 
-    # --- called by the outbox or under errors ---------------------------------------------------
+    # --- called by the sender, or after errors ----------------------------------------------------
 
-    def _drop(self, stream: RequestState) -> None:
-        """End a request's sequences: those in the line now, the others when the decoder looks."""
-        for choice in stream.choices:
+    def _drop(self, state: RequestState) -> None:
+        """Ends a request's sequences: waiting ones now, others when the decoder looks."""
+        for choice in state.choices:
             sequence = choice.sequence
-            sequence.dropped = True  # first: it may be about to be put into the line
+            sequence.dropped = True  # first: it may be about to be put into the queue
             if self._queue.remove(sequence, sequence.request.client):
                 sequence.finish_reason = "cancelled"
                 self._deliver(sequence)
         self._decoder.wake()
 
-    def _close_stream(self, stream: RequestState) -> None:
+    def _release(self, state: RequestState) -> None:
         with self._lock:
-            self._admission.give_back(stream.client, stream.places)
-            stream.places = 0
+            self._admission.release(state.client, state.admitted)
+            state.admitted = 0

@@ -79,10 +79,11 @@ def join_choices(outputs: Sequence[RequestOutput]) -> RequestOutput:
     """The whole outputs of several choices as one."""
     joined: dict[str, Any] = {
         name: [element for output in outputs for element in getattr(output, name)]
-        for name in vars(outputs[0])
-        if name != "prompt_tokens"
+        if isinstance(value, list)
+        else value
+        for name, value in vars(outputs[0]).items()
     }
-    return RequestOutput(prompt_tokens=outputs[0].prompt_tokens, **joined)
+    return RequestOutput(**joined)
 
 
 def arrays(output: RequestOutput) -> dict[str, "np.ndarray[Any, Any]"]:

@@ -23,9 +23,12 @@ MAX_WORD, MAX_WORDS_BYTES = 256, 2**14  # characters of a stop word or bad word,
 PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs")
 MAX_BIASES = 1024  # tokens
 MAX_PROMPT_BYTES = 2**22  # of these together: 0.5 s to parse what JSON takes longest for
-# those that are inputs under the same name and of the same type
-SAMPLING = [each.name for each in fields(SamplingParams) if each.name in FIELDS]
-SAMPLING = [name for name in SAMPLING if name not in ("bad_words", "logit_bias")]
+# the plain values: lists and JSON mean something else there, such as token ids
+SAMPLING = [
+    each.name
+    for each in fields(SamplingParams)
+    if (known := FIELDS.get(each.name)) and not known.is_list and not known.json_type
+]
 
 Tensors = Mapping[str, "np.ndarray[Any, Any]"]
 
@@ -74,11 +77,12 @@ class Inputs:
         return found if field.is_list else found[0]
 
     def json(self, name: str) -> Any:
-        """The JSON document in an input; an empty one of its kind when it was not sent."""
-        kind = FIELDS[name].json_type
+        """The JSON document in an input; when it was not sent, an empty list or object, or None."""
+        kind, text = FIELDS[name].json_type, self[name]
         assert kind is not None
-        text = self[name]
-        return kind() if text is None else parse_json(name, text, kind)
+        if text is None:
+            return None if kind is object else kind()
+        return parse_json(name, text, kind)
 
     def size(self, name: str) -> int:
         """Bytes of a text."""

@@ -1,7 +1,7 @@
-"""The thread that talks to Triton: it sends what has come and asks who has gone.
+"""The thread that talks to Triton: it sends outputs and asks which clients have gone.
 
-Sending takes 0.1 to 0.4 ms a response, so that the decoding threads leave it to this one; while it
-is busy, news of one choice are put together.
+Sending takes 0.1 to 0.4 ms a response, too long for the decoding threads. While it is busy, outputs
+of one choice are merged.
 """
 
 import logging
@@ -18,15 +18,15 @@ from dflash_trt.serving.front.request_output import RequestOutput, append, join_
 log = logging.getLogger(__name__)
 
 POLL = 0.005  # seconds, at least, between two looks at who has gone ...
-SHARE = 0.1  # ... which take so much of the time at most: asking Triton takes 0.04 ms a stream
-SELDOM = 8  # only every so many looks include those who hold no row yet
-IDLE = 0.5
+SHARE = 0.1  # ... and the most of the time that they take: asking Triton takes 0.04 ms a request
+WAITING_EVERY = 8  # one look in so many includes requests that hold no slot yet
+IDLE = 0.5  # seconds
 
 
 class Reply(Protocol):
-    """Where the answers to one request go."""
+    """Where the responses to one request go."""
 
-    def send(self, part: RequestOutput, *, last: bool) -> None: ...
+    def send(self, output: RequestOutput, *, last: bool) -> None: ...
     def fail(self, code: str, message: str) -> None: ...
     def cancelled(self) -> bool: ...
 
@@ -36,31 +36,30 @@ class RequestState:
     """A client's request with its choices."""
 
     reply: Reply
-    streaming: bool
     deadline: float | None  # time.monotonic()
-    choices: list[OutputProcessor]
+    client: str
+    request_id: str
+    admitted: int  # sequences: see `Admission`
+    streaming: bool = False
+    choices: list[OutputProcessor] = field(default_factory=list)
     gone: bool = False  # the client is no longer there
-    client: str = ""
-    request_id: str = ""
-    places: int = 0  # that it holds: see `Admission`
-    ended: dict[int, RequestOutput] = field(default_factory=dict)  # last part of each choice
+    ended: dict[int, RequestOutput] = field(default_factory=dict)  # last output of each choice
     failure: tuple[str, str] | None = None  # code and message
 
     @property
-    def named(self) -> dict[str, str]:
-        """What a line in the log has beside its message."""
+    def log_fields(self) -> dict[str, str]:
         return {"request_id": self.request_id}
 
     @property
-    def begun(self) -> bool:
-        """Whether a choice has had a row."""
+    def started(self) -> bool:
+        """Whether a choice has had a slot."""
         return any(choice.sequence.started is not None for choice in self.choices)
 
 
 class ResponseSender:
-    """Sends parts to streams; `drop` is called for one whose client has gone or waited enough.
+    """Calls `drop` for a request whose client has gone or whose deadline has passed.
 
-    `closed` is called once for each stream, when it has been answered.
+    `closed` is called once for each request, when it has been answered.
     """
 
     def __init__(
@@ -79,38 +78,35 @@ class ResponseSender:
         self._thread = threading.Thread(target=self._run, name="response sender", daemon=True)
         self._thread.start()
 
-    def open(self, stream: RequestState) -> bool:
-        """Takes a stream, unless the outbox is closed: then nothing would ever answer it."""
+    def open(self, state: RequestState) -> bool:
+        """Takes a request; False after `close`, when nothing would ever answer it."""
         with self._changed:
             if not self.stopping:
-                self._live[stream] = None
+                self._live[state] = None
                 self._changed.notify()
             return not self.stopping
 
-    def post(
+    def put(
         self,
-        stream: RequestState,
-        part: RequestOutput | None,
+        state: RequestState,
+        output: RequestOutput | None,
         failure: tuple[str, str] | None = None,
     ) -> None:
-        """Send a part of one choice, together with others of it that wait.
-
-        failure: code and message of an error that then ends the stream.
-        """
+        """Queue an output of one choice; failure: code and message that then end the request."""
         with self._changed:
-            if part is not None:
-                key = (stream, part.index[0])
-                waiting = self._pending.get(key)
-                self._pending[key] = part if waiting is None else append(waiting, part)
-            stream.failure = stream.failure or failure
+            if output is not None:
+                key = (state, output.index[0])
+                pending = self._pending.get(key)
+                self._pending[key] = output if pending is None else append(pending, output)
+            state.failure = state.failure or failure
             self._changed.notify()
 
     def close(self, timeout: float, code: str, message: str) -> None:
-        """Ends all streams with an error and the thread with them."""
+        """Ends all requests with an error, then the thread; timeout: seconds."""
         with self._changed:
             self.stopping = True
-            for stream in self._live:
-                stream.failure = stream.failure or (code, message)
+            for state in self._live:
+                state.failure = state.failure or (code, message)
             self._changed.notify()
         self._thread.join(timeout)
 
@@ -118,76 +114,77 @@ class ResponseSender:
         next_look, looks = 0.0, 0
         while True:
             with self._changed:
-                if not self._pending and not any(s.failure for s in self._live):
+                if not self._pending and not any(state.failure for state in self._live):
                     if self.stopping:
                         return
                     self._changed.wait(POLL if self._live else IDLE)
                 pending, self._pending = self._pending, {}
                 live = list(self._live)
-                failed = [stream for stream in live if stream.failure is not None]
-            # the first tokens of a text are waited for most
-            for (stream, _), part in sorted(pending.items(), key=lambda item: _started(item[1])):
-                self._guarded(stream, self._send, part)
-            for stream in failed:
-                self._guarded(stream, self._end)
+                failed = [state for state in live if state.failure is not None]
+            # first tokens first: they are waited for most
+            for (state, _), output in sorted(pending.items(), key=lambda item: _has_more(item[1])):
+                self._guarded(state, self._send, output)
+            for state in failed:
+                self._guarded(state, self._fail)
             now = time.monotonic()
             if now >= next_look:
                 looks += 1
-                for stream in live:
-                    if stream.deadline is not None and now >= stream.deadline:
-                        stream.deadline = None
-                        self._drop(stream)
-                    if stream.begun or looks % SELDOM == 0:
-                        self._guarded(stream, self._look)
+                for state in live:
+                    if state.deadline is not None and now >= state.deadline:
+                        state.deadline = None
+                        self._drop(state)
+                    if state.started or looks % WAITING_EVERY == 0:
+                        self._guarded(state, self._check_gone)
                 next_look = now + max(POLL, (time.monotonic() - now) / SHARE)
 
-    def _guarded(self, stream: RequestState, do: Callable[..., None], *part: RequestOutput) -> None:
-        """One stream's trouble is not the others'."""
+    def _guarded(
+        self, state: RequestState, do: Callable[..., None], *output: RequestOutput
+    ) -> None:
+        """An error with one request does not concern the others."""
         try:
-            do(stream, *part)
+            do(state, *output)
         except Exception:
-            log.exception("a response could not be sent", extra=stream.named)
-            self._forget(stream)
-            self._drop(stream)
+            log.exception("a response could not be sent", extra=state.log_fields)
+            self._close(state)
+            self._drop(state)
 
-    def _send(self, stream: RequestState, part: RequestOutput) -> None:
-        if stream not in self._live:
+    def _send(self, state: RequestState, output: RequestOutput) -> None:
+        if state not in self._live:
             return
-        if part.finish_reason[0]:
-            stream.ended[part.index[0]] = part
-        complete = len(stream.ended) == len(stream.choices) and stream.failure is None
-        if complete:  # its place is free before its client knows, who may ask again at once
-            self._forget(stream)
-        if stream.streaming:
-            stream.reply.send(part, last=complete)
-            if part.token_ids:
-                stream.choices[part.index[0]].sent(self._metrics)
+        if output.finish_reason[0]:
+            state.ended[output.index[0]] = output
+        complete = len(state.ended) == len(state.choices) and state.failure is None
+        if complete:  # released before its client knows, who may ask again at once
+            self._close(state)
+        if state.streaming:
+            state.reply.send(output, last=complete)
+            if output.token_ids:
+                state.choices[output.index[0]].sent(self._metrics)
         elif complete:
-            stream.reply.send(
-                join_choices([stream.ended[i] for i in sorted(stream.ended)]), last=True
-            )
+            whole = join_choices([state.ended[i] for i in sorted(state.ended)])
+            state.reply.send(whole, last=True)
 
-    def _end(self, stream: RequestState) -> None:
-        if stream in self._live and stream.failure is not None:
-            self._forget(stream)
-            log.info("a request ended with an error: %s", stream.failure[0], extra=stream.named)
-            stream.reply.fail(*stream.failure)
+    def _fail(self, state: RequestState) -> None:
+        if state in self._live and state.failure is not None:
+            self._close(state)
+            log.info("a request ended with an error: %s", state.failure[0], extra=state.log_fields)
+            state.reply.fail(*state.failure)
 
-    def _look(self, stream: RequestState) -> None:
-        if stream not in self._live or stream.gone:
+    def _check_gone(self, state: RequestState) -> None:
+        if state not in self._live or state.gone:
             return
-        stream.gone = stream.reply.cancelled()
-        if stream.gone:
-            self.post(stream, None, ("CANCELLED", "The request was cancelled."))
-            self._drop(stream)
+        state.gone = state.reply.cancelled()
+        if state.gone:
+            self.put(state, None, ("CANCELLED", "The request was cancelled."))
+            self._drop(state)
 
-    def _forget(self, stream: RequestState) -> None:
+    def _close(self, state: RequestState) -> None:
         with self._changed:
-            known = self._live.pop(stream, self) is None
+            known = self._live.pop(state, self) is None
         if known:
-            self._closed(stream)
+            self._closed(state)
 
 
-def _started(part: RequestOutput) -> bool:
-    """Whether its choice has been heard of before."""
-    return part.completion_tokens[0] > len(part.token_ids)
+def _has_more(output: RequestOutput) -> bool:
+    """Whether its choice has given out tokens before."""
+    return output.completion_tokens[0] > len(output.token_ids)

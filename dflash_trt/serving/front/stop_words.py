@@ -1,11 +1,11 @@
-"""Text that ends at a stop word, which is never given out, not even its beginning."""
+"""Stop words: the text ends before the first one."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 
 
 class StopWords:
-    """Holds back what may become a stop word; the pieces are the text before the first one."""
+    """Withholds what may become a stop word; what it gives out is the text before the first."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -26,15 +26,15 @@ class StopWords:
         return given, False
 
     def rest(self) -> str:
-        """What was held back, when the text has ended without a stop word."""
+        """What was withheld, when the text has ended without a stop word."""
         given, self._held = self._held, ""
         return given
 
 
 def _advance(word: str, matched: int, text: str) -> int:
-    """How much of the word's beginning the text so far ends with, now that `text` has come.
+    """How many of the word's first characters the text ends with, after `text`.
 
-    The word is not in it. As Knuth, Morris and Pratt do: each character is looked at once.
+    By Knuth, Morris and Pratt, who look at each character once. The word is not in the text.
     """
     shorter = _borders(word)
     for character in text:
@@ -46,7 +46,7 @@ def _advance(word: str, matched: int, text: str) -> int:
 
 @lru_cache(maxsize=256)
 def _borders(word: str) -> tuple[int, ...]:
-    """Of each beginning of the word, the longest shorter one that it ends with."""
+    """For each prefix of the word: the length of the longest shorter prefix that it ends with."""
     found, matched = [0], 0
     for character in word[1:]:
         while matched and word[matched] != character:

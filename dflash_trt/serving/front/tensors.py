@@ -1,4 +1,4 @@
-"""Named tuples of arrays to Triton tensors and back: a field is a tensor of the same name.
+"""Named tuples of arrays to Triton tensors and back; a field is the tensor of its name.
 
 Imports `triton_python_backend_utils`, which exists only inside Triton's Python backend.
 """
@@ -14,30 +14,29 @@ import triton_python_backend_utils as pb
 from dflash_trt.serving.request_id import HEADER, request_id
 
 T = TypeVar("T")
-# of a BYTES tensor; no request of ours has as many, or one as long
-MOST_STRINGS, LONGEST_STRING = 4096, 2**23  # bytes
+MAX_STRINGS, MAX_STRING = 4096, 2**23  # of a BYTES tensor, and bytes of one: above all limits
 
 
-class _Beginning(np.ndarray[Any, Any]):
-    """The first strings of more: it is not to be given the shape of all of them."""
+class _Truncated(np.ndarray[Any, Any]):
+    """The first strings of a tensor; Triton would give them the shape of all."""
 
-    def reshape(self, *_: Any, **__: Any) -> "_Beginning":
+    def reshape(self, *_: Any, **__: Any) -> "_Truncated":
         return self
 
 
 def _first_strings(encoded: Any) -> np.ndarray[Any, Any]:
-    """A BYTES tensor, cut where no request of ours would go on; its size is wrong then.
+    """The strings of a BYTES tensor, at most `MAX_STRINGS`.
 
-    Triton 2.51 makes Python objects of all strings before a model sees the request, which held
-    everyone up for 7 s when there were 10 million. An exception here would end the process.
+    Triton 2.51 makes Python objects of all strings before a model sees the request: 10 million of
+    them stopped the server for 7 s. An exception in here would end the process.
     """
     data, strings, at = memoryview(encoded), list[bytes](), 0
-    while at < len(data) and len(strings) < MOST_STRINGS:
+    while at < len(data) and len(strings) < MAX_STRINGS:
         (size,) = struct.unpack_from("<I", data, at)
-        strings.append(bytes(data[at + 4 : at + 4 + min(size, LONGEST_STRING)]))
+        strings.append(bytes(data[at + 4 : at + 4 + min(size, MAX_STRING)]))
         at += 4 + size
     found = np.array(strings, object)
-    return found if at >= len(data) else found.view(_Beginning)
+    return found if at >= len(data) else found.view(_Truncated)
 
 
 pb.deserialize_bytes_tensor = _first_strings
@@ -70,14 +69,14 @@ def parameters(request: Any) -> dict[str, Any]:
 
 
 def named(request: Any) -> str:
-    """The request's id: that of its header, else Triton's own, else a new one."""
+    """The request's id: its header's, otherwise Triton's, otherwise a new one."""
     return request_id(parameters(request).get(HEADER), request.request_id())
 
 
 def timeout(request: Any) -> float | None:
-    """Seconds a request may take; None: it does not say.
+    """Seconds that a request may take, or None.
 
-    Triton's request timeout in microseconds, or the parameter that `generate` makes of it.
+    From Triton's timeout in microseconds, or the parameter that `generate` makes of it.
     """
     microseconds: Any = request.timeout() or parameters(request).get("timeout")
     usable = isinstance(microseconds, int) and microseconds > 0
@@ -87,6 +86,6 @@ def timeout(request: Any) -> float | None:
 def inputs(request: Any) -> dict[str, np.ndarray[Any, Any]]:
     """All input tensors of a request by name; optional ones that were not sent are absent.
 
-    Copies: their memory is Triton's again when the model has taken the request.
+    Copies: Triton takes their memory back after `execute`.
     """
     return {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}

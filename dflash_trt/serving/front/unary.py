@@ -1,7 +1,8 @@
-"""The way of plain infer into the front: a Unix socket, one request to a connection.
+"""Plain infer: how the process of `dflash_infer` calls the request handler in that of `dflash`.
 
-Not a call of one Triton model by another: such a call cannot be cancelled and loses error codes,
-and in Triton 2.51 one with a decoupled answer brings the calling process down now and then.
+Over a Unix socket, one request to a connection. A call of one Triton model by another will not do:
+it cannot be cancelled, loses error codes, and in Triton 2.51 one with a decoupled answer crashes
+the calling process now and then.
 """
 
 import json
@@ -25,17 +26,18 @@ log = logging.getLogger(__name__)
 
 
 class UnaryServer:
-    """Hands what comes over the socket to the front; closing it leaves open requests alone."""
+    """Hands requests from the socket to the request handler, and the commands of `Control`."""
 
-    def __init__(self, front: RequestHandler) -> None:
-        self._front = front
+    def __init__(self, handler: RequestHandler) -> None:
+        self._handler = handler
         self._socket = socket.socket(socket.AF_UNIX)
-        _path().unlink(missing_ok=True)  # of one that was killed
+        _path().unlink(missing_ok=True)  # left by a process that was killed
         self._socket.bind(str(_path()))
         self._socket.listen(socket.SOMAXCONN)
         threading.Thread(target=self._accept, name="unary server", daemon=True).start()
 
     def close(self) -> None:
+        """Takes no more; open requests go on."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         self._socket.close()
@@ -55,40 +57,40 @@ class UnaryServer:
     def _serve(self, connection: socket.socket) -> None:
         reply = _Reply(connection)
         try:
-            asked = json.loads(_line(connection))
+            asked = json.loads(_read(connection))
             if command := asked.get("control"):
-                return reply.say(self._front.control(command)._asdict())
+                return reply.write(self._handler.control(command)._asdict())
             inputs = {name: _array(values) for name, values in asked["inputs"].items()}
-            about = asked["timeout"], asked["client"], asked["request_id"]
-            self._front.submit(inputs, reply, *about)
+            rest = asked["timeout"], asked["client"], asked["request_id"]
+            self._handler.submit(inputs, reply, *rest)
         except Exception:
             log.exception("a plain request could not be read")
             reply.fail("INTERNAL", "The request could not be read. The server's log says why.")
 
 
 class _Reply:
-    """outbox.Reply over a connection; one answer, then it is closed."""
+    """A `response_sender.Reply` over a connection, which it closes after one answer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def send(self, part: RequestOutput, *, last: bool) -> None:
-        self.say(vars(part))
+    def send(self, output: RequestOutput, *, last: bool) -> None:
+        self.write(vars(output))
 
     def fail(self, code: str, message: str) -> None:
-        self.say({"code": code, "message": message})
+        self.write({"code": code, "message": message})
 
     def cancelled(self) -> bool:
-        """Nothing is ever sent after the request: what can be read is the end."""
+        """The client sends nothing after its request: what can be read is the end."""
         return _readable(self._connection, 0.0)
 
-    def say(self, value: Mapping[str, Any]) -> None:
+    def write(self, value: Mapping[str, Any]) -> None:
         with suppress(OSError), closing(self._connection):  # the client may have gone
             self._connection.sendall(json.dumps(value).encode() + b"\n")
 
 
 class UnaryCall:
-    """A request on its way through the door, for the process of `dflash_infer`."""
+    """A request of the process of `dflash_infer`."""
 
     def __init__(
         self,
@@ -97,12 +99,11 @@ class UnaryCall:
         client: str = "",
         request_id: str = "",
     ) -> None:
-        """timeout: in seconds; client: who asks. OSError when the front is not there."""
+        """timeout: seconds; client: who asks. OSError when the request handler is not there."""
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(str(_path()))
-        values = {name: _values(inputs[name]) for name in inputs}
         asked = {
-            "inputs": values,
+            "inputs": {name: _values(array) for name, array in inputs.items()},
             "timeout": timeout,
             "client": client,
             "request_id": request_id,
@@ -114,15 +115,15 @@ class UnaryCall:
         return _readable(self._connection, seconds)
 
     def answer(self) -> RequestOutput | tuple[str, str]:
-        """The whole answer, or an error's code and message; OSError when the front has died."""
-        line = _line(self._connection)
+        """The whole answer, or an error's code and message; OSError when the server has died."""
+        line = _read(self._connection)
         if not line.endswith(b"\n"):
             raise ConnectionResetError
         value = json.loads(line)
         return (value["code"], value["message"]) if "code" in value else RequestOutput(**value)
 
     def close(self) -> None:
-        """Before the answer: cancels the request."""
+        """Cancels the request if it has no answer yet."""
         self._connection.close()
 
 
@@ -132,18 +133,18 @@ def _path() -> Path:
 
 
 def _readable(connection: socket.socket, seconds: float) -> bool:
-    poll = select.poll()  # unlike `select`, it takes more than the first 1,024 files
+    poll = select.poll()  # `select` takes the first 1,024 files only
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
 
 
-def _line(connection: socket.socket) -> bytes:
+def _read(connection: socket.socket) -> bytes:
     with connection.makefile("rb") as file:
         return file.readline()
 
 
 def _values(array: "np.ndarray[Any, Any]") -> list[Any]:
-    """JSON has no bytes: each becomes the character of its number."""
+    """JSON has no bytes: each byte becomes the character of its number."""
     values = array.ravel().tolist()
     return [value.decode("latin-1") if isinstance(value, bytes) else value for value in values]
 

@@ -1,8 +1,8 @@
 """What a body for Triton must be, before Triton parses it.
 
-Triton 2.51 takes the memory that a shape asks for before it looks for the data, and recurses with
-the JSON. What is sent on is what was read here, written anew: another reader may take another one
-of two equal names.
+Triton 2.51 allocates what a shape asks for before it looks at the data, and recurses as deeply as
+the JSON is nested. The body is written anew from what was read here: of two equal names another
+parser might take the other one.
 """
 
 import difflib
@@ -29,7 +29,7 @@ def _integer(low: int, high: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value < high
 
 
-# what Triton makes of a field by itself, beside the inputs of the model; `timeout`: microseconds
+# the fields of `generate`: the model's inputs, and Triton's own; `timeout`: microseconds
 FIELDS = {**DATATYPES, "id": "BYTES", "timeout": "UINT64", CODED_ERRORS: "BOOL"}
 JSON_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "BYTES": (lambda value: isinstance(value, str), "a string"),
@@ -51,11 +51,11 @@ def checked(
 ) -> tuple[bytes, int, str]:
     """The body to send on, how much of it is JSON, and the request's id.
 
-    action: what is asked of a model, None: nothing; json_size: the header
-    Inference-Header-Content-Length; added: parameters that the request gets, whatever it says;
-    name: the request's id where its header gives one, else it is the body's or a new one, and
-    becomes a parameter, too; ours: whether the model's fields are those of our client.
-    Raises RequestError for all that Triton should not see.
+    action: `infer`, `generate` or another of a model's; json_size: the header
+    Inference-Header-Content-Length; added: parameters that the request gets in any case; name: the
+    request id in its header, otherwise it is the body's or a new one, and becomes a parameter too;
+    ours: whether the model's inputs are those of `request_fields`.
+    Raises RequestError for what Triton should not see.
     """
     try:
         size = len(body) if json_size is None else int(json_size)
@@ -95,7 +95,7 @@ def checked(
 
 
 def _check_fields(document: dict[str, Any]) -> None:
-    """Triton drops a field that it does not know, and fails at a value of another type."""
+    """Triton ignores unknown fields, and fails on values of a wrong type."""
     for name, value in document.items():
         if name == "parameters" and isinstance(value, dict):  # Triton takes fields in there, too
             _check_fields(value)
@@ -110,7 +110,7 @@ def _check_fields(document: dict[str, Any]) -> None:
 
 
 def _check_inputs(document: dict[str, Any], binary: int) -> None:
-    """Each shape must be that of its data, in the JSON or among the bytes after it."""
+    """Each shape must be that of its data, which is in the JSON or in the bytes after it."""
     inputs = document.get("inputs")
     if not isinstance(inputs, list):
         raise RequestError("the request has no list of inputs", "Send inputs")

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_TIME = 10.0  # seconds for a request's headers
 WRITE_TIME = 60.0  # seconds in which a client must take something of its answer
-RESERVED = 128  # descriptors for what is no connection, and for those accepted in one go
+RESERVED = 128  # file descriptors for other things, and for connections accepted in one go
 BACKLOG = 64  # connections accepted in one go
 MAX_CONNECTIONS = 2000
 MAX_PIECES = 10_000  # of a body: parsing one takes about 20 us
@@ -22,8 +22,8 @@ FULL = (
 
 @lru_cache
 def limit() -> int:
-    """Connections that may be open over HTTP, and as many over gRPC: each takes a descriptor, and
-    another one to Triton."""
+    """Connections that may be open over HTTP, and as many over gRPC; each takes a file descriptor,
+    and another one to Triton."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(8, min(MAX_CONNECTIONS, (soft - RESERVED) // 4))
 

@@ -1,4 +1,4 @@
-"""What every HTTP request goes through before an application has it, and what ends it."""
+"""The middleware of each HTTP port: access, whole bodies, clients that have gone, draining."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ access = logging.getLogger("dflash_trt.access")
 
 @dataclass
 class State:
-    """What all doors share: whether requests are taken, and those that are running."""
+    """What all ports share: whether requests are taken, and those that are running."""
 
     ready: bool = False
     draining: bool = False
@@ -46,8 +46,8 @@ class State:
         return STOPPING if self.draining else "" if self.ready else NOT_READY
 
     def drain(self, seconds: float) -> None:
-        """Takes no requests any more; `drained` is set when none runs and no gRPC client is there,
-        or after the time."""
+        """Refuses new requests; `drained` is set when none runs and no gRPC client is connected, or
+        after the time."""
         self.draining = True
         asyncio.get_running_loop().call_later(seconds, self.drained.set)
         self.leave(None)
@@ -59,7 +59,7 @@ class State:
             self.drained.set()
 
     def end(self) -> None:
-        """Ends what still runs: its clients are told so."""
+        """Ends running requests, with an error to their clients."""
         self.draining = True
         self.drained.set()
         for task in self.running:
@@ -68,10 +68,10 @@ class State:
 
 @dataclass(frozen=True)
 class Door:
-    """An ASGI application before another: it reads whole bodies, and watches for the client.
+    """An ASGI middleware: reads whole bodies, and cancels a request whose client has gone.
 
-    admit: the refusal of a request whose body is not read, or None; refuse: an error as this door
-    words it, from a status and a message; event: the same as the end of an event stream.
+    admit: a response that refuses a request before its body is read, or None; refuse: an error in
+    the words of this API, from status and message; event: the same as the last event of a stream.
     """
 
     app: ASGIApp
@@ -109,7 +109,7 @@ class Door:
             self.state.buffered -= len(body)
 
     async def _read(self, receive: Receive, body: bytearray) -> tuple[int, str] | None:
-        """Fills `body`; the status and message of what is wrong with it."""
+        """Fills `body`; status and message if something is wrong with it."""
         more = True
         while more:
             message = await receive()
@@ -127,7 +127,7 @@ class Door:
     async def _run(
         self, scope: Scope, receive: Receive, body: bytes, answer: "_Answer"
     ) -> tuple[int, str] | None:
-        """Runs the application until its end, the client's going or the gateway's stop."""
+        """Runs the application until it ends, the client has gone or the gateway stops."""
         given = [{"type": "http.request", "body": body, "more_body": False}]
         task = asyncio.current_task()
         assert task is not None
@@ -135,7 +135,7 @@ class Door:
         async def replay() -> Message:
             if given:
                 return given.pop()
-            await asyncio.Event().wait()  # that the client has gone is seen below
+            await asyncio.Event().wait()  # `watch` sees when the client has gone
             raise AssertionError
 
         async def watch() -> None:

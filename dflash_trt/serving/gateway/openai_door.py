@@ -1,4 +1,4 @@
-"""The application as a door of the gateway."""
+"""The OpenAI front as an application of the gateway."""
 
 import secrets
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
 def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:
-    """The door, and the client that it asks Triton with, to be closed after it.
+    """The application in its middleware, and its client of Triton, to be closed after it.
 
     Raises BuildError when the settings' directory is no build.
     """

@@ -1,4 +1,4 @@
-"""Triton's HTTP, checked and passed on, streams as they come."""
+"""Triton's HTTP API: requests are checked and passed on, streams as they come."""
 
 import json
 
@@ -29,7 +29,7 @@ UNPARSED = b'{"error":"Unable to parse '
 def triton_door(
     port: int, security: Security, state: State, session: aiohttp.ClientSession
 ) -> Door:
-    """Triton's HTTP on `port` of this machine; who asks becomes a parameter of the request."""
+    """Triton's HTTP on `port` of this machine; the client's address becomes a parameter."""
 
     def admit(request: HTTPConnection) -> Response | None:
         route = _route(request.scope)
@@ -81,7 +81,7 @@ def triton_door(
 
 
 def open_session() -> aiohttp.ClientSession:
-    """To Triton: as many connections as there are requests, and no header that nobody sent."""
+    """To Triton: any number of connections, and no headers but those that clients sent."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIME),

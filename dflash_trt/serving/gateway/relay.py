@@ -1,7 +1,7 @@
-"""The gRPC port: what a client sends goes on to Triton's own port as it is, and back.
+"""The gRPC port: bytes go on to Triton's own port as they are, and back.
 
-Triton takes a descriptor for each connection and waits two minutes for one that says nothing: some
-hundred of them, and nobody else gets one.
+Triton uses a file descriptor for each connection and waits two minutes for silent ones: some
+hundred of these would leave none for others.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class _End(asyncio.Protocol):
 
 
 class Relay(_End):
-    """The client's end. Triton hears of it with its first bytes, for which it has some time."""
+    """The client's end; connected to Triton when its first bytes come, which have a time limit."""
 
     def __init__(self, port: int, state: State) -> None:
         """port: Triton's own."""

@@ -37,7 +37,7 @@ class Route:
 
 @dataclass
 class Refusal(Exception):
-    """What Triton would say, with its status."""
+    """Triton's answer, with its status."""
 
     status: int
     message: str
@@ -56,7 +56,7 @@ def find(method: str, path: str) -> Route:
 
 
 def check_access(route: Route, headers: Mapping[str, str], security: Security) -> None:
-    """`Refusal` without the key that this route asks for, or of a model that only others call."""
+    """`Refusal` without the key that this route asks for, or for an internal model."""
     if route.api == "inference" and route.model in INTERNAL:
         raise Refusal(403, f"The model {route.model} is internal. Ask dflash or dflash_infer.")
     if route.api in CHANGES or (route.api in LOOKS and security.admin_key):

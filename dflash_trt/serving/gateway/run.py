@@ -1,4 +1,4 @@
-"""The gateway's process: its doors on their listening sockets, and what `serve` tells it."""
+"""The gateway's process: an application on each listening socket, and what `serve` tells it."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ GRACE = 2  # seconds for answers that are about to end, and for the last words o
 
 
 async def run() -> None:
-    """Serves until its standard input ends or it was drained."""
+    """Serves until its standard input ends or it is drained."""
     configure()
     logging.getLogger("uvicorn.error").setLevel("ERROR")
     said = asyncio.StreamReader()
@@ -75,18 +75,18 @@ async def _serve(
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     print(LISTENING, flush=True)
-    obeying = asyncio.create_task(_obey(said, state))
+    commands = asyncio.create_task(_read_commands(said, state))
     ending = asyncio.create_task(state.drained.wait())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
     state.end()
     server.should_exit = True
     await serving
-    obeying.cancel()
+    commands.cancel()
     ending.cancel()
 
 
-async def _obey(said: asyncio.StreamReader, state: State) -> None:
-    """Does what it is told until `serve` closes the pipe or has died."""
+async def _read_commands(said: asyncio.StreamReader, state: State) -> None:
+    """Does what `serve` says until it closes the pipe or has died."""
     while words := (await said.readline()).decode().split():
         if words[0] == "drain":
             state.drain(float(words[1]))

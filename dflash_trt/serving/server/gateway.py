@@ -45,7 +45,7 @@ class Gateway:
             addresses["openai"] = LOOPBACK, openai_port
         self._process: subprocess.Popen[str] | None = None
         self._state = "unready"
-        with ExitStack() as stack:  # nobody else takes the ports from here on
+        with ExitStack() as stack:  # the ports are ours from here on
             listeners = {
                 name: stack.enter_context(listen(name, *address)).fileno()
                 for name, address in addresses.items()

@@ -22,7 +22,7 @@ EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it is a
 
 @dataclass(frozen=True)
 class Binary:
-    """A tritonserver, with what must be said to it beyond the defaults of its container image."""
+    """A tritonserver, and the options it needs beyond the defaults of its container image."""
 
     path: Path
     arguments: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Binary:
 
 
 def find_binary(runtime: Path) -> Binary:
-    """The tritonserver of the wheel, else the one on PATH; `runtime` is a directory for links."""
+    """The tritonserver of the wheel, or the one on PATH; `runtime`: a directory for links."""
     package = importlib.util.find_spec("pytriton")  # found, not imported
     if package is not None and package.submodule_search_locations:
         root = Path(package.submodule_search_locations[0]) / "tritonserver"
@@ -78,7 +78,7 @@ def command(
         str(binary.path),
         f"--model-repository={repository}",
         *binary.arguments,
-        "--model-control-mode=explicit",  # who has the admin key may load and unload models
+        "--model-control-mode=explicit",  # with the admin key, models can be loaded and unloaded
         "--load-model=*",
         f"--http-address={LOOPBACK}",
         f"--grpc-address={LOOPBACK}",

@@ -1,6 +1,6 @@
 """Ends what a tritonserver leaves behind: its model processes and its shared memory.
 
-As a program it waits until the process that started it is gone, were it by kill -9, and then
+As a program it waits until its parent is gone, even by kill -9, and then
 cleans up. It runs alone, isolated, so it may import the standard library only.
 """
 

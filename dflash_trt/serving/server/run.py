@@ -80,7 +80,7 @@ def serve(
         )
         asked_to_stop = stack.enter_context(_told_to_stop(server))
         stack.enter_context(server)
-        # the gateway ends before Triton, which its open streams would hold up
+        # the gateway ends before Triton, which would wait for its open streams
         stack.callback(gateway.stop)
         gateway.start(server.log)
         if server.security.exposed and server.security.old_server_exposed:
@@ -98,7 +98,7 @@ def serve(
 
 
 def _drain(server: Server, seconds: float, say: Callable[[str], None]) -> None:
-    """Lets running requests end, but no new ones begin; what is left then is told UNAVAILABLE."""
+    """Refuses new requests, lets running ones end; those left after the time get UNAVAILABLE."""
     deadline = time.monotonic() + seconds
     state = server.control.ask("drain")
     if state is not None and state.open:
@@ -136,7 +136,7 @@ def prepare(
     *,
     keep_log: bool = False,
 ) -> tuple[Server, Gateway]:
-    """Neither of them started; the gateway has its ports, and gives them back with the stack."""
+    """Both, not yet started; the gateway holds its ports until the stack is closed."""
     inside = replace(free_ports(), metrics=ports.metrics)  # Triton's own
     gateway = Gateway(directory, ports, inside, security, openai)
     stack.callback(gateway.stop)

@@ -1,7 +1,7 @@
-"""Keeps a server serving: notices what died or hangs, and starts it again for as long as it takes.
+"""Keeps a server serving: notices what died or hangs, and restarts it until it is ready again.
 
-The server's own readiness does not change when a model process dies, and clients of a front model
-that died would wait for ever: the processes themselves are watched, and whether requests get on.
+Triton stays ready when a model process dies, and clients of a dead `dflash` would wait for ever. So
+the processes themselves are watched, and whether requests make progress.
 """
 
 import queue
@@ -14,19 +14,19 @@ from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server
 
 POLL = 0.25  # seconds between two looks at the processes
-PROBE_INTERVAL = 10.0  # seconds between two looks at whether requests get on, and for each of them
-HANG_TIMEOUT = 60.0  # seconds without a round, or without an answer over one of the two roads
+PROBE_INTERVAL = 10.0  # seconds between two looks at whether requests make progress, and for each
+HANG_TIMEOUT = 60.0  # seconds without a round, or without an answer of a public model
 DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in a row; then 30
-HEALTHY = 120.0  # seconds of service after which a restart is no longer one of a row
+HEALTHY = 120.0  # seconds of service after which restarts are counted anew
 
 Say = Callable[[str], None]
 
 
 def supervise(server: Server, gateway: Gateway, stop: threading.Event, say: Say) -> None:
-    """Watches a ready server until `stop` is set; the gateway hears of each change of readiness.
+    """Watches a ready server until `stop` is set, and tells the gateway when readiness changes.
 
-    Whatever died, the whole server is started again: `verify` and `draft` hold the KV caches of all
-    requests, and the clients of a dead `dflash` or `dflash_infer` would never hear of it.
+    Whatever died, the whole server is restarted: `verify` and `draft` hold the KV caches of all
+    requests, and clients of a dead `dflash` or `dflash_infer` would never get an answer.
     """
     row, since = 0, time.monotonic()
     while (problem := _watch(server, gateway, stop, say)) is not None:
@@ -42,19 +42,19 @@ def supervise(server: Server, gateway: Gateway, stop: threading.Event, say: Say)
 
 
 def _restart(server: Server, problem: str, row: int, stop: threading.Event, say: Say) -> bool:
-    """Whether the server is ready again; row: restarts before this one that did not last."""
+    """Whether the server is ready again; row: failed restarts just before this one."""
     delay = DELAYS[min(row, len(DELAYS) - 1)]
     when = f"in {delay:.0f} s" if delay else "now"
     say(f"{problem}; restarting the server {when} (restart {row + 1} in a row)")
     start = time.monotonic()
     try:
-        server.kill()  # at once: it ends the requests that nobody answers
+        server.kill()  # at once: nobody answers the running requests
         if stop.wait(delay):
             return False
         server.start()
         if not server.wait_ready(stop, say):
             return False
-    except (ServerError, OSError) as error:  # as when no process or file can be had
+    except (ServerError, OSError) as error:  # such as no process or file descriptor left
         say(f"the restart failed: {error}")
         return False
     say(f"the server is ready again after {time.monotonic() - start:.1f} s")
@@ -90,30 +90,29 @@ def _watch(server: Server, gateway: Gateway, stop: threading.Event, say: Say) ->
 def _watch_requests(
     server: Server, gateway: Gateway, over: threading.Event, hangs: "queue.SimpleQueue[str]"
 ) -> None:
-    """Reports a server in which no round succeeds though one is asked for, or a model that does
-    not hand requests on.
+    """Reports when no round succeeds although one is asked for, or a public model does not answer.
 
-    A busy server is not asked for a round: its own count. A refusal is no sign of life, since the
-    queue is full too when the rounds stand still.
+    A server that has processed tokens since the last look is not asked for a round. A refusal shows
+    nothing: the queue is also full when rounds hang.
     """
-    health, roads = server.health, sorted(server.models & {"dflash", "dflash_infer"})
-    alive = dict.fromkeys(["", *roads], time.monotonic())
+    health, models = server.health, sorted(server.models & {"dflash", "dflash_infer"})
+    alive = dict.fromkeys(["", *models], time.monotonic())
     ready, progress = True, None
     while not over.wait(PROBE_INTERVAL):
         status = server.control.ask("status")
         before, progress = progress, status and status.progress
-        answered = {road: health.answers(road, PROBE_INTERVAL) for road in roads}
-        goes_on = progress is not None and progress != before
-        answered[""] = goes_on or health.probe(PROBE_INTERVAL) == 200
+        answered = {model: health.answers(model, PROBE_INTERVAL) for model in models}
+        progressed = progress is not None and progress != before
+        answered[""] = progressed or health.probe(PROBE_INTERVAL) == 200
         now = time.monotonic()
-        alive |= {road: now for road, well in answered.items() if well}
+        alive |= {model: now for model, well in answered.items() if well}
         if over.is_set():
             return
         if ready != all(answered.values()):
             ready = not ready
             gateway.tell("ready" if ready else "unready")
-        for road, last in alive.items():
+        for model, last in alive.items():
             if now - last > HANG_TIMEOUT:
-                what = f"no answer of {road}" if road else "no round"
+                what = f"no answer of {model}" if model else "no round"
                 hangs.put(f"{what} for {now - last:.0f} s")
                 return

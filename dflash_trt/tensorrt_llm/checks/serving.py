@@ -3,6 +3,7 @@
 from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.tensorrt_llm.arguments import LlmArgs, has
 from dflash_trt.tensorrt_llm.context import Context
+from dflash_trt.tensorrt_llm.faults import look_up
 from dflash_trt.tensorrt_llm.rules import TARGET
 
 
@@ -65,13 +66,9 @@ def acceptance_per_request(context: Context, args: LlmArgs) -> Found:
 
 
 @check("warning")
-def accuracy_of_release(context: Context, args: LlmArgs) -> Found:
-    """Its release notes: experts in few bits on several GPUs may lose much accuracy."""
-    ranks = args.tensor_parallel_size
-    hit = args.version == "1.3.0rc24" and context.is_gpt_oss and ranks > 1
-    what = f"engine.version is {args.version}"
-    what += f", whose known issue touches gpt-oss on {ranks} GPUs" if hit else ""
-    return Found(not hit, what, "Take another engine.version")
+def faults_known(context: Context, args: LlmArgs) -> Found:
+    """What others met with this version, GPU and feature: faults.yaml, from public threads."""
+    return look_up(args, [context.gpu.sm], context.target.architecture)
 
 
 @check("error")

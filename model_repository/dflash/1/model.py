@@ -6,7 +6,7 @@ from pathlib import Path
 import triton_python_backend_utils as pb
 
 from dflash_trt.build.settings import CODED_ERRORS, Settings
-from dflash_trt.chat import load_chat_template
+from dflash_trt.chat import has_channels, load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
 from dflash_trt.serving.front import llm
@@ -39,13 +39,13 @@ class TritonPythonModel:
         if said["mode"] == KIND:
             said |= llm.limits(read_llm_args(engines / KIND))
         settings = Settings.from_parameters(said)
-        directory = here / settings.tokenizer
-        tokenizer = load_tokenizer(directory)
+        folder = here / settings.tokenizer
+        tokenizer = load_tokenizer(folder)
         self.metrics = Metrics(pb, settings.max_draft_tokens, rounds=settings.mode != KIND)
         self.handler = RequestHandler(
             settings,
             tokenizer,
-            load_chat_template(directory),
+            load_chat_template(folder),
             decoder(settings, engines, self.metrics, tokenizer),
             self.metrics,
         )
@@ -65,7 +65,8 @@ class TritonPythonModel:
 def decoder(settings, engines, metrics, tokenizer):
     """By the build's mode."""
     if settings.mode == KIND:
-        return llm.TensorRTLLM(settings, read_llm_args(engines / KIND), metrics)
+        args = read_llm_args(engines / KIND)
+        return llm.TensorRTLLM(settings, args, metrics, channels=has_channels(tokenizer))
     if settings.mode == "ensemble":
         return EngineLoop(settings, engines, call_ensemble, metrics, tokenizer)
     from dflash_trt.engines import load_engine  # noqa: PLC0415

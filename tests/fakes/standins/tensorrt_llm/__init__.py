@@ -5,7 +5,7 @@ and decodes with them, so that texts are real and equal those of the CPU reposit
 and gives follows the published contract, and anything else fails: an argument, a field or a method
 that is not there, a value of another type.
 
-- arguments of `LLM`: `arguments.json`, the fields of tensorrt_llm/llmapi/llm_args.py@0004396
+- arguments of `LLM`: `llmapi/arguments.json`, the fields of tensorrt_llm/llmapi/llm_args.py@0004396
   (between 1.3.0rc24 and rc27), and of the documentation's DFlashDecodingConfig of 1.4.0rc1
 - methods of `LLM`: tests/unittest/api_stability/references_committed/llm.yaml@e00a186 and
   references/llm.yaml@ea35fd6; `conversation_params`, `trace_headers`, `priority` and what
@@ -15,10 +15,14 @@ that is not there, a value of another type.
 - `RequestOutput`, `CompletionOutput`: .../references{,_committed}/request_output.yaml@2a9abd9 and
   completion_output.yaml@0249976, @0c6a62a; how they grow: tensorrt_llm/executor/result.py@a678b91,
   where `decoding_iter` and `avg_decoded_tokens_per_iter` are too
+- `GuidedDecodingParams`: tensorrt_llm/sampling_params.py@000a01d
+- `cached_tokens` of a result: pull request 7637, read by ai-dynamo/dynamo (pull request 13567, with
+  1.3.0rc23); `cache_salt`: pull requests 7106 and 13793
 - what a request with a drafter may not ask: `SpecSampler.validate_request` (pull requests 17955 and
   18401)
 
-Not published, and chosen here: whether the end id is among `token_ids` (it is), and that
+Not read, and chosen here: what the PyTorch flow says to a guide without a backend (the C++ one's
+sentence). Not published, and chosen here: whether the end id is among `token_ids` (it is), and that
 `request_perf_metrics` comes with the last response only.
 """
 

@@ -9,14 +9,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.checkpoints import load_drafter, load_target
-from dflash_trt.decoding import Request, Scheduler, Sequence, in_process
+from dflash_trt.decoding import Grammars, Request, Scheduler, Sequence, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
+from dflash_trt.errors import RequestError as OurRequestError
 from tensorrt_llm.errors import EngineDeadError, RequestError
 from tensorrt_llm.results import RequestOutput, Response
 from tensorrt_llm.sampling_params import SamplingParams
+
+BLOCK = 32  # tokens, of the KV cache
 
 
 class Engine:
@@ -57,19 +62,28 @@ class Engine:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._live: dict[int, tuple[Sequence, RequestOutput]] = {}
         self._told: dict[int, int] = {}  # tokens that a request knows of; -1: it waits for all
+        tokenizer = Tokenizer.from_file(str(Path(args["model"]) / "tokenizer.json"))
+        self._grammars = Grammars(tokenizer, target.spec.vocab_size, target.spec.eos_token_ids)
+        self._guides_by: str | None = args.get("guided_decoding_backend")
+        self._reuses: bool = args.get("kv_cache_config", {}).get("enable_block_reuse", True)
+        self._tail: int = speculative.get("context_recompute_tail") or 0
+        self._seen: dict[str | None, set[tuple[int, ...]]] = {}
+        self._cached: dict[int, int] = {}
         self.dead: EngineDeadError | None = None
         self.stats: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, output: RequestOutput, params: SamplingParams, streaming: bool) -> None:
+    def submit(
+        self, output: RequestOutput, params: SamplingParams, streaming: bool, salt: str | None
+    ) -> None:
         marker = os.environ.get("STANDIN_DIES")
         if marker and Path(marker).exists():
             Path(marker).unlink()
             self.dead = EngineDeadError("the engine is dead")
         if self.dead is not None:
             raise self.dead
-        self._inbox.put((output, params, streaming))
+        self._inbox.put((output, params, streaming, salt))
 
     def abort(self, request_id: int) -> None:
         self._inbox.put(request_id)
@@ -115,8 +129,21 @@ class Engine:
                     }
                 )
 
-    def _begin(self, output: RequestOutput, params: SamplingParams, streaming: bool) -> None:
-        refusal = params._refused_with_a_drafter(self._enable_penalty)
+    def _begin(
+        self, output: RequestOutput, params: SamplingParams, streaming: bool, salt: str | None
+    ) -> None:
+        refusal, matcher = params._refused_with_a_drafter(self._enable_penalty), None
+        if params.guided_decoding is not None and refusal is None:
+            if self._guides_by is None:
+                refusal = (
+                    "Request is specified with GuidedDecodingParams, but GuidedDecoder is not setup"
+                )
+            else:
+                try:
+                    grammar = params.guided_decoding._ours(self._guides_by)
+                    matcher = grammar and self._grammars.matcher(grammar)
+                except (ValueError, OurRequestError) as error:
+                    refusal = str(error)
         if refusal is not None:
             output._put(Response([], 0, 0.0, error=RequestError(refusal)))
             return
@@ -130,8 +157,24 @@ class Engine:
             sampling=params._ours(),
             stop_ids=frozenset(stop_ids),
         )
-        self._live[output.request_id] = self._scheduler.submit(request), output
+        self._cached[output.request_id] = self._reused(salt, prompt)
+        self._live[output.request_id] = self._scheduler.submit(request, matcher), output
         self._told[output.request_id] = 0 if streaming else -1
+
+    def _reused(self, salt: str | None, prompt: list[int]) -> int:
+        """Tokens of whole blocks that prompts of this salt began with, up to the tail.
+
+        The claim of KV cache manager V2 (`_spec_recompute_claim_limit`). Our engine computes them
+        all the same; texts are not kept, which upstream does.
+        """
+        if not self._reuses:
+            return 0
+        blocks = [tuple(prompt[: i + BLOCK]) for i in range(0, len(prompt) - BLOCK + 1, BLOCK)]
+        seen = self._seen.setdefault(salt, set())
+        known = max((len(block) for block in blocks if block in seen), default=0)
+        seen.update(blocks)
+        limit = 0 if self._tail < 0 else max(0, len(prompt) - self._tail)
+        return min(known, len(prompt) - 1, limit) // BLOCK * BLOCK
 
     def _end(self, request_id: int) -> None:
         if request_id in self._live:
@@ -152,8 +195,9 @@ class Engine:
                 sequence.finish_reason,
                 sequence.drafted,
                 sequence.accepted,
+                cached=self._cached[request_id],
             )
         )
         self._told[request_id] = len(sequence.tokens)
         if sequence.finish_reason is not None:
-            del self._live[request_id], self._told[request_id]
+            del self._live[request_id], self._told[request_id], self._cached[request_id]

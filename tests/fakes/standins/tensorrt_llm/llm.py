@@ -9,8 +9,8 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
-from tensorrt_llm.arguments import check, check_together
 from tensorrt_llm.engine import Engine
+from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
 from tensorrt_llm.results import RequestOutput
 from tensorrt_llm.sampling_params import SamplingParams
 
@@ -34,8 +34,7 @@ class LLM:
         explicit = {
             name: value for name, value in locals().items() if name not in ("self", "kwargs")
         }
-        check({**explicit, **kwargs})
-        check_together(kwargs | explicit)
+        TorchLlmArgs(**explicit, **kwargs)
         self._args = DEFAULTS | explicit | kwargs
         if not Path(model).is_dir():  # an id on the Hub
             self._args["model"] = snapshot_download(str(model), revision=revision)
@@ -85,10 +84,12 @@ class LLM:
             raise ValueError(f"prompt length ({len(inputs)}) should not exceed {most}")
         if not 0.0 <= priority <= 1.0:
             raise ValueError(f"priority must be a float in [0.0, 1.0], got {priority}")
+        if not isinstance(cache_salt, str | None):
+            raise TypeError(f"cache_salt is {cache_salt!r}, not a str")
         output = RequestOutput(
             next(self._ids), prompt, inputs, params, self._tokenizer, self._engine.abort
         )
-        self._engine.submit(output, params, streaming)
+        self._engine.submit(output, params, streaming, cache_salt)
         return output
 
     def generate(

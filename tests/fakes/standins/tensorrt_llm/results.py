@@ -71,6 +71,7 @@ class Response:
     drafted: int = 0
     accepted: int = 0
     error: Exception | None = None
+    cached: int = 0  # of the prompt's tokens
 
 
 class RequestOutput:
@@ -159,6 +160,7 @@ class RequestOutput:
             raise response.error
         [output] = self.outputs
         self.decoding_iter = response.iterations
+        self.cached_tokens = response.cached
         self.avg_decoded_tokens_per_iter = response.average
         output._last_token_ids_len = output.length
         output.token_ids.extend(response.token_ids)

@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import json as jsons
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
+from dflash_trt.decoding import Grammar
 from dflash_trt.decoding import SamplingParams as OurParams
 
 Stop = str | list[str] | None
+
+
+@dataclass(slots=True, kw_only=True)
+class GuidedDecodingParams:
+    """What a text follows: one of these. Models of pydantic are left out of `json`."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    structural_tag: str | None = None
+
+    def _validate(self) -> None:
+        """When `SamplingParams` are made with it."""
+        guides = sum(bool(getattr(self, each.name)) for each in fields(self))
+        if guides > 1:
+            raise ValueError(f"Only one guide can be used for a request, but got {guides}.")
+
+    def _ours(self, backend: str) -> Grammar | None:
+        """The same for our engines; what the backend's matcher factory raises.
+
+        As tensorrt_llm/_torch/pyexecutor/grammar_matcher.py@0fccc5b: the grammar is Lark for
+        llguidance and EBNF for xgrammar, which alone has structural tags.
+        """
+        if self.structural_tag is not None and backend != "xgrammar":
+            raise ValueError("Unsupported guide type: GuideType.STRUCTURAL_TAG.")
+        if self.structural_tag is not None or (self.grammar is not None and backend == "xgrammar"):
+            raise NotImplementedError("the stand-in has no xgrammar")
+        if self.json_object:
+            return Grammar("json_schema", '{"type": "object"}')
+        if self.json is not None:
+            text = self.json if isinstance(self.json, str) else jsons.dumps(self.json)
+            return Grammar("json_schema", text)
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        return None if self.grammar is None else Grammar("lark", self.grammar)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +82,7 @@ class SamplingParams:
     bad_token_ids: list[int] | None = None
     logits_processor: Any = None
     apply_batched_logits_processor: bool = False
-    guided_decoding: Any = None
+    guided_decoding: GuidedDecodingParams | None = None
     embedding_bias: Any = None
     lookahead_config: Any = None
     ignore_eos: bool = False
@@ -67,6 +105,8 @@ class SamplingParams:
         for each in fields(self):
             _check_type(each.name, getattr(self, each.name), hints[each.name])
         self.best_of = self.best_of or self.n
+        if self.guided_decoding is not None:
+            self.guided_decoding._validate()
         if self.top_p is not None and not 0 <= self.top_p <= 1:
             raise ValueError(f"require 0 <= top_p <= 1, got top_p={self.top_p}")
         if self.top_k is not None and self.top_k < 0:

@@ -12,7 +12,7 @@ from dflash_trt.serving.front.metrics import Metrics
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.metrics = Metrics(pb, most_drafts=7)
+        self.metrics = Metrics(pb, max_drafts=7)
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]

@@ -13,6 +13,14 @@ FIELDS: dict[str, dict[str, Any]] = json.loads(
 KINDS = {"bool": bool, "int": int, "str": (str, Path), "list": list, "dict": dict, "object": object}
 
 
+class TorchLlmArgs:
+    """Takes what `LLM(...)` takes, and loads nothing."""
+
+    def __init__(self, **given: Any) -> None:
+        check(given)
+        check_together(given)
+
+
 def check(given: Mapping[str, Any], section: str = "LLM") -> None:
     """ValueError for a name that is not there or a value of another type, as pydantic would."""
     for name, value in given.items():

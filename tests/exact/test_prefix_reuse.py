@@ -1,0 +1,278 @@
+"""Prefixes that are kept change no text: what is reused is what would have been computed.
+
+Chats whose turns send all of the text back, greedy and sampled, of several tenants, with drafts of
+all kinds; and what is never shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import exact
+import numpy as np
+import pytest
+from built_pairs import BuildPair, build_engines
+from exact import run_all
+from guesses import COSTS, AtRandom
+from test_adaptive import MAX_SEQ_LEN, Case, case_for, pair_of
+
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding import (
+    Request,
+    RoundOutput,
+    SamplingParams,
+    Scheduler,
+    Sequence,
+    VerifyInput,
+    in_process,
+)
+from dflash_trt.decoding.messages import verify_input
+from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
+from dflash_trt.decoding.speculation import Adaptive, FeatureBuffer, Fixed, Policy, strategy
+from dflash_trt.engines import KEPT, NOTHING
+from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.graphs.builder import Storage
+
+PAIRS = ("qwen3", "llama", "windows", "dflash2")
+SYSTEM = np.random.default_rng(5).integers(300, size=5 * BLOCK + 3).tolist()
+SIZES = (0, 7, 10**4)  # blocks: none, too few for one chat, all
+DRAWN = SamplingParams(0.8, seed=3)
+scheduler_of = partial(exact.scheduler_of, max_seq_len=MAX_SEQ_LEN)
+
+
+@pytest.fixture(autouse=True)
+def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def case_of(built_pair: BuildPair, tmp_path_factory: pytest.TempPathFactory) -> object:
+    cases: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in cases:
+            cases[name] = case_for(pair_of(name, built_pair, tmp_path_factory))
+        return cases[name]
+
+    return get
+
+
+CaseOf = Callable[[str], Case]
+
+
+def chat(
+    scheduler: Scheduler, turns: int, sampling: SamplingParams, said: int = 9, **options: object
+) -> list[Sequence]:
+    """Each turn sends all of the text back, and something new."""
+    text, dice, answers = [*SYSTEM], np.random.default_rng(said), []
+    for turn in range(turns):
+        text += dice.integers(300, size=said + turn).tolist()
+        request = Request(text, 11, sampling, **options)  # type: ignore[arg-type]
+        (answer,) = run_all(scheduler, [request])
+        answers.append(answer)
+        text = [*text, *answer.tokens]
+    return answers
+
+
+def fixed(case: Case) -> Policy:
+    return Fixed(case.built.drafter.spec.block_size - 1)
+
+
+# --- texts and tau --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_chat_says_the_same_in_the_same_rounds(
+    name: str, sampling: SamplingParams, case_of: CaseOf
+) -> None:
+    case = case_of(name)
+    for chunk in (5, BLOCK, MAX_SEQ_LEN):
+        start = partial(scheduler_of, case.rounds, fixed(case), prefill_chunk=chunk)
+        off, on = (
+            chat(start(prefix_cache=cache), 5, sampling) for cache in (None, PrefixCache(10**4))
+        )
+        assert [x.tokens for x in on] == [x.tokens for x in off]
+        assert [x.committed_per_round for x in on] == [x.committed_per_round for x in off]
+        assert not any(x.cached_tokens for x in off)
+        before = 0
+        for answer in on:
+            prompt = len(answer.request.prompt)
+            # of the text so far all that the drafter has seen: not the last round's
+            assert before - 2 * BLOCK < answer.cached_tokens <= min(before, prompt - 1)
+            before = prompt + len(answer.tokens)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["fixed", "adaptive", "random"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_many_at_once_say_what_they_say_alone(
+    name: str, kind: str, size: int, case_of: CaseOf
+) -> None:
+    case, cache = case_of(name), PrefixCache(size)
+    policy, proposer = fixed(case), None
+    if kind == "adaptive":
+        info = Engine(case.built.target_engine).info
+        policy, proposer = strategy(Speculation(draft_tokens=None), info, COSTS["by turns"])
+    elif kind == "random":
+        policy = AtRandom(3, 1, 0.05)
+    scheduler = scheduler_of(
+        case.rounds, policy, proposer, slots=3, prefill_chunk=21, prefix_cache=cache
+    )
+    for _ in range(3):
+        sequences = run_all(scheduler, case.requests)
+        assert [x.tokens for x in sequences] == case.texts
+    assert len(cache) <= size
+    assert any(x.cached_tokens for x in sequences) == (size > 0)
+
+
+def test_a_quantized_targets_log_probabilities_are_the_same_bits(
+    built_pair: BuildPair, tmp_path: Path
+) -> None:
+    pair = built_pair().pair
+    sizes = {"slots": 4, "max_seq_len": MAX_SEQ_LEN, "storage": Storage(bits=4)}
+    build_engines(pair.target_dir, pair.drafter_dir, tmp_path, **sizes)
+    rounds = in_process(Engine(tmp_path / "target"), Engine(tmp_path / "drafter"))
+    scored = SamplingParams(logprobs=3)
+    off, on = (
+        chat(scheduler_of(rounds, Fixed(3), prefill_chunk=19, prefix_cache=cache), 4, scored)
+        for cache in (None, PrefixCache(100))
+    )
+    assert [x.logprobs for x in on] == [x.logprobs for x in off]
+    assert all(x.cached_tokens for x in on[1:])
+
+
+# --- who may use what -----------------------------------------------------------------------------
+
+
+def test_choices_of_one_prompt_prefill_it_once(case_of: CaseOf) -> None:
+    case = case_of("qwen3")
+    scheduler = scheduler_of(case.rounds, fixed(case), slots=4, prefix_cache=PrefixCache(99))
+    requests = [Request(SYSTEM, 5, replace(DRAWN, seed=i)) for i in range(8)]
+    first, *others = run_all(scheduler, requests)
+    assert first.cached_tokens == 0
+    assert {x.cached_tokens for x in others} == {len(SYSTEM) // BLOCK * BLOCK}
+
+
+def test_nothing_is_shared_between_salts(case_of: CaseOf) -> None:
+    case, cache = case_of("qwen3"), PrefixCache(999)
+    scheduler = scheduler_of(case.rounds, fixed(case), prefix_cache=cache)
+    for salt in ("", "a", "b", "aa"):
+        cached = [x.cached_tokens for x in chat(scheduler, 3, DRAWN, cache_salt=salt)]
+        assert cached[0] == 0 < cached[1] < cached[2]
+
+
+def test_a_prompt_whose_log_probabilities_are_wanted_is_computed(case_of: CaseOf) -> None:
+    case = case_of("qwen3")
+    scheduler = scheduler_of(case.rounds, fixed(case), prefix_cache=PrefixCache(99))
+    scored = SamplingParams(prompt_logprobs=True, logprobs=1)
+    first, again = (run_all(scheduler, [Request(SYSTEM, 3, scored)])[0] for _ in range(2))
+    assert again.cached_tokens == 0
+    assert again.logprobs == first.logprobs
+    (after,) = run_all(scheduler, [Request(SYSTEM, 3)])
+    assert after.cached_tokens == len(SYSTEM) // BLOCK * BLOCK
+
+
+def test_what_the_drafter_has_not_seen_is_for_those_who_draft_nothing(case_of: CaseOf) -> None:
+    """And once it has, for all."""
+    case = case_of("qwen3")
+    scheduler = scheduler_of(case.rounds, fixed(case), prefix_cache=PrefixCache(99))
+    asked = [Request(SYSTEM, 9, drafting=drafting) for drafting in (False, True, False, True)]
+    found = [run_all(scheduler, [request])[0] for request in asked]
+    whole = len(SYSTEM) // BLOCK * BLOCK
+    assert [x.cached_tokens for x in found] == [0, 0, whole, whole]
+    assert found[1].committed_per_round == found[3].committed_per_round
+    assert found[1].rounds < found[0].rounds == 8
+
+
+def test_a_row_that_failed_is_not_kept(case_of: CaseOf) -> None:
+    case, cache = case_of("qwen3"), PrefixCache(99)
+
+    def rounds(x: VerifyInput) -> RoundOutput:
+        output = case.rounds(x)
+        if len(cache):
+            output.results[:, 0] = -1
+        return output
+
+    scheduler = scheduler_of(rounds, fixed(case), prefix_cache=cache)
+    (failed,) = run_all(scheduler, [Request(SYSTEM, 9)])  # in its first round
+    assert failed.finish_reason == "error"
+    assert len(cache) == len(SYSTEM) // BLOCK
+
+
+@pytest.mark.parametrize("name", PAIRS[:2])
+def test_two_groups_share_what_their_steps_have_stored(name: str, case_of: CaseOf) -> None:
+    case, cache = case_of(name), PrefixCache(99)
+    first, second = (
+        Scheduler(
+            case.rounds,
+            slots=2,
+            max_seq_len=MAX_SEQ_LEN,
+            prefill_chunk=50,
+            policy=fixed(case),
+            first_slot=slot,
+            prefix_cache=cache,
+        )
+        for slot in (0, 2)
+    )
+    (alone,) = chat(first, 1, SamplingParams())
+    assert first.unsaved
+    text = [*alone.request.prompt, *alone.tokens, 7, 8, 9]
+    (early,) = run_all(second, [Request(text, 3 * BLOCK)])
+    # the prompt was stored with the step after it, the answer waits for the next
+    assert early.cached_tokens == len(alone.request.prompt) // BLOCK * BLOCK
+    assert first.step() == []
+    assert not first.unsaved
+    assert first.report is None
+    longer = [*text, *early.tokens, 1, 2]
+    assert len(cache.find("others", "", longer, drafted=True)) == len(text) // BLOCK
+    second.step()
+    (late,) = run_all(first, [Request(longer, 9)])
+    assert late.cached_tokens > len(text)
+    plain = scheduler_of(case.rounds, Fixed(0))
+    assert run_all(plain, [Request(longer, 9)])[0].tokens == late.tokens
+
+
+# --- instructions ---------------------------------------------------------------------------------
+
+
+def test_features_of_a_slots_last_sequence_are_not_the_next_ones() -> None:
+    """Nor does what is kept of a sequence that goes on take its features away."""
+    buffer, features = FeatureBuffer(), np.ones((1, BLOCK, 4), np.float32)
+
+    def pass_on(place: int, wanted: int, *copies: int) -> list[int]:
+        batch, row = [0, wanted, 1, *copies], [BLOCK, BLOCK, place, 9]
+        x = verify_input(batch, [row], [[1] * BLOCK])
+        return buffer.pass_on(x, [0], features)[1]
+
+    pass_on(0, 0)
+    pass_on(BLOCK, 0, 0, KEPT, BLOCK, 0)
+    assert pass_on(2 * BLOCK, 3) == [2 * BLOCK]
+    pass_on(0, 0)
+    assert pass_on(BLOCK, 3, KEPT, 0, BLOCK, 0) == [0]
+
+
+def test_an_engine_keeps_the_tokens_that_it_was_told(built_pair: BuildPair) -> None:
+    built = built_pair()
+    target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
+    dice = np.random.default_rng(0)
+    for engine in (target, drafter):
+        for caches in engine._alike:
+            caches[:] = dice.standard_normal(caches.shape)
+        before = [caches.copy() for caches in engine._alike]
+        engine.move_row(1, KEPT + 5, 7, 20)
+        for caches in engine._alike:
+            caches[:, 1] = 0
+        engine.move_row(KEPT + 5, 2, 7, 20)
+        assert engine.kept == {KEPT + 5: 7}
+        for was, caches in zip(before, engine._alike, strict=True):
+            assert (caches[:, 2, :, 20:27] == was[:, 1, :, 20:27]).all()
+            assert (caches[:, 2, :, :20] == was[:, 2, :, :20]).all()
+            assert (caches[:, 2, :, 27:] == was[:, 2, :, 27:]).all()
+        engine.move_row(KEPT + 5, NOTHING, 0)
+        engine.move_row(KEPT + 5, NOTHING, 0)  # is gone
+        assert engine.kept == {}
+        assert engine._blocks == {}

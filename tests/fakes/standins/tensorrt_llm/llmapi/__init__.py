@@ -1,0 +1,1 @@
+"""Where upstream has its arguments."""

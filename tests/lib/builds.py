@@ -1,0 +1,82 @@
+"""Configs of a pair in two directories, what a build of it holds, and checkpoints made wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.build.engines import build_drafter, build_target
+from dflash_trt.build.run import BuildResult, build
+from dflash_trt.checkpoints import Drafter, Target, check_pair, load_drafter, load_target
+from dflash_trt.config import BuildConfig
+
+
+def quiet(step: str, done: int, total: int) -> None:
+    assert 0 <= done <= total
+
+
+def config_of(directory: Path, **sections: Any) -> BuildConfig:
+    """Of `directory/target` and `directory/drafter`; sections: of the config, over these."""
+    paths = {role: {"path": directory / role} for role in ("target", "drafter")}
+    return BuildConfig.model_validate({"name": "tiny", **paths, **sections})
+
+
+def build_pair(directory: Path, output: Path, **engine: Any) -> BuildResult:
+    return build(config_of(directory, engine=engine), output, quiet)
+
+
+def build_engines(
+    target_dir: Path,
+    drafter_dir: Path,
+    directory: Path,
+    *,
+    slots: int,
+    max_seq_len: int,
+    **options: Any,
+) -> tuple[Target, Drafter]:
+    """Check a pair and write `directory/target` and `directory/drafter`, as `build` does.
+
+    options: of `build_target` and `build_drafter`.
+    """
+    target, drafter = load_target(target_dir), load_drafter(drafter_dir)
+    check_pair(target, drafter, None)
+    (directory / "target").mkdir(parents=True)
+    (directory / "drafter").mkdir()
+    common: dict[str, Any] = {
+        "slots": slots,
+        "max_seq_len": max_seq_len,
+        "threads": 1,
+        "progress": lambda name: None,
+        **options,
+    }
+    build_target(target, drafter.spec, directory / "target", **common)
+    build_drafter(drafter, target, directory / "drafter", **common)
+    return target, drafter
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    return {file.relative_to(directory).as_posix(): file.read_bytes() for file in files}
+
+
+def assert_only(directory: Path, *outputs: str) -> None:
+    """Nothing lies beside the pair and the outputs, hidden or not."""
+    assert {path.name for path in directory.iterdir()} == {"target", "drafter", *outputs}
+
+
+def edit(directory: Path, **changes: object) -> None:
+    """Set fields of config.json; None removes one."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def edit_weights(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415  (it loads torch)
+
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
