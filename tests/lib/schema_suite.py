@@ -59,7 +59,7 @@ def run(built: BuiltPair, schemas: Iterable[tuple[str, str, Any]]) -> Outcome:
     bias += ((END, 6.0),)
     outcome, requests, known = Outcome(), list[Request](), list[tuple[str, str, Any]]()
     for number, (draft, place, schema) in enumerate(schemas):
-        grammar = Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+        grammar = Grammar("json_schema", json.dumps(_declared(draft, schema), ensure_ascii=False))
         try:
             grammars.matcher(grammar)
         except RequestError as error:
@@ -96,8 +96,17 @@ def run(built: BuiltPair, schemas: Iterable[tuple[str, str, Any]]) -> Outcome:
 
 
 def _valid(draft: str, schema: Any, text: str) -> bool:
-    uri = {"draft2020-12": "https://json-schema.org/draft/2020-12/schema"}.get(
-        draft, f"http://json-schema.org/{draft.replace('draft', 'draft-0')}/schema#"
-    )
-    cls = validators.validator_for({"$schema": uri})
+    cls = validators.validator_for({"$schema": _uri(draft)})
     return bool(cls(schema).is_valid(json.loads(text)))
+
+
+def _declared(draft: str, schema: Any) -> Any:
+    """A schema that says its draft: llguidance takes it for 2020-12 otherwise."""
+    return {"$schema": _uri(draft), **schema} if isinstance(schema, dict) else schema
+
+
+def _uri(draft: str) -> str:
+    number = draft.removeprefix("draft")
+    if "-" in number:
+        return f"https://json-schema.org/draft/{number}/schema"
+    return f"http://json-schema.org/draft-0{number}/schema#"
