@@ -111,6 +111,11 @@ def parse_yaml(root: yaml.Node | None) -> Any:
         raise ValueError(f"a value in it cannot be read ({error})") from None
 
 
+def data_file(module: str, name: str) -> Any:
+    """What a YAML file of this package says; module: the `__file__` that it lies beside."""
+    return yaml.safe_load(Path(module).with_name(name).read_text("utf-8"))
+
+
 def copy_file(source: Path, destination: Path) -> None:
     """Copy in the kernel, where the file system can by sharing blocks; as private as it was."""
     with source.open("rb") as read, destination.open("wb") as written:

@@ -29,18 +29,7 @@ def engine_page(run: Run) -> Page:
 
 def published_tables(target: str, drafter: str) -> list[Table]:
     """A table of what others measured of a pair, by its ids on the Hub; [] if nothing is known."""
-    rows = [
-        {
-            "source": row.source,
-            "hardware": row.hardware,
-            "task": row.task,
-            "drafts": "" if row.draft_tokens is None else str(row.draft_tokens),
-            "sequences": row.sequences,
-            "speedup": row.speedup,
-            "tau": "" if row.tau is None else f"{row.tau:.2f}",
-        }
-        for row in published_rows(target, drafter)
-    ]
+    rows = published_rows(target, drafter)
     note = (
         f"Measured by others, on their hardware: {drafter} for {target}. Speedups are over plain "
         "decoding there; what is empty was not published."

@@ -9,15 +9,14 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, StrictUndefined
 
 from dflash_trt.errors import RequestError
+from dflash_trt.files import data_file
 
 SEED = 42  # of the choice among a task's prompts, z-lab's
 # what NVIDIA may not pass on, its own script fetches from the first source
@@ -40,14 +39,10 @@ class Task:
     def url(self) -> str:
         return f"https://huggingface.co/datasets/{self.hub}"
 
-    def text(self, row: Mapping[str, Any]) -> str:
-        """The prompt of a row of the dataset."""
-        environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-        return environment.from_string(self.prompt).render(row)
 
-
-_written = yaml.safe_load(files(__package__).joinpath("tasks.yaml").read_text("utf-8"))
-TASKS: Mapping[str, Task] = {name: Task(**fields) for name, fields in _written.items()}
+TASKS: Mapping[str, Task] = {
+    name: Task(**fields) for name, fields in data_file(__file__, "tasks.yaml").items()
+}
 
 
 def task_texts(name: str) -> Iterator[str]:
@@ -59,6 +54,8 @@ def task_texts(name: str) -> Iterator[str]:
     installed = _installed(name)
     where = installed or task.url
     print(f"{name}: {where}, licence: {task.licence}", file=sys.stderr)
+    jinja = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    template = jinja.from_string(task.prompt)
     try:
         rows = fetch(task) if installed is None else _read(installed)
         if not task.files:
@@ -66,7 +63,7 @@ def task_texts(name: str) -> Iterator[str]:
             random.Random(SEED).shuffle(rows)
         found = False
         for row in rows:
-            text = task.text(row)
+            text = template.render(row)
             if PLACEHOLDER not in text:
                 found = True
                 yield text

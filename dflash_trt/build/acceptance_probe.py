@@ -12,7 +12,7 @@ from typing import Any
 
 from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.checkpoints import Report, Target, load_drafter, load_target
-from dflash_trt.checkpoints.checks import Finding
+from dflash_trt.checkpoints.checks import Finding, Found, check
 from dflash_trt.config import Speculation
 from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
@@ -96,17 +96,18 @@ def measure(
         ) from error
     return Measured(
         len(asked), sum(map(len, found.outputs)), found.tau, found.kept, found.identical,
-        _judged(found.kept[0]),
+        acceptance(found.kept[0]),
     )  # fmt: skip
 
 
-def _judged(first: float) -> Finding:
+@check("warning")
+def acceptance(first: float) -> Found:
+    """A drafter that was trained for another fine-tune of the target passes all other checks."""
     what = f"the first draft token is kept in {first:.0%} of the rounds"
     if first >= LEAST_KEPT:
-        return Finding("acceptance", "passed", what)
-    return Finding(
-        "acceptance",
-        "warning",
+        return Found(True, what)
+    return Found(
+        False,
         f"{what}; trained drafters keep it in 60 to 85 %",
         "Check that the drafter was trained for this very target, not for another fine-tune of it",
     )

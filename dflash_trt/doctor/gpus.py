@@ -90,6 +90,6 @@ def nvlink(patient: Patient) -> Found:
         return Found(True, f"NVLink between all {len(taken)} GPUs")
     return Found(
         False,
-        f"no NVLink between {apart[0][0]} and {apart[0][1]}" + more(apart),
+        f"no NVLink between {apart[0][0]} and {apart[0][1]}{more(apart)}",
         "Take GPUs that `nvidia-smi topo -m` shows joined, or fewer: engine.gpus",
     )

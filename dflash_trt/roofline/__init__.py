@@ -1,9 +1,8 @@
 """How much memory a model takes and how long a round is, by config.json files and data sheets."""
 
-from dflash_trt.roofline.hardware import PRESETS, Flops, Gpu, Machine, machine
+from dflash_trt.roofline.hardware import PRESETS, Gpu, Machine, machine
 from dflash_trt.roofline.memory import (
     ARENA_SHARE,
-    CONTEXT_BYTES,
     OVERHEAD,
     Memory,
     arena_slot,
@@ -18,8 +17,6 @@ from dflash_trt.roofline.model_size import (
     target_size,
 )
 from dflash_trt.roofline.published import (
-    Acceptance,
-    Row,
     published_acceptance,
     published_data,
     published_rows,
@@ -33,7 +30,6 @@ from dflash_trt.roofline.rounds import (
     Layout,
     Method,
     Runtime,
-    Software,
     Step,
     dflash,
     eagle,

@@ -7,14 +7,13 @@ and never mixed with them.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-import yaml
-
+from dflash_trt.files import data_file
 from dflash_trt.roofline.hardware import machine
 
 SOFTWARE = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
+Row = dict[str, str]  # one published measurement of DFlash, as a table shows it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,23 +31,9 @@ class Acceptance:
     temperature: float | None = None  # None: not said
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One published measurement of DFlash, as a table shows it."""
-
-    source: str
-    hardware: str
-    task: str
-    draft_tokens: int | None  # of a round; None: not said
-    sequences: str  # at a time, with commas, as `speedup` has them
-    speedup: str
-    tau: float | None  # None: not said
-
-
 @cache
 def published_data() -> Mapping[str, Any]:
-    found = files(__package__).joinpath("published.yaml").read_text("utf-8")
-    return yaml.safe_load(found)  # type: ignore[no-any-return]
+    return dict(data_file(__file__, "published.yaml"))
 
 
 @cache
@@ -74,7 +59,10 @@ def tau_of(entry: Mapping[str, Any]) -> float:
 
 
 def published_rows(target: str, drafter: str) -> list[Row]:
-    """All that is published of a pair, by its ids on the Hub; [] if it is not there."""
+    """All that is published of a pair, by its ids on the Hub; [] if it is not there.
+
+    `drafts` are those of a round, `sequences` and `speedup` go together; "" is not said.
+    """
     if published_data()["drafters"].get(drafter, {}).get("target") != target:
         return []
     figures = [
@@ -95,15 +83,15 @@ def _figure(entry: Mapping[str, Any]) -> Row:
     gpus = f"{entry['gpus']} x {machine(entry['machine']).gpu.name}"
     levels = ["not said"] if entry.get("mean") else map(str, entry["concurrency"])
     more = "more than " if entry.get("at_least") else ""
-    return Row(
-        source=entry["source"],
-        hardware=entry.get("hardware", f"{gpus}, {SOFTWARE[entry['software']]}"),
-        task=entry["task"],
-        draft_tokens=None if "tau_of" in entry else _key_of(entry)[2],
-        sequences=", ".join(levels),
-        speedup=", ".join(f"{more}{value}" for value in speedups),
-        tau=None if "tau_of" in entry else tau_of(entry),
-    )
+    return {
+        "source": entry["source"],
+        "hardware": entry.get("hardware", f"{gpus}, {SOFTWARE[entry['software']]}"),
+        "task": entry["task"],
+        "drafts": "" if "tau_of" in entry else str(_key_of(entry)[2]),
+        "sequences": ", ".join(levels),
+        "speedup": ", ".join(f"{more}{value}" for value in speedups),
+        "tau": "" if "tau_of" in entry else f"{tau_of(entry):.2f}",
+    }
 
 
 def _without_speeds(drafter: str, shown: set[tuple[Any, ...]]) -> Iterator[Row]:
@@ -114,15 +102,15 @@ def _without_speeds(drafter: str, shown: set[tuple[Any, ...]]) -> Iterator[Row]:
         for task, tau in table.tau.items():
             if table.drafter == drafter and (*_key(table), task) not in shown:
                 times = table.times.get(task)
-                yield Row(
-                    source=source,
-                    hardware=table.hardware,
-                    task=task,
-                    draft_tokens=table.draft_tokens,
-                    sequences="1" if times else "",
-                    speedup=f"{times:.2f}" if times else "",
-                    tau=tau,
-                )
+                yield {
+                    "source": source,
+                    "hardware": table.hardware,
+                    "task": task,
+                    "drafts": str(table.draft_tokens),
+                    "sequences": "1" if times else "",
+                    "speedup": f"{times:.2f}" if times else "",
+                    "tau": f"{tau:.2f}",
+                }
 
 
 def _key(table: Acceptance) -> tuple[str, str, int]:

@@ -10,12 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from statistics import mean
 from typing import Any, Literal
 
-import yaml
-
+from dflash_trt.files import data_file
 from dflash_trt.roofline.hardware import Gpu
 from dflash_trt.roofline.model_size import BF16, Format, Layer, ModelSize, eagle_size
 from dflash_trt.roofline.published import published_acceptance
@@ -53,8 +51,7 @@ def fit_errors() -> dict[str, float]:
 
 
 def _written() -> dict[str, Any]:
-    text = files(__package__).joinpath("constants.yaml").read_text("utf-8")
-    return dict(yaml.safe_load(text))
+    return dict(data_file(__file__, "constants.yaml"))
 
 
 @dataclass(frozen=True)

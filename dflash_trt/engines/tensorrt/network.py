@@ -146,20 +146,11 @@ def _check_ends(network: trt.INetworkDefinition, graph: ir.Graph) -> None:
             assert value.dtype is not None
             assert value.shape is not None
             shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
-            expected = (NAMES[value.dtype], shape)
+            expected = (value.dtype.numpy().name, shape)
             if found[name] != expected:
                 raise _error(name, f"it is {found[name]}, not {expected}")
         if len(found) > len(values):
             raise _error(min(found.keys() - {value.name for value in values}), "it is new")
-
-
-NAMES = {
-    ir.DataType.BFLOAT16: "bfloat16",
-    ir.DataType.BOOL: "bool",
-    ir.DataType.FLOAT16: "float16",
-    ir.DataType.FLOAT: "float32",
-    ir.DataType.INT64: "int64",
-}
 
 
 def describe(tensor: trt.ITensor) -> tuple[str, tuple[int, ...]]:

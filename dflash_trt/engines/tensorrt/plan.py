@@ -26,7 +26,7 @@ from dflash_trt.engines.onnxruntime import KIND as SOURCE_KIND
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.library import make_log, trt, use
 from dflash_trt.engines.tensorrt.machine import compute_capabilities
-from dflash_trt.engines.tensorrt.network import NAMES, check, check_form, parse
+from dflash_trt.engines.tensorrt.network import check, check_form, parse
 from dflash_trt.errors import EngineError
 from dflash_trt.graphs import to_16_bits
 
@@ -104,7 +104,7 @@ def describe(
         library=engine.library,
         version=trt.__version__,
         compute_capabilities=targets,
-        dtype=NAMES[DTYPES[engine.dtype]],
+        dtype=DTYPES[engine.dtype].numpy().name,
         graph=hashlib.sha256(path.read_bytes()).hexdigest(),
         prefill_chunk=prefill_chunk,
         profiles=make_profiles(info, prefill_chunk),
@@ -194,7 +194,7 @@ def _described(value: ir.Value) -> tuple[str, Shape]:
     assert value.dtype is not None
     assert value.shape is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
-    return NAMES[value.dtype], shape
+    return value.dtype.numpy().name, shape
 
 
 def _writer(file: BinaryIO) -> trt.IStreamWriter:
