@@ -67,6 +67,18 @@ class Options(TypedDict, total=False):
         Sequence[Mapping[str, Any]] | None,
         Field("a JSON list, for the chat template", openai="chat"),
     ]
+    tool_choice: Annotated[
+        str | Mapping[str, Any] | None,
+        Field(
+            'none, auto, required, or as JSON {"type": "function", "function": {"name": ..}}',
+            "auto",
+            openai="chat",
+        ),
+    ]
+    parallel_tool_calls: Annotated[
+        bool | None,
+        Field("with tool_choice required: there may be several calls", True, openai="chat"),
+    ]
     chat_template_kwargs: Annotated[
         Mapping[str, Any] | None, Field("a JSON object, for the chat template", openai="chat")
     ]
@@ -172,6 +184,10 @@ class Options(TypedDict, total=False):
         ),
     ]
     n: Annotated[int | None, Field("choices", 1, f"1 to {MAX_CHOICES}", openai="")]
+    cache_salt: Annotated[
+        str | None,
+        Field("KV cache of earlier texts is reused among requests of the same one alone", ""),
+    ]
     priority: Annotated[int | None, Field("lower is served first, among one client's", 0)]
     timeout: float | None  # seconds, more than 0; 600
     parameters: Mapping[str, str] | None  # request parameters of Triton's, beside the tensors

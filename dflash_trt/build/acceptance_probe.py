@@ -5,7 +5,6 @@ judged before anything is built. They take what `build` would take on disk.
 """
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,8 @@ PROMPTS = (
 )
 TOKENS = 64  # decoded for each prompt
 MAX_SEQ_LEN = 1024
-# of rounds that keep the first draft token; trained drafters keep it in 60 to 85 % of them, one for
-# another fine-tune in fewer, one for another model in next to none
+# share of rounds that keep the first draft token: 60 to 85 % with trained drafters, less with one
+# for another fine-tune, next to none with one for another model
 LEAST_KEPT = 0.3
 
 
@@ -53,7 +52,7 @@ def measure(
     The pair must have passed its checks. Raises RequestError for the file, BuildError when the
     engines cannot be written.
     """
-    # here, because they load the graph builder and the runtime
+    # imported here: they load the graph builder and the runtime
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.decoding import check_lossless  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
@@ -61,26 +60,18 @@ def measure(
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)
     spec = drafter.spec
     known = min(target.spec.max_position_embeddings, spec.max_position_embeddings)
-    sizes: dict[str, Any] = {
-        "slots": 1,
-        "max_seq_len": min(known, MAX_SEQ_LEN),
-        "threads": 2,
-    }
-    tokens = min(TOKENS, sizes["max_seq_len"] // 2)
-    asked = _prompts(target, prompts, sizes["max_seq_len"] - tokens)
+    length = min(known, MAX_SEQ_LEN)
+    tokens = min(TOKENS, length // 2)
+    asked = _prompts(target, prompts, length - tokens)
+    options: dict[str, Any] = {"slots": 1, "max_seq_len": length, "threads": 2}
+    options["storage"] = Storage(link=True)
     try:
         with tempfile.TemporaryDirectory(prefix="dflash-trt-") as name:
             engines = Path(name)
-            for role in ("target", "drafter"):
-                (engines / role).mkdir()
             report("building engines", 0, 2)
-            quiet: Callable[[str], None] = lambda tensor: None  # noqa: E731
-            link = Storage(link=True)
-            build_target(target, spec, engines / "target", **sizes, progress=quiet, storage=link)
+            build_target(target, spec, engines / "target", **options)
             report("building engines", 1, 2)
-            build_drafter(
-                drafter, target, engines / "drafter", **sizes, progress=quiet, storage=link
-            )
+            build_drafter(drafter, target, engines / "drafter", **options)
             report("building engines", 2, 2)
             found = check_lossless(
                 engines,

@@ -1,6 +1,9 @@
 """Messages to prompts, by the tokenizer's own template."""
 
-from dflash_trt.chat.harmony import Channels, has_channels
+from dflash_trt.chat.chat_model import ChatModel, ChatPrompt
+from dflash_trt.chat.dialect import Dialect
+from dflash_trt.chat.formats import HARMONY, Answer, CallDelta, chosen, parse_tools
+from dflash_trt.chat.formats.harmony import has_channels
 from dflash_trt.chat.render import (
     Render,
     as_chat,

@@ -19,7 +19,6 @@ from dflash_trt.chat.formats import (
     Thoughts,
     Tool,
 )
-from dflash_trt.chat.formats.harmony import has_channels
 from dflash_trt.chat.render import Render
 from dflash_trt.errors import RequestError
 
@@ -60,8 +59,9 @@ class Dialect:
 def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     """added: ids of the tokenizer's added tokens."""
     thoughts = next((each for each in THOUGHTS if each.close in added), None)
+    channels = all(marker in added for marker in HARMONY.markers)
     if render is None:
-        return Dialect(HARMONY if has_channels(added) else HERMES, thoughts)
+        return Dialect(HARMONY if channels else HERMES, thoughts)
 
     def chat(*messages: Mapping[str, Any], prompt: bool = False, **values: Any) -> str:
         """ "": the template refuses it."""
@@ -80,7 +80,7 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
             break
     two = chat(ASKED, *_called(as_text, CALLED, SECOND), tools=[TOOL])
     shows = SHOWN in chat(ASKED, prompt=True, tools=[TOOL])
-    if has_channels(added):
+    if channels:
         format = HARMONY
     elif format is None and not (shows and writes):
         format, writes = HERMES, False

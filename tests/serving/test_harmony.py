@@ -12,7 +12,8 @@ from live import openai_front
 from stand_in import part, parts
 from tokenizers import AddedToken, Tokenizer
 
-from dflash_trt.chat.harmony import MARKERS, Channels, has_channels
+from dflash_trt.chat import HARMONY, Answer, has_channels
+from dflash_trt.chat.formats.harmony import MARKERS
 from dflash_trt.decoding import Request, Sequence
 from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.ports import Ports, free_ports
@@ -39,6 +40,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_thoughts_are_told_from_what_is_said(size: int) -> None:
+    """Without tools a call is said, as it is written."""
     for text, expected in (
         (ANSWER, ("A < b, so 1.", "It is <|1|> é.")),
         ("no markers at all, a < b", ("", "no markers at all, a < b")),
@@ -49,11 +51,13 @@ def test_thoughts_are_told_from_what_is_said(size: int) -> None:
         (FIRST_CALL, ("", FIRST_CALL)),
         ("", ("", "")),
     ):
-        channels = Channels()
+        answer = Answer(HARMONY, [], None)
         pieces = [text[i : i + size] for i in range(0, len(text), size)]
-        pairs = [channels.push(piece, last=False) for piece in pieces]
-        pairs.append(channels.push("", last=True))
-        assert tuple(map("".join, zip(*pairs, strict=True))) == expected
+        news = [answer.push(piece, last=False) for piece in pieces]
+        news.append(answer.push("", last=True))
+        told = "".join(each.thought for each in news), "".join(each.said for each in news)
+        assert told == expected
+        assert not any(each.calls for each in news)
 
 
 def test_markers_are_in_the_text_but_not_the_end(tokenizer: Tokenizer) -> None:
@@ -95,5 +99,6 @@ def test_chats_have_the_thoughts_apart(
                 deltas = [chunk.choices[0].delta for chunk in got]
             else:
                 deltas = [got.choices[0].message]
-    assert "".join(delta.content for delta in deltas) == "It is <|1|> é."
-    assert "".join(delta.reasoning_content for delta in deltas) == "A < b, so 1."
+    assert "".join(delta.content or "" for delta in deltas) == "It is <|1|> é."
+    thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
+    assert "".join(thoughts) == "A < b, so 1."

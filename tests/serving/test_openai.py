@@ -26,6 +26,7 @@ import torch
 import trustme
 from chat_pair import build_chat_pair
 from live import openai_front, serving
+from load import metric
 from pydantic import ValidationError
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
@@ -147,6 +148,35 @@ def test_usage_in_every_chunk(api: openai.OpenAI) -> None:
     counts = [usage.completion_tokens for usage in usages]
     assert counts == sorted(counts)
     assert (counts[0] < 40, counts[-2:]) == (True, [40, 40])
+
+
+def test_a_prompt_is_reused_by_its_salt(api: openai.OpenAI, triton: Ports) -> None:
+    prompt = "".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(8))
+    texts, reused = set(), []
+    before = sum(metric(triton.metrics, "dflash_cached_prompt_tokens_total").values())
+    for salt in ("a", "a", "b", None, None):
+        answer = api.completions.create(
+            model="pycode",
+            prompt=prompt,
+            max_tokens=20,
+            temperature=0,
+            extra_body={"cache_salt": salt},
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        texts.add(answer.choices[0].text)
+        reused.append(answer.usage.prompt_tokens_details.cached_tokens)
+    whole = (answer.usage.prompt_tokens - 1) // 16 * 16
+    assert whole > 0
+    assert reused == [0, whole, 0, 0, whole]
+    assert len(texts) == 1
+    for _ in range(20):  # metrics are sent once a second
+        found = sum(metric(triton.metrics, "dflash_cached_prompt_tokens_total").values()) - before
+        if found == 2 * whole:
+            break
+        time.sleep(0.5)
+    assert found == 2 * whole
+    assert sum(metric(triton.metrics, "dflash_prefix_cache_bytes").values()) > 0
 
 
 def _check_usage(answer: Any, tokens: int) -> None:
@@ -528,7 +558,6 @@ SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     ("metadata", [{"a": "b"}], []),
     ("store", [True], []),
     ("service_tier", ["auto"], []),
-    ("parallel_tool_calls", [True], []),
     (
         "stream_options",
         [{"include_obfuscation": True}, {"continuous_usage_stats": True}],
@@ -555,7 +584,7 @@ SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     ("guided_grammar", ['start: "a"', 'root ::= "a" | "b"'], ["start: x", "root ::= ["]),
     ("guided_decoding_backend", [], ["xgrammar"]),
     ("guided_whitespace_pattern", [], ["a"]),
-    ("cache_salt", [], ["x"]),
+    ("cache_salt", ["x"], [1]),
     ("kv_transfer_params", [], [{}]),
 ]
 TEXT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
@@ -568,7 +597,8 @@ CHAT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     ("logprobs", [True, False], ["x"]),
     ("top_logprobs", [2], [21]),
     ("tools", [[], [{"type": "function", "function": {"name": "f"}}]], ["x"]),
-    ("tool_choice", ["auto", "none"], ["required"]),
+    ("tool_choice", ["auto", "none"], ["required", "x", 5, {"type": "function"}]),
+    ("parallel_tool_calls", [True, False], ["x"]),
     ("reasoning_effort", ["low"], [5]),
     ("chat_template_kwargs", [{}, {"opening": "x"}], ["x"]),
     ("add_generation_prompt", [True, False], [5]),
@@ -763,9 +793,12 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
         "bad_words": ["x"],
         "priority": 2,
         "add_generation_prompt": True,
+        "tool_choice": '"auto"',
     }
     assert 29 < server.timeouts[0] <= 30
     assert json.loads(second.pop("messages")) == [{"role": "user", "content": "hi"}]
+    assert json.loads(second.pop("tools")) == [tool]
+    assert second.pop("tool_choice") == '"none"'
     # OpenAI's temperature when none is given; the length is the server's to choose
     assert second == {"stream": False, "temperature": 1.0, "stop_words": ["a", "b"], "top_k": 0}
     message = found.choices[0].message

@@ -42,7 +42,9 @@ def _sentencepiece() -> Tokenizer:
 
 def _pieces(tokenizer: Tokenizer, ids: list[int], draw: random.Random) -> list[str]:
     """Push 1 to 5 tokens at a time, as rounds do."""
-    detokenizer, pieces, at = Detokenizer(tokenizer), [], 0
+    tokens = tokenizer.get_added_tokens_decoder()
+    special = frozenset(token for token, each in tokens.items() if each.special)
+    detokenizer, pieces, at = Detokenizer(tokenizer, special), [], 0
     while at < len(ids):
         step = draw.randint(1, 5)
         last = at + step >= len(ids)
@@ -71,22 +73,22 @@ def test_any_bytes_give_what_decoding_all_at_once_gives(seed: int) -> None:
 def test_an_unfinished_character_comes_at_the_end() -> None:
     tokenizer = _byte_level()
     ids = tokenizer.encode("a🙂").ids
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, frozenset())
     assert detokenizer.push(ids[:3]) == "a"
     assert detokenizer.push([], last=True) == HOLE
 
 
-def test_special_tokens_are_no_text() -> None:
+def test_hidden_tokens_are_no_text() -> None:
     tokenizer = _byte_level()
     end = tokenizer.token_to_id("<|end|>")
     ids = [*tokenizer.encode("é").ids, end]
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, frozenset({end}))
     assert detokenizer.push(ids, last=True) == "é"
 
 
 def test_the_window_stays_short() -> None:
     tokenizer = _byte_level()
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, frozenset())
     for _ in range(500):
         detokenizer.push(tokenizer.encode("ab é").ids)
     assert len(detokenizer._window) < 20

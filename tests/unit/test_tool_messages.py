@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models
 from tool_templates import AS_TEXT, CHATML, NO_SYSTEM, UNKNOWN, WRITING, renderer
 
+from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.chat.dialect import Dialect, dialect_of
 from dflash_trt.chat.formats import HARMONY, HERMES, THOUGHTS
 from dflash_trt.chat.formats.harmony import MARKERS
 from dflash_trt.chat.tool_messages import to_template
+from dflash_trt.errors import RequestError
 
 TOOL = {
     "type": "function",
@@ -117,3 +120,54 @@ def test_what_is_no_call_stays_as_it_is() -> None:
     [told], _ = to_template(dialect, [broken], [])
     assert told["content"] == ""
     assert [each["function"]["arguments"] for each in told["tool_calls"]] == ['{"cut": ']
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+def chat_model(source: str, *special: str) -> ChatModel:
+    tokenizer = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
+    tokenizer.add_tokens([AddedToken("</think>", special=False)])
+    return ChatModel(tokenizer, renderer(source))
+
+
+def prompt(model: ChatModel, choice: Any = "auto", **values: Any) -> ChatPrompt:
+    values = {"add_generation_prompt": True, **values}
+    return model.prompt(CHAT[:2], [TOOL], choice, template_values=values)
+
+
+def test_a_required_call_is_a_grammar() -> None:
+    model = chat_model(WRITING["[ARGS]"], "[TOOL_CALLS]", "[ARGS]", "<other>")
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    assert prompt(model).grammar == prompt(model, "none").grammar == ""
+    for choice in ("required", named):
+        assert "get_weather" in prompt(model, choice).grammar
+        assert "<[1]>" in prompt(model, choice).grammar  # the token [TOOL_CALLS]
+    assert "+" in prompt(model, "required").grammar
+    assert "call_1+" not in prompt(model, named).grammar
+    # markers are text where calls may come
+    assert prompt(model).hidden == {3}
+    assert prompt(model, "none").hidden == model.hidden == {1, 2, 3}
+    assert "get_weather" in prompt(model).text
+    assert "get_weather" not in prompt(model, "none").text
+
+
+def test_a_prompt_may_end_within_a_thought() -> None:
+    model = chat_model(WRITING["<tool_call>"])
+    assert prompt(model).thinking
+    assert not prompt(model, enable_thinking=False).thinking
+    assert not prompt(model, add_generation_prompt=False).thinking
+    opened, closed = prompt(model, "required"), prompt(model, "required", enable_thinking=False)
+    assert opened.grammar != closed.grammar
+
+
+def test_a_form_that_is_not_known_has_no_grammar() -> None:
+    model = chat_model(UNKNOWN)
+    assert "get_weather" in prompt(model).text
+    with pytest.raises(RequestError, match="tool_choice"):
+        prompt(model, "required")
+    with pytest.raises(RequestError, match="no chat template"):
+        ChatModel(Tokenizer(models.WordLevel({"x": 0}, unk_token="x")), None).prompt(
+            CHAT, template_values={}
+        )

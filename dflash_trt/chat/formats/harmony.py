@@ -6,7 +6,9 @@ included; whoever answers chats tells the channels apart.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
 
 from dflash_trt.chat.formats.definitions import NAME, Tool
 from dflash_trt.chat.formats.lark import Lark
@@ -20,9 +22,9 @@ RECIPIENT = re.compile(r" to=([^\s<]+)")
 OURS = "functions."  # what stands before the name of a request's tool
 
 
-def has_channels(added: Mapping[str, int]) -> bool:
-    """Whether models with these tokens write in channels."""
-    return all(marker in added for marker in MARKERS)
+def has_channels(tokenizer: Tokenizer) -> bool:
+    """Whether models with this tokenizer write in channels."""
+    return all(tokenizer.token_to_id(marker) is not None for marker in MARKERS)
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:

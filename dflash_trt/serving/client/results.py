@@ -26,6 +26,7 @@ class Summary:
     acceptance_length: float  # tau: tokens committed per round
     seconds: float  # from sending the request to this choice's last chunk
     time_to_first_token: float = 0.0  # seconds, by the server's clock
+    cached_tokens: int = 0  # of the prompt's, reused from an earlier text
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Chunk:
     top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
     prompt_tokens: int = 0
     completion_tokens: int = 0  # of this choice so far
+    thinking: bool = False  # its text begins with a thought, which the chat template began
 
 
 @dataclass
@@ -81,6 +83,7 @@ def to_completion(chunks: Iterable[Chunk]) -> Completion:
             getattr(choice, name).extend(getattr(chunk, name))
         choice.final, choice.prompt_tokens = chunk.final, chunk.prompt_tokens
         choice.completion_tokens = chunk.completion_tokens
+        choice.thinking = chunk.thinking
     return Completion([choices[index] for index in sorted(choices)])
 
 
@@ -115,6 +118,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
             top_logprobs=tops[tokens[k]],
             prompt_tokens=summary.prompt_tokens,
             completion_tokens=summary.completion_tokens,
+            thinking=bool(values["thinking"][0]),
         )
         chunks.append(chunk)
     return chunks

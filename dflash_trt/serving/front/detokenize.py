@@ -14,17 +14,10 @@ class Detokenizer:
     the leading space of a text's first token.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        hidden: frozenset[int] = frozenset(),
-        *,
-        skip_special: bool = True,
-    ) -> None:
-        """hidden: tokens to leave out; with `skip_special`, the special ones are left out too."""
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        """hidden: tokens to leave out, special or not."""
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._skip_special = skip_special
         self._window: list[int] = []
         self._context = 0  # tokens that the window begins with, whose text was given out
         self._given = 0  # characters of the window's text, given out
@@ -45,4 +38,4 @@ class Detokenizer:
     def _decode(self, tokens: list[int]) -> str:
         tokens = [token for token in tokens if token not in self._hidden]
         with panics_as_errors():
-            return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special))
+            return str(self._tokenizer.decode(tokens, skip_special_tokens=False))

@@ -5,7 +5,6 @@ from collections.abc import Sequence as Seq
 
 from tokenizers import Tokenizer
 
-from dflash_trt.chat import has_channels
 from dflash_trt.decoding import Sequence
 from dflash_trt.decoding.speculation import SOURCES
 from dflash_trt.serving.front.detokenize import Detokenizer
@@ -25,8 +24,14 @@ class OutputProcessor:
         tokenizer: Tokenizer,
         stop_words: Seq[str],
         prefix: str,
+        hidden: frozenset[int] = frozenset(),
+        *,
+        thinking: bool = False,
     ) -> None:
-        """received: `time.monotonic()` of the request; prefix: the text starts with it."""
+        """received: `time.monotonic()` of the request; prefix: the text starts with it.
+
+        hidden: special tokens to leave out; thinking: see `RequestOutput`.
+        """
         self.index = index
         self.sequence = sequence
         self._received = received
@@ -34,12 +39,8 @@ class OutputProcessor:
         self._sent = False
         self._last_token = 0.0
         self._counted = 0  # tokens that the metrics know of
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            sequence.request.stop_ids,
-            # without its markers a channel's name would read as text
-            skip_special=not has_channels(tokenizer),
-        )
+        self._thinking = thinking
+        self._detokenizer = Detokenizer(tokenizer, sequence.request.stop_ids | hidden)
         self._stop_words = StopWords(stop_words) if stop_words else None
         self._text = prefix  # not yet given out
         self._detokenized = 0  # tokens
@@ -81,7 +82,8 @@ class OutputProcessor:
             return
         if self._first_token is None:
             self._first_token = now
-            metrics.started(queued=(self.sequence.started or now) - self._received)
+            queued = (self.sequence.started or now) - self._received
+            metrics.started(queued=queued, cached=self.sequence.cached_tokens)
             if not streaming:
                 metrics.first_token(now - self._received)
         else:
@@ -123,6 +125,8 @@ class OutputProcessor:
             token_sources=[SOURCES.index("prompt")] * len(echoed) + sequence.sources[begin:],
             round_tokens=sequence.committed_per_round[rounds:],
             prompt_tokens=len(sequence.request.prompt),
+            cached_tokens=[sequence.cached_tokens],
+            thinking=int(self._thinking),
             completion_tokens=[len(sequence.tokens)],
             rounds=[sequence.rounds],
             drafted=[sequence.drafted],

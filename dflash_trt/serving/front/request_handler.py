@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
-from dflash_trt.chat import Render
+from dflash_trt.chat import ChatModel, Render
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.admission import Admission
@@ -79,7 +79,7 @@ class RequestHandler:
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
-        self._template = template
+        self._chat_model = ChatModel(tokenizer, template)
         self._decoder = decoder
         self._metrics = metrics
         self._queue: WaitingQueue[Sequence] = WaitingQueue()
@@ -185,13 +185,20 @@ class RequestHandler:
             return self._turn_away(state, UNAVAILABLE, STOPPING)
         try:
             parsed = parse_request(
-                inputs, self._tokenizer, self._template, self._settings, state.client
+                inputs, self._tokenizer, self._chat_model, self._settings, state.client
             )
             sequences = [self._decoder.new_sequence(request) for request in parsed.choices]
             state.streaming = parsed.streaming
             state.choices = [
                 OutputProcessor(
-                    i, sequence, received, self._tokenizer, parsed.stop_words, parsed.prefix
+                    i,
+                    sequence,
+                    received,
+                    self._tokenizer,
+                    parsed.stop_words,
+                    parsed.prefix,
+                    parsed.hidden,
+                    thinking=parsed.thinking,
                 )
                 for i, sequence in enumerate(sequences)
             ]

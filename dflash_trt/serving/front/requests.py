@@ -11,8 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
-from dflash_trt.chat import Render, parse_json, parse_messages
-from dflash_trt.decoding import Request, SamplingParams, check_request
+from dflash_trt.chat import ChatModel, ChatPrompt, parse_json, parse_messages
+from dflash_trt.decoding import Grammar, Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError
 from dflash_trt.panics import panics_as_errors
 from dflash_trt.request_fields import FIELDS, MAX_CHOICES
@@ -20,7 +20,8 @@ from dflash_trt.serving.front.structured import grammar_of
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
 MAX_WORD, MAX_WORDS_BYTES = 256, 2**14  # characters of a stop word or bad word, bytes of all
-PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs")
+TOOL_CHOICES = ("none", "auto", "required")  # need no quotes
+PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs", "tool_choice")
 MAX_BIASES = 1024  # tokens
 MAX_PROMPT_BYTES = 2**22  # of these together: 0.5 s to parse what JSON takes longest for
 # the plain values: lists and JSON mean something else there, such as token ids
@@ -41,6 +42,8 @@ class ParsedRequest:
     streaming: bool
     prefix: str  # the text starts with it: the prompt, or nothing
     stop_words: tuple[str, ...]
+    hidden: frozenset[int]  # special tokens that are no text
+    thinking: bool  # see `RequestOutput`
 
 
 class Inputs:
@@ -104,7 +107,7 @@ def number_of_choices(tensors: Tensors, most: int = MAX_CHOICES) -> int:
 def parse_request(
     tensors: Tensors,
     tokenizer: Tokenizer,
-    template: Render | None,
+    chat_model: ChatModel,
     settings: Settings,
     client: str = "",
 ) -> ParsedRequest:
@@ -117,7 +120,7 @@ def parse_request(
     _check_size(inputs, max_chars)
     stop_words = _words(inputs, "stop_words")
     ids = _token_ids(inputs, "input_ids", tokenizer)
-    text, is_chat = _prompt_text(inputs, template)
+    text, chat = _prompt_text(inputs, chat_model)
     if len(text) > max_chars:
         raise RequestError(
             f"This model's maximum context length is {settings.max_seq_len} tokens: the prompt's "
@@ -125,7 +128,7 @@ def parse_request(
             "Shorten the prompt, or build with a larger serving.max_seq_len.",
         )
     # a chat template writes the special tokens itself
-    prompt = _encode(tokenizer, [text], add_special_tokens=not is_chat)[0] if text else ids
+    prompt = _encode(tokenizer, [text], add_special_tokens=chat is None)[0] if text else ids
     if not prompt:
         raise RequestError("The prompt is empty", "Send at least one token of text.")
     echo = not inputs["exclude_input_in_output"]
@@ -134,7 +137,7 @@ def parse_request(
     room = settings.max_seq_len - len(prompt)
     max_tokens = inputs["max_tokens"]
     if max_tokens is None:  # a chat ends by itself
-        max_tokens = max(1, room if is_chat else min(MAX_TOKENS, room))
+        max_tokens = max(1, room if chat else min(MAX_TOKENS, room))
     request = Request(
         prompt,
         max_tokens=max_tokens,
@@ -143,7 +146,8 @@ def parse_request(
         priority=inputs["priority"],
         client=client,
         drafting=inputs["drafting"],
-        grammar=grammar_of(inputs),
+        cache_salt=inputs["cache_salt"],
+        grammar=_grammar(inputs, chat),
     )
     check_request(request, settings.max_seq_len)
     if ids and echo:
@@ -158,7 +162,14 @@ def parse_request(
         replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**63))
         for i in range(number_of_choices(tensors))
     ]
-    return ParsedRequest(choices, inputs["stream"], text if echo else "", stop_words)
+    return ParsedRequest(
+        choices,
+        inputs["stream"],
+        text if echo else "",
+        stop_words,
+        chat.hidden if chat else chat_model.hidden,
+        thinking=bool(chat and chat.thinking),
+    )
 
 
 def _sampling_params(inputs: Inputs, tokenizer: Tokenizer, prompt_logprobs: bool) -> SamplingParams:
@@ -194,25 +205,26 @@ def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool)
     return [each.ids for each in found]
 
 
-def _prompt_text(inputs: Inputs, template: Render | None) -> tuple[str, bool]:
-    """The prompt, and whether it comes from messages; "" where it is token ids."""
+def _prompt_text(inputs: Inputs, chat_model: ChatModel) -> tuple[str, ChatPrompt | None]:
+    """The prompt, and that of messages if there are some; "" where it is token ids."""
     given = [name for name in ("text_input", "messages") if inputs[name]]
     given += ["input_ids"] if "input_ids" in inputs else []
     if len(given) > 1:
         raise RequestError(f"{' and '.join(given)} are both given", "Send one of them.")
     if "messages" not in given:
-        return inputs["text_input"] or "", False
-    if template is None:
-        raise RequestError("This model's tokenizer has no chat template", "Send a plain prompt.")
-    rendered = template(
-        **{
+        return inputs["text_input"] or "", None
+    choice = inputs["tool_choice"]
+    chat = chat_model.prompt(
+        parse_messages(inputs["messages"]),
+        inputs.json("tools"),
+        choice if choice in TOOL_CHOICES else parse_json("tool_choice", choice, object),
+        parallel=inputs["parallel_tool_calls"],
+        template_values={
             **inputs.json("chat_template_kwargs"),
-            "messages": parse_messages(inputs["messages"]),
-            "tools": inputs.json("tools") or None,
             "add_generation_prompt": inputs["add_generation_prompt"],
-        }
+        },
     )
-    return rendered, True
+    return chat.text, chat
 
 
 def _token_ids(inputs: Inputs, name: str, tokenizer: Tokenizer) -> list[int]:
@@ -222,6 +234,16 @@ def _token_ids(inputs: Inputs, name: str, tokenizer: Tokenizer) -> list[int]:
         wrong = next(token for token in ids if not 0 <= token <= last)
         raise RequestError(f"{name} holds {wrong}, no token", f"Send ids of 0 to {last}.")
     return ids
+
+
+def _grammar(inputs: Inputs, chat: ChatPrompt | None) -> Grammar | None:
+    """That of the calls which tool_choice asks for, or what the client sent."""
+    asked = grammar_of(inputs)
+    if chat is None or not chat.grammar:
+        return asked
+    if asked:
+        raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
+    return Grammar("lark", chat.grammar, "tool_choice")
 
 
 def _logit_bias(given: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:

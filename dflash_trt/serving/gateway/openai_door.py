@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from dflash_trt.build import read_manifest, speculation_of
 from dflash_trt.build.settings import max_draft_tokens
-from dflash_trt.chat import has_channels
+from dflash_trt.chat import ChatModel, load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
@@ -38,7 +38,8 @@ def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:
     config = manifest["config"]
     by_llm = config["engine"]["kind"] == KIND
     serving = read_llm_args(settings.directory / "engines" / KIND) if by_llm else config["serving"]
-    tokenizer = load_tokenizer(settings.directory / "tokenizer")
+    directory = settings.directory / "tokenizer"
+    tokenizer = load_tokenizer(directory)
     security, key, tls = settings.security, settings.security.inference_key, None
     if security.tls:  # it trusts no other server, and this one at any address
         tls = Tls(security.tls.cert, server_name=certificate_name(security.tls))
@@ -53,7 +54,7 @@ def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
         max_model_len=serving["max_seq_len"],
         spell=speller(tokenizer),
-        channels=has_channels(tokenizer),
+        dialect=ChatModel(tokenizer, load_chat_template(directory)).dialect,
         max_draft_tokens=drafts,
         client=client,
         client_key=security.client_key,

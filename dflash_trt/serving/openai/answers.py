@@ -1,11 +1,11 @@
 """Our client's results in the shapes of OpenAI's API."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from dflash_trt.chat import Channels
+from dflash_trt.chat import Answer, CallDelta
 from dflash_trt.serving.client import Chunk, Summary
 from dflash_trt.serving.openai.spelling import Spell
 
@@ -22,6 +22,9 @@ def usage(summaries: Sequence[Summary], each_n: int) -> Json:
     committed = sum(each.acceptance_length * each.rounds for each in summaries)
     return {
         **_tokens(sum(each.prompt_tokens for each in summaries) // each_n, completion),
+        "prompt_tokens_details": {
+            "cached_tokens": sum(each.cached_tokens for each in summaries) // each_n
+        },
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -66,36 +69,48 @@ def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int
 class ChoiceWriter:
     """Writes one choice, whole or piece by piece.
 
-    channels: the model's, whose thoughts are told apart as other servers of gpt-oss do; echo: the
-    prompt comes first.
+    answer: tells thoughts and calls of a chat from what is said, given whether it begins within a
+    thought; one_call: only the first is given out; echo: the prompt comes first.
     """
 
     spell: Spell
-    chat: bool
     echo: bool
     stream: bool
-    channels: Channels | None
+    answer: Callable[[bool], Answer] | None = None
+    one_call: bool = False
+    _answer: Answer | None = field(default=None, init=False)
+    _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
     _offset: int = field(default=0, init=False)  # characters of tokens given before
 
     def write(self, chunk: Chunk) -> Json:
-        said = self._message(chunk) if self.chat else {"text": chunk.text}
+        chat = self.answer is not None
+        said = self._message(chunk) if chat else {"text": chunk.text}
         logprobs = None
         if chunk.logprobs:
-            logprobs = self._chat_logprobs(chunk) if self.chat else self._text_logprobs(chunk)
+            logprobs = self._chat_logprobs(chunk) if chat else self._text_logprobs(chunk)
         self._first = False
         reason = chunk.final.finish_reason if chunk.final else None
+        if reason == "stop" and self._called:
+            reason = "tool_calls"
         return {"index": chunk.index, **said, "logprobs": logprobs, "finish_reason": reason}
 
     def _message(self, chunk: Chunk) -> Json:
+        if self._answer is None:
+            assert self.answer is not None
+            self._answer = self.answer(chunk.thinking)
+        news = self._answer.push(chunk.text, last=chunk.final is not None)
+        calls = [call for call in news.calls if not (self.one_call and call.index)]
+        self._called = self._called or bool(calls)
         message: Json = {"role": "assistant"} if self._first else {}
-        message["content"] = chunk.text
+        if news.thought:
+            message["reasoning_content"] = news.thought
+        if news.said or not (self.stream or calls):
+            message["content"] = news.said
+        if calls:
+            message["tool_calls"] = [_call(call, self.stream) for call in calls]
         if not self.stream:
-            message["refusal"] = None
-        if self.channels:
-            last = chunk.final is not None
-            thought, message["content"] = self.channels.push(chunk.text, last=last)
-            message["reasoning_content"] = thought
+            message = {"content": None, "refusal": None, **message}
         return {"delta" if self.stream else "message": message}
 
     def _chat_logprobs(self, chunk: Chunk) -> Json:
@@ -136,6 +151,13 @@ class ChoiceWriter:
     def _text(self, token: int) -> str:
         """A token as text, with U+FFFD for the bytes of a character that it splits."""
         return self.spell(token).decode(errors="replace")
+
+
+def _call(call: CallDelta, stream: bool) -> Json:
+    function = {"name": call.name} if call.id else {}
+    begin = {"id": call.id, "type": "function"} if call.id else {}
+    place = {"index": call.index} if stream else {}
+    return {**place, **begin, "function": {**function, "arguments": call.arguments}}
 
 
 def _tokens(prompt: int, completion: int) -> Json:

@@ -6,13 +6,13 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dflash_trt.chat import Channels
+from dflash_trt.chat import HARMONY, Answer, Dialect, chosen, parse_tools
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving.client import AnyPrompt, AsyncClient, Chunk, Options, Summary
 from dflash_trt.serving.health import Health
@@ -39,7 +39,7 @@ class Served:
     client: AsyncClient
     client_key: str  # see `internal.client_parameters`
     triton: Health
-    channels: bool = False  # whether the model's text has them (harmony)
+    dialect: Dialect = field(default_factory=Dialect)
 
 
 def create_app(served: Served) -> FastAPI:
@@ -99,6 +99,8 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     host = request.client.host if request.client else ""
     who = client_parameters(host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get()}
+    answer = _answers(served.dialect, fields) if isinstance(fields, ChatFields) else None
+    one_call = isinstance(fields, ChatFields) and fields.parallel_tool_calls is False
     chunks = _merged(served.client, prompts, options, fields)
     chat, stream = isinstance(fields, ChatFields), bool(fields.stream)
     kind = "chat.completion.chunk" if stream else "chat.completion"
@@ -110,8 +112,7 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     }
 
     def writer() -> ChoiceWriter:
-        channels = Channels() if served.channels and chat else None
-        return ChoiceWriter(served.spell, chat, bool(fields.echo), stream, channels)
+        return ChoiceWriter(served.spell, bool(fields.echo), stream, answer, one_call)
 
     if stream:
         first = await anext(chunks)  # what is wrong before it still gets its own status code
@@ -124,6 +125,20 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     choices = [writer().write(chunk) for chunk in found]
     totals = _totals(served, fields, summaries, found[0].round_tokens)
     return JSONResponse({**head, "choices": choices, **totals})
+
+
+def _answers(dialect: Dialect, fields: ChatFields) -> Callable[[bool], Answer]:
+    """Makes what reads an answer, given whether it begins within a thought."""
+    try:
+        tools = parse_tools(fields.tools or [])
+        chosen(tools, fields.tool_choice or "auto")
+    except RequestError as error:
+        raise fields.refused(error) from None
+    tools = [] if fields.tool_choice == "none" else tools
+    if tools and dialect.format is None:
+        raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
+    format = dialect.format if tools or dialect.format is HARMONY else None
+    return lambda thinking: Answer(format, tools, dialect.thoughts, thinking=thinking)
 
 
 async def _events(

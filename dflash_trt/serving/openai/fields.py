@@ -114,7 +114,7 @@ class Fields(_same("both")):  # type: ignore[misc]
         for name in neutral.keys() & values.keys():
             if values[name] is not None and values[name] not in neutral[name]:
                 raise Failure(400, f"'{name}' is not supported by this server.", name)
-        dropped = {*UNSUPPORTED["ignored"], *neutral} - {"tool_choice"}
+        dropped = {*UNSUPPORTED["ignored"], *neutral}
         return {name: value for name, value in values.items() if name not in dropped}
 
     def names(self) -> dict[str, str]:
@@ -190,7 +190,6 @@ class ChatFields(Fields, _same("chat")):  # type: ignore[misc]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tool_choice: str | None = None
     reasoning_effort: str | None = None  # for the chat template
 
     def names(self) -> dict[str, str]:
@@ -203,8 +202,6 @@ class ChatFields(Fields, _same("chat")):  # type: ignore[misc]
         if self.max_completion_tokens is not None:
             options["max_tokens"] = self.max_completion_tokens
         options["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
-        if self.tool_choice == "none":
-            options["tools"] = None
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
         options["chat_template_kwargs"] = {**effort, **(self.chat_template_kwargs or {})} or None
         return [[message.flat() for message in self.messages]], options

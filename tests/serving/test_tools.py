@@ -1,0 +1,204 @@
+"""Calls and thoughts in OpenAI's chats, streamed and whole, over a stand-in that says the text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import stand_in
+from live import openai_front
+from stand_in import Answer, StandIn, part
+from tokenizers import Tokenizer, models
+from tool_templates import UNKNOWN, WRITING
+
+from dflash_trt.serving.ports import Ports, free_ports
+
+WAIT = 60.0
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": {"properties": {}}}}
+    for name in ("f", "g")
+]
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+CALLS = (
+    '<tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+)
+
+
+@contextmanager
+def front(built: Path, directory: Path, template: str, answer: Answer) -> Iterator[Any]:
+    """OpenAI's client over a model with this chat template, and the stand-in."""
+    (directory / "tokenizer").mkdir()
+    shutil.copy(built / "manifest.json", directory)
+    words = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
+    words.save(str(directory / "tokenizer" / "tokenizer.json"))
+    config = directory / "tokenizer" / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": template}))
+    port = free_ports().http
+    with stand_in.stand_in(answer) as server:
+        ports = Ports(1, int(server.address.rpartition(":")[2]), 1)
+        with openai_front(directory, port, ports):
+            url = f"http://127.0.0.1:{port}/v1"
+            with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=WAIT) as api:
+                yield api, server
+
+
+class Text:
+    """What the model says to the next request."""
+
+    def __init__(self) -> None:
+        self.text, self.reason, self.thinking = "", "stop", 0
+
+    def __call__(self, inputs: Any, call: Any) -> Iterator[Any]:
+        size = 3 if inputs["stream"] else len(self.text)
+        cut = [self.text[at : at + size] for at in range(0, len(self.text), size)] or [""]
+        for at, piece in enumerate(cut):
+            reason = self.reason if at == len(cut) - 1 else ""
+            yield part(text_output=[piece], finish_reason=[reason], thinking=[self.thinking])
+
+
+@pytest.fixture(scope="module")
+def text() -> Text:
+    return Text()
+
+
+@pytest.fixture(scope="module")
+def thinker(
+    built: Path, text: Text, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[openai.OpenAI, StandIn]]:
+    directory = tmp_path_factory.mktemp("thinker")
+    with front(built, directory, WRITING["<tool_call>"], text) as found:
+        yield found
+
+
+def ask(api: openai.OpenAI, *, stream: bool, **fields: Any) -> tuple[Any, str]:
+    """The message, put together as OpenAI's client does it, and why it ended."""
+    fields = {"model": "dflash", "messages": MESSAGES, **fields}
+    if not stream:
+        choice = api.chat.completions.create(**fields).choices[0]
+        return choice.message, choice.finish_reason
+    with api.chat.completions.stream(**fields) as events:
+        events.until_done()
+        choice = events.current_completion_snapshot.choices[0]
+        return choice.message, choice.finish_reason
+
+
+def calls_of(message: Any) -> list[tuple[str, str]]:
+    calls = message.tool_calls or []
+    assert all(call.type == "function" for call in calls)
+    assert len({call.id for call in calls}) == len(calls)
+    return [(call.function.name, call.function.arguments) for call in calls]
+
+
+both = pytest.mark.parametrize("stream", [False, True])
+
+
+@both
+def test_calls_are_no_text(thinker: Any, text: Text, stream: bool) -> None:
+    api, _ = thinker
+    text.text, text.thinking, text.reason = f"Sure.\n{CALLS}", 0, "stop"
+    message, reason = ask(api, stream=stream, tools=TOOLS)
+    assert calls_of(message) == [("f", '{"a": "ü"}'), ("g", "{}")]
+    assert (message.content, reason) == ("Sure.", "tool_calls")
+    text.text = CALLS
+    message, reason = ask(api, stream=stream, tools=TOOLS, parallel_tool_calls=False)
+    assert calls_of(message) == [("f", '{"a": "ü"}')]
+    assert (message.content, reason) == (None, "tool_calls")
+
+
+@both
+def test_text_without_calls_is_text(thinker: Any, text: Text, stream: bool) -> None:
+    api, _ = thinker
+    text.text, text.thinking, text.reason = CALLS, 0, "stop"
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        message, reason = ask(api, stream=stream, **fields)
+        assert (message.content, calls_of(message), reason) == (CALLS, [], "stop")
+    text.text = "Hi <tool_call> there \n"
+    message, reason = ask(api, stream=stream, tools=TOOLS)
+    assert (message.content, calls_of(message), reason) == (text.text, [], "stop")
+
+
+@both
+def test_what_was_cut_off_is_told(thinker: Any, text: Text, stream: bool) -> None:
+    api, _ = thinker
+    text.text, text.thinking, text.reason = CALLS[:48], 0, "length"
+    fields: dict[str, Any] = {"model": "dflash", "messages": MESSAGES, "tools": TOOLS}
+    answer = api.chat.completions.create(**fields, stream=stream)
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    assert choices[-1].finish_reason == "length"
+    found = [getattr(choice, "delta" if stream else "message") for choice in choices]
+    calls = [call for message in found for call in message.tool_calls or []]
+    assert "".join(call.function.arguments for call in calls) == '{"a": "ü"'
+    assert [call.function.name for call in calls if call.function.name] == ["f"]
+    assert not any(message.content for message in found)
+
+
+@both
+def test_thoughts_are_apart(thinker: Any, text: Text, stream: bool) -> None:
+    api, _ = thinker
+    for thinking, begin in ((0, "<think>\n"), (1, "")):
+        text.text = f"{begin}Hm.\n</think>\n\nWell.\n{CALLS}"
+        text.thinking, text.reason = thinking, "stop"
+        message, reason = ask(api, stream=stream, tools=TOOLS)
+        assert message.reasoning_content == "Hm."
+        assert (message.content, reason) == ("Well.", "tool_calls")
+        assert len(calls_of(message)) == 2
+    text.text = "Hm.\n</think>\n\nWell."
+    message, reason = ask(api, stream=stream)
+    assert (message.reasoning_content, message.content, reason) == ("Hm.", "Well.", "stop")
+
+
+def test_a_delta_of_calls_has_no_text(thinker: Any, text: Text) -> None:
+    """Clients would take an empty one for the beginning of a message."""
+    api, _ = thinker
+    text.text, text.thinking, text.reason = CALLS, 0, "stop"
+    deltas = [
+        chunk.choices[0].delta
+        for chunk in api.chat.completions.create(
+            model="dflash", messages=MESSAGES, tools=TOOLS, stream=True
+        )
+    ]
+    assert all(delta.content is None for delta in deltas)
+    assert deltas[0].role == "assistant"
+    assert sum(delta.role is not None for delta in deltas) == 1
+
+
+def test_wrong_tools_are_refused(thinker: Any) -> None:
+    api, server = thinker
+    before = len(server.requests)
+    for fields, param in (
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
+        ({"tools": TOOLS * 65}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}},
+            "tool_choice",
+        ),
+        ({"tools": TOOLS, "parallel_tool_calls": "x"}, "parallel_tool_calls"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            api.chat.completions.create(model="dflash", messages=MESSAGES, **fields)
+        assert caught.value.param == param
+        assert str(caught.value.body["message"]).endswith(".")  # type: ignore[index]
+    assert len(server.requests) == before
+
+
+def test_a_model_whose_calls_cannot_be_read_has_no_tools(
+    built: Path, text: Text, tmp_path: Path
+) -> None:
+    text.text, text.thinking, text.reason = "Hi", 0, "stop"
+    with front(built, tmp_path, UNKNOWN, text) as (api, _):
+        fields: dict[str, Any] = {"model": "dflash", "messages": MESSAGES}
+        with pytest.raises(openai.BadRequestError, match="form not known here") as caught:
+            api.chat.completions.create(**fields, tools=TOOLS)
+        assert caught.value.param == "tools"
+        for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+            assert api.chat.completions.create(**fields, **more).choices[0].message.content == "Hi"
