@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import exact
 import jsonschema
@@ -18,6 +19,7 @@ import llguidance
 import numpy as np
 import pytest
 import reference
+import schema_suite
 import torch
 from conftest import BuildPair, BuiltPair, built_from
 from dflash.model import DFlash2DraftModel
@@ -47,6 +49,7 @@ from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
 MAX_SEQ_LEN, NEW_TOKENS, END = 400, 60, 318
+SAMPLES = Path(__file__).parents[1] / "samples"
 scheduler_of = partial(exact.scheduler_of, max_seq_len=MAX_SEQ_LEN)
 
 SCHEMA = json.dumps(
@@ -267,3 +270,21 @@ def test_forced_tokens_are_drafts_for_free(case_of: CaseOf) -> None:
     assert sequence.rounds < len(sequence.tokens) / 3
     (alone,) = run_all(scheduler, [replace(request, drafting=False)], case.grammars)
     assert (alone.tokens, alone.rounds) == (sequence.tokens, len(sequence.tokens) - 1)
+
+
+# --- the JSON Schema Test Suite -------------------------------------------------------------------
+
+
+def test_answers_under_schemas_of_the_suite_are_valid(built_pair: BuildPair) -> None:
+    """Some of its schemas (MIT license); `tests/soak/test_json_schemas.py` has all of them."""
+    cases = json.loads((SAMPLES / "json_schemas.json").read_text(encoding="utf-8"))
+    schemas = [("draft2020-12", case["place"], case["schema"]) for case in cases]
+    outcome = schema_suite.run(built_pair(family="qwen3", taps=(1, 2)), schemas)
+    assert (outcome.refused, outcome.unchecked, outcome.wrong, outcome.different) == (
+        {},
+        {},
+        [],
+        [],
+    )
+    assert outcome.finished > 0.9 * outcome.answers > 0
+    assert outcome.forced > 0

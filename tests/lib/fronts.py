@@ -112,7 +112,7 @@ def open_front(
     metrics = Metrics(triton or Triton(), settings.max_draft_tokens)
     with tempfile.TemporaryDirectory() as engines:
         describe_target(Path(engines), settings)
-        groups = EngineLoop(settings, Path(engines), model, metrics)
+        groups = EngineLoop(settings, Path(engines), model, metrics, tokenizer)
     front = RequestHandler(settings, tokenizer, template, groups, metrics)
     yield front
     model.pause.set()

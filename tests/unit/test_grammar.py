@@ -232,7 +232,7 @@ def test_a_limit_met_ahead_of_the_text_ends_nothing() -> None:
     """The draft's mask allows nothing; the text goes on without that draft."""
     tokenizer = byte_level()
     made = grammars(tokenizer)
-    rules = [f"a{i}" for i in range(2100)]
+    rules = [f"a{i}" for i in range(3000)]
     lark = f'start: "x" ("y" | "z" b)\nb: {" | ".join(rules)}\n'
     lark += "\n".join(f'{rule}: "{rule}"' for rule in rules)
     matcher = made.matcher(Grammar("lark", lark))
@@ -275,7 +275,7 @@ def test_copies_share_nothing_of_their_texts() -> None:
         ("json_schema", '{"type": "objec"}', "objec"),
         ("json_schema", '{"type": "integer", "minimum": 3, "maximum": 1}', "nsatisfiable"),
         ("json_schema", '{"$ref": "#/$defs/nowhere"}', "nowhere"),
-        ("json_schema", " " * 70_000, "70000 bytes"),
+        ("json_schema", " " * 270_000, "270000 bytes"),
     ],
 )
 def test_a_grammar_that_cannot_be_had_is_refused(kind: str, text: str, says: str) -> None:

@@ -481,6 +481,18 @@ def test_wrong_definitions_are_refused(tools: list[Any], said: str) -> None:
         parse_tools(tools)
 
 
+def test_arguments_that_a_schema_does_not_name() -> None:
+    def schema(parameters: dict[str, Any]) -> Any:
+        function = {"name": "f", "parameters": parameters}
+        return parse_tools([{"type": "function", "function": function}])[0].schema
+
+    named = {"a": {"type": "string"}}
+    assert schema({"properties": named})["additionalProperties"] is False
+    assert schema({"properties": named, "additionalProperties": True})["additionalProperties"]
+    assert "additionalProperties" not in schema({})
+    assert "additionalProperties" not in schema({"properties": named, "allOf": [{}]})
+
+
 def test_what_has_to_be_called() -> None:
     assert chosen(TOOLS, "auto") == chosen([], "none") == []
     assert chosen(TOOLS, "required") == TOOLS

@@ -29,7 +29,7 @@ def guide(grammar: Grammar, backend: str | None, *, channels: bool) -> dict[str,
             "Send a JSON schema or a regular expression, or build with "
             "engine.args.guided_decoding_backend: llguidance.",
         )
-    if not channels:
+    if not channels or grammar.kind == "lark":  # the latter is of the whole text
         return {FIELDS[grammar.kind]: grammar.text}
     content: dict[str, Any] = {"type": "regex", "pattern": grammar.text}
     if grammar.kind == "json_schema":

@@ -1,5 +1,6 @@
 """A client's request, read from the input tensors of the public model."""
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,11 +16,13 @@ from dflash_trt.decoding import Grammar, Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError
 from dflash_trt.panics import panics_as_errors
 from dflash_trt.request_fields import FIELDS, MAX_CHOICES
+from dflash_trt.serving.front.structured import grammar_of
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
 MAX_WORD, MAX_WORDS_BYTES = 256, 2**14  # characters of a stop word or bad word, bytes of all
 TOOL_CHOICES = ("none", "auto", "required")  # need no quotes
 PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs", "tool_choice")
+MAX_BIASES = 1024  # tokens
 MAX_PROMPT_BYTES = 2**22  # of these together: 0.5 s to parse what JSON takes longest for
 # the plain values: lists and JSON mean something else there, such as token ids
 SAMPLING = [
@@ -143,7 +146,7 @@ def parse_request(
         priority=inputs["priority"],
         client=client,
         drafting=inputs["drafting"],
-        grammar=Grammar("lark", chat.grammar) if chat and chat.grammar else None,
+        grammar=_grammar(inputs, chat),
     )
     check_request(request, settings.max_seq_len)
     if ids and echo:
@@ -168,11 +171,26 @@ def parse_request(
     )
 
 
+def _grammar(inputs: Inputs, chat: ChatPrompt | None) -> Grammar | None:
+    """What the text has to follow: what was asked for, or the calls that have to come."""
+    found = grammar_of(inputs)
+    if chat is None or not chat.grammar:
+        return found
+    if found is not None:
+        raise RequestError(
+            f"tool_choice asks for a call, {found.name} for another text", "Send one of them."
+        )
+    return Grammar("lark", chat.grammar, "tools")
+
+
 def _sampling_params(inputs: Inputs, tokenizer: Tokenizer, prompt_logprobs: bool) -> SamplingParams:
     """A random seed where one matters and none was sent."""
     given = {name: inputs[name] for name in SAMPLING if name in inputs}
     bad_words = _bad_words(_words(inputs, "bad_words"), tokenizer)
-    sampling = SamplingParams(**given, bad_words=bad_words, prompt_logprobs=prompt_logprobs)
+    logit_bias = _logit_bias(inputs.json("logit_bias"), tokenizer)
+    sampling = SamplingParams(
+        **given, bad_words=bad_words, logit_bias=logit_bias, prompt_logprobs=prompt_logprobs
+    )
     if "seed" not in inputs and sampling.temperature:
         return replace(sampling, seed=secrets.randbits(62))
     return sampling
@@ -227,6 +245,23 @@ def _token_ids(inputs: Inputs, name: str, tokenizer: Tokenizer) -> list[int]:
         wrong = next(token for token in ids if not 0 <= token <= last)
         raise RequestError(f"{name} holds {wrong}, no token", f"Send ids of 0 to {last}.")
     return ids
+
+
+def _logit_bias(given: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    """By token id, as OpenAI's API has it."""
+    last = _last_token(tokenizer)
+    if len(given) > MAX_BIASES:
+        raise RequestError(f"logit_bias has {len(given)} tokens", f"Send at most {MAX_BIASES}.")
+    found = {}
+    for token, bias in given.items():
+        if not (re.fullmatch("[0-9]{1,9}", token) and int(token) <= last):
+            raise RequestError(
+                f"logit_bias holds {token[:40]!r}, no token", f"Send ids of 0 to {last}."
+            )
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise RequestError(f"logit_bias of {token} is {str(bias)[:40]}", "Give -100 to 100.")
+        found[int(token)] = float(bias)
+    return tuple(found.items())
 
 
 @lru_cache(maxsize=1)
