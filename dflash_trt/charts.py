@@ -48,16 +48,15 @@ def curves(
     x_ticks = _ticks(max(x for x, _ in points))
     heights = [y for _, y in points]
     y_ticks = _log_ticks(min(heights), max(heights)) if log_y else _ticks(max(heights))
-    place_y = _y_scale(y_ticks, log_y)
+    place_x, place_y = _scale(x_ticks, LEFT, WIDTH - RIGHT), _y_scale(y_ticks, log_y)
     parts = _frame(title, x_label, y_label, y_ticks, place_y)
     for tick in x_ticks:
-        at = _x(tick / x_ticks[-1])
-        parts.append(_text(at, HEIGHT - BOTTOM + 18, _number(tick), "middle"))
-    taken = [(_x(x / x_ticks[-1]), place_y(y)) for curve in data for x, y in curve.points]
-    for i, curve in enumerate(data):
+        parts.append(_text(place_x(tick), HEIGHT - BOTTOM + 18, _number(tick), "middle"))
+    placed = [[(place_x(x), place_y(y)) for x, y in curve.points] for curve in data]
+    taken = [place for places in placed for place in places]
+    for i, (curve, places) in enumerate(zip(data, placed, strict=True)):
         colour = COLOURS[i % len(COLOURS)]
         dashes = ' stroke-dasharray="7 4"' * (i // len(COLOURS) % 2)
-        places = [(_x(x / x_ticks[-1]), place_y(y)) for x, y in curve.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         line = f'fill="none" stroke="{colour}" stroke-width="2"{dashes}'
         parts.append(f'<polyline points="{path}" {line}/>')
@@ -165,19 +164,17 @@ def _picture(parts: Sequence[str], notes: Sequence[str] = ()) -> str:
     )
 
 
-def _x(share: float) -> float:
-    return LEFT + share * (WIDTH - LEFT - RIGHT)
-
-
 def _y_scale(ticks: Sequence[float], log: bool = False) -> Callable[[float], float]:
-    """From a value to its place in the picture."""
-    low, high = (math.log(ticks[0]), math.log(ticks[-1])) if log else (0.0, ticks[-1])
+    if not log:
+        return _scale(ticks, HEIGHT - BOTTOM, TOP)
+    place = _scale([*map(math.log, ticks)], HEIGHT - BOTTOM, TOP)
+    return lambda value: place(math.log(value))
 
-    def place(value: float) -> float:
-        share = ((math.log(value) if log else value) - low) / (high - low)
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
-    return place
+def _scale(ticks: Sequence[float], start: float, end: float) -> Callable[[float], float]:
+    """From a value to its place: the first tick is at `start`, the last at `end`."""
+    low, high = ticks[0], ticks[-1]
+    return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
 def _ticks(largest: float) -> list[float]:

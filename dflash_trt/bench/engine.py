@@ -82,7 +82,7 @@ def measure_engine(
             turn = repeat % len(decoders)
             order = decoders[turn:] + decoders[:turn]
             for i, decoder in enumerate(order):
-                # others in another order: where the rows lie makes a percent or two
+                # the order changes too: which rows a method has makes a percent or two
                 decoder.first_row = i * batch if together else 0
                 if repeat == 0:
                     Pass(decoder, warm_up[: 2 * batch], batch).run()

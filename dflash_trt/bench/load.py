@@ -1,4 +1,4 @@
-"""Load on a server: so many users who each wait for their answer, or random arrivals."""
+"""Load on a server: users who each wait for their answer, or random arrivals."""
 
 import asyncio
 import time

@@ -14,7 +14,7 @@ from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.speculation import Policy, Proposer
 from dflash_trt.engines import Step, load_engine
 
-# a turn is the shorter of both: what else the machine does must meet all methods
+# the shorter of both ends a turn: other work on the machine must slow all methods alike
 TURN = 32  # tokens of each stream, so that all are at the same stretch of text
 TURN_SECONDS = 0.1
 
@@ -108,7 +108,7 @@ class Pass:
         report = self._scheduler.report
         if report is None or report.prompt_tokens:
             sample.prefill += took
-            sample.tokens += len(stepped)  # those whose prompt is in have their first one
+            sample.tokens += len(stepped)  # one each for prompts that are complete
             return
         in_target, *others = (
             engine.seconds - was for engine, was in zip(engines, before, strict=True)

@@ -84,7 +84,7 @@ def _engine_tables(run: Run) -> Iterator[Table]:
 
 
 def _engine_charts(run: Run) -> Iterator[str]:
-    # what tells the groups of this run apart, in words
+    # in words, what tells the groups of this run apart
     groups = {cell.group: ", ".join(_varying(run, cell, GROUP)) or cell.task for cell in run.cells}
     found = {
         (_method(cell), cell.group): spread(speedups(cell, plain))

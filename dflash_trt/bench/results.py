@@ -22,13 +22,13 @@ class Sample:
     seconds: float = 0.0
     tokens: int = 0  # generated
     rounds: int = 0  # of all sequences; the first token of each comes from its prompt
-    steps: int = 0  # calls of the engines that made these rounds, batches counting once
-    verify: float = 0.0  # seconds in the target, and so on: parts of `seconds`
+    steps: int = 0  # engine calls of these rounds; one call serves a whole batch
+    verify: float = 0.0  # seconds in the target; with those below, the parts of `seconds`
     draft: float = 0.0
     sampling: float = 0.0  # accepting and proposing
     scheduler: float = 0.0
     prefill: float = 0.0
-    full_seconds: float = 0.0  # in rounds in which all streams took part, and their tokens
+    full_seconds: float = 0.0  # in rounds of all streams; `full_tokens` are their tokens
     full_tokens: int = 0
     # rounds of single sequences by what was verified, as metrics count it
     choices: dict[str, int] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""A benchmark of a built directory: a process for each number of threads, since these are set once
-a process and its memory is its own."""
+"""Benchmark a build: a process for each number of threads, which are set once in a process."""
 
 import multiprocessing
 import resource

@@ -1,4 +1,4 @@
-"""What passes over the same prompts say together, and what changed between two runs."""
+"""Figures of a setting from its passes, and what changed between two runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Change:
     figure: Figure
     before: float
     after: float
-    relative: Spread  # of the change; low and high are its interval
+    relative: Spread  # the change as a share; low and high are its interval
     verdict: Verdict
 
 

@@ -18,8 +18,8 @@ from jinja2 import Environment, StrictUndefined
 from dflash_trt.errors import RequestError
 from dflash_trt.files import data_file
 
-SEED = 42  # of the choice among a task's prompts, z-lab's
-# what NVIDIA may not pass on, its own script fetches from the first source
+SEED = 42  # z-lab's, for the choice among a task's prompts
+# NVIDIA may not pass these on: its own script fetches them from their source
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 
 

@@ -27,8 +27,8 @@ PROMPTS = (
 )
 TOKENS = 64  # decoded for each prompt
 MAX_SEQ_LEN = 1024
-# of rounds that keep the first draft token; trained drafters keep it in 60 to 85 % of them, one for
-# another fine-tune in fewer, one for another model in next to none
+# share of rounds that keep the first draft token: 60 to 85 % with trained drafters, less with one
+# for another fine-tune, next to none with one for another model
 LEAST_KEPT = 0.3
 
 
@@ -53,7 +53,7 @@ def measure(
     The pair must have passed its checks. Raises RequestError for the file, BuildError when the
     engines cannot be written.
     """
-    # here, because they load the graph builder and the runtime
+    # imported here: they load the graph builder and the runtime
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.decoding import check_lossless  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415

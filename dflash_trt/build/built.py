@@ -1,4 +1,4 @@
-"""What `dflash-trt inspect` says of a built directory: the costs of rounds that are kept there."""
+"""What `dflash-trt inspect` says of a build: the measured costs of rounds in `costs.json`."""
 
 from dataclasses import asdict, replace
 from pathlib import Path

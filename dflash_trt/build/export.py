@@ -1,9 +1,10 @@
 """The same deployment for other engines, as a shell script: what `dflash-trt export` prints.
 
 Ranks, lengths and batch are those that `build` would choose, so that like is compared with like;
-none of them keeps prefixes, because TensorRT-LLM must not. The options are published in vLLM's
-`vllm/config/speculative.py` (002e77c1), SGLang's `sglang/srt/server_args.py` (0.5.20) and
-TensorRT-LLM's `tests/unittest/api_stability/references/trtllm_serve_cli.yaml` (029e223d).
+prefixes are kept by all where `serving.prefix_cache` asks for it, else by none. The options are
+published in vLLM's `vllm/config/speculative.py` (002e77c1), SGLang's
+`sglang/srt/server_args.py` (0.5.20) and TensorRT-LLM's
+`tests/unittest/api_stability/references/trtllm_serve_cli.yaml` (029e223d).
 """
 
 import json
@@ -73,9 +74,16 @@ def _machine(config: BuildConfig) -> Machine:
 
 
 def _caveats(engine: str, args: LlmArgs) -> list[str]:
-    if engine == "trtllm-serve" or not args.enable_attention_dp:
+    if engine == "trtllm-serve":
         return []
-    return [f"# Built for TensorRT-LLM it has attention-DP; {engine} gets tensor parallelism only."]
+    found = []
+    if args.enable_attention_dp:
+        found.append(
+            f"# Built for TensorRT-LLM it has attention-DP; {engine} gets tensor parallelism only."
+        )
+    if args.kv_cache_config.enable_block_reuse:
+        found.append(f"# {engine} runs no tail of a reused prompt again: acceptance may drop.")
+    return found
 
 
 def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
@@ -86,7 +94,7 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     }
     if config.drafter.revision:
         drafter["revision"] = config.drafter.revision
-    # Gemma 4 needs a backend that cannot do without the causal mask, which drafts need
+    # Gemma 4 needs a backend that always masks causally; drafts need one that does not
     gemma = pair.target.architecture.startswith("Gemma4")
     if gemma:
         drafter["attention_backend"] = "flash_attn"
@@ -96,7 +104,7 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         *_experts(args, "--enable-expert-parallel", None),
         ("--max-model-len", args.max_seq_len),
         ("--max-num-seqs", _sequences(args)),
-        ("--no-enable-prefix-caching", None),
+        *_without_reuse(args, "--no-enable-prefix-caching"),
         # as in the drafters' published recipes
         ("--attention-backend", "triton_attn" if gemma else "flash_attn"),
         ("--max-num-batched-tokens", 32768),
@@ -117,13 +125,13 @@ def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         *_experts(args, "--ep-size", args.moe_expert_parallel_size),
         ("--context-length", args.max_seq_len),
         ("--max-running-requests", _sequences(args)),
-        ("--disable-radix-cache", None),
+        *_without_reuse(args, "--disable-radix-cache"),
         ("--speculative-algorithm", "DFLASH"),
         ("--speculative-draft-model-path", _name(config.drafter)),
         *_revision("--speculative-draft-model-revision", config.drafter),
-        # the anchor counts
+        # a block counts the anchor
         ("--speculative-dflash-block-size", (args.speculative_config.max_draft_len or 0) + 1),
-        # else the drafter is taken to be quantised as the target is
+        # otherwise SGLang takes the drafter to be quantized as the target is
         *([("--speculative-draft-model-quantization", "unquant")] if quantised else []),
     ]
     return _command(["python", "-m", "sglang.launch_server"], options)
@@ -173,6 +181,10 @@ def _name(source: Source) -> str:
 
 def _revision(option: str, source: Source) -> Options:
     return [(option, source.revision)] if source.revision else []
+
+
+def _without_reuse(args: LlmArgs, option: str) -> Options:
+    return [] if args.kv_cache_config.enable_block_reuse else [(option, None)]
 
 
 def _experts(args: LlmArgs, option: str, value: object) -> Options:

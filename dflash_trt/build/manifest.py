@@ -1,4 +1,4 @@
-"""`manifest.json` of a build: reads it, and holds every file against it."""
+"""`manifest.json` of a build: read it, and compare every file with it."""
 
 import os
 from collections.abc import Callable

@@ -92,7 +92,7 @@ def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -
 def _write(
     directory: Path, *, config: BuildConfig, target: Target, drafter: Drafter, report: Report
 ) -> Written:
-    # here, because loading it takes most of the time of a build that has nothing to do
+    # imported here: it would take most of the time of a build that has nothing to do
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 

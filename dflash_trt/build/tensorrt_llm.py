@@ -65,7 +65,7 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
     warnings += warnings_of(check_args(config, pair, hardware, args), ConfigError)
     return Job(
         config,
-        # whether the weights happen to be here must not show
+        # by id: the same bytes, whether or not the weights happen to be here
         Input(target_at, target_files, dict(pair.target.values) if by_id else _known(pair.target)),
         Input(drafter_at, drafter_files, {"name": drafter_name(config), **_known(pair.drafter)}),
         warnings,

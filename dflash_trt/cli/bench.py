@@ -25,7 +25,7 @@ SERVE_OPTIONS = (
     *("requests", "prompts", "max_tokens", "temperature", "seed"),
     *("goal_first_token", "goal_inter_token", "model"),
 )
-OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # what cells do not say
+OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # options that no cell says
 
 
 @app.command()

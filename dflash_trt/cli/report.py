@@ -72,7 +72,7 @@ def show_built(report: dict[str, Any]) -> None:
 def _print(lines: Iterable[Styled]) -> None:
     console = text_console()
     for line in lines:
-        # a downloaded file may hold anything, escape sequences too
+        # a downloaded file may hold anything, even escape sequences
         console.print(Text.assemble(*((_printable(text), style) for text, style in line)))
 
 

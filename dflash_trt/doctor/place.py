@@ -76,7 +76,7 @@ def hub_target(patient: Patient) -> Found:
     return Found(
         False,
         f"{what} is not whole in the Hub's cache: the first start downloads it",
-        # gpt-oss has its weights twice more in these folders
+        # gpt-oss holds two more copies of its weights in these folders
         f"Run: hf download {target['id']} --revision {target['revision']} "
         "--exclude 'original/*' --exclude 'metal/*'",
     )

@@ -1,4 +1,4 @@
-"""TensorRT-LLM, and a first generation by it."""
+"""Whether TensorRT-LLM is here, takes the build, and decodes."""
 
 import importlib.util
 import json

@@ -47,8 +47,8 @@ def attention_block(
     values = _scatter(g, layer.value_cache, v, f"new_value_{layer.index}", at, layer.cache_shape)
     scale = g.spec.attention_scale or layer.spec.head_dim**-0.5
     mask, cap = at.seen(g, layer.spec), g.spec.attn_logit_softcapping
-    # of a quantized target, whose logits must not show how many queries a step has: ONNX Runtime
-    # attends to one by another kernel than to more, see `EngineInfo.least_rows`
+    # a quantized target's logits must not depend on how many queries a step has, and ONNX Runtime
+    # has another kernel for a single one: see `EngineInfo.least_rows`
     more = context is None and bool(g.storage.bits)
     if more:
         q, mask = (at.with_last_twice(g, x) for x in (q, mask))
@@ -94,7 +94,7 @@ def _attention_in_steps(
     if sinks is not None:
         sinks = g.op("Reshape", sinks, g.ints(1, heads, 1, 1))
         each = g.op("Concat", g.op("Shape", mask, end=3), g.ints(1), axis=0)
-        # in front: how many rows the mask covers must not show in the order of the sum
+        # in front: the order of the sum must not depend on how many rows the mask covers
         scores = g.op("Concat", g.op("Expand", sinks, each), scores, axis=-1)
     shares = g.op("Softmax", scores, axis=-1)
     if sinks is not None:
@@ -113,7 +113,7 @@ def _heads(
     """
     names = (f"{layer.prefix}self_attn.{projection}_proj" for projection in which)
     out = linear(g, x, *names, bias=which[0] in g.spec.biases)
-    # their number is written out: the parser of TensorRT does not work it out
+    # not -1: TensorRT's parser cannot work the number of heads out
     each = {"q": g.spec.num_attention_heads}
     heads = sum(each.get(projection, layer.spec.num_key_value_heads) for projection in which)
     out = at.by_sequence(g, out, where, heads, layer.spec.head_dim)

@@ -15,7 +15,7 @@ from dflash_trt.digests import Entry, begin
 
 ALIGNMENT = 4096  # bytes: a tensor that is mapped into memory begins on a page
 CHUNK, BUFFERS = 1 << 19, 12  # bytes copied at a time, and how many such are on their way
-WRITERS = 4  # the kernel takes longer to take in a file from one
+WRITERS = 4  # threads: one alone takes longer to hand a file to the kernel
 FLUSH = 1 << 26  # bytes that the disk begins with while more are written
 WORKERS = min(4, os.cpu_count() or 1)
 IN_FLIGHT = 1 << 28  # bytes of computed tensors in memory at a time, beside one that is larger
@@ -59,7 +59,7 @@ class DataFile:
                     written.result()
                     finished, held = finished + size, held - size
                 if finished - flushed >= FLUSH:
-                    # asked for what it does first: the disk begins to write, and nobody waits
+                    # its side effect is wanted: the disk begins to write, and nobody waits
                     os.posix_fadvise(place, flushed, finished - flushed, os.POSIX_FADV_DONTNEED)
                     flushed = finished
             assert end == self._size

@@ -52,7 +52,7 @@ def drafter_graph(
     block_positions = g.op("Slice", positions, context_len, end, g.ints(1))
     visible = g.op("Shape", mask, start=3, end=4)
     at = Positions(block_positions, positions, write_index, mask, visible, cache_len, context_len)
-    # exact: how many features there are must not show in them, see `Engine._bind`
+    # exact: a feature must not depend on how many there are, see `Engine._bind`
     own = own_columns(g, features, width)
     context = g.op("Reshape", own, g.ints(-1, width // rank.of))
     context = linear(g, context, "fc", bias=False, exact=True, summed=True)

@@ -1,4 +1,4 @@
-"""The pieces that the target and the drafter are both made of."""
+"""Parts of a layer that target and drafter share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -130,7 +130,7 @@ def _answers(
         return [
             linear(g, x, *of, bias=False, exact=True) for x, of in zip(pieces, names, strict=True)
         ]
-    # one Cast for all: of thousands, each takes the session the longer the more there are
+    # one Cast for all: with thousands of them a session takes long to load
     stack = g.rows(g.weights, [f"{name}.weight" for of in names for name in of])
     split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
     return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
@@ -178,6 +178,6 @@ def _turns_apart(weights: Weights, name: str, index: int | None) -> Array:
     found = weights.read(name, index)
     if "gate_up" not in name:
         return found
-    bits = found.view(f"u{found.itemsize}")  # numpy is slow on a foreign dtype
+    bits = found.view(f"u{found.itemsize}")  # numpy is slow on dtypes that are not its own
     bits = np.concatenate([bits[..., ::2], bits[..., 1::2]], axis=-1)
     return bits.view(found.dtype)

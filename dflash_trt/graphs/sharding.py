@@ -97,7 +97,7 @@ def _uneven(spec: DecoderSpec, ranks: int, quantized: bool) -> Iterator[str]:
         numbers.append(("draft_vocab_size", spec.head_size))
     for layer in spec.layers:
         heads = layer.num_key_value_heads
-        if ranks % heads:  # else each head is on several ranks
+        if ranks % heads:  # otherwise each head is on several ranks
             numbers.append(("num_key_value_heads", heads))
         numbers.append(("intermediate_size", layer.intermediate_size))
     for name, number in numbers:

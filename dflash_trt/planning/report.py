@@ -155,7 +155,7 @@ def _memory(deployment: Deployment) -> list[dict[str, Any]]:
     rows = []
     for layout in deployment.layouts():
         if layout.experts_parallel and not layout.attention_dp:
-            continue  # as without: whole experts weigh what their slices do
+            continue  # the same bytes as without: whole experts weigh what their slices do
         instances = deployment.gpus // layout.gpus
         fits = {context: deployment.fit(layout, context) for context in CONTEXTS}
         one = fits[CONTEXTS[0]]

@@ -26,7 +26,7 @@ class Memory:
     target: float
     drafter: float
     free: float  # for caches
-    per_token: float  # of one sequence's target cache, where no window ends it
+    per_token: float  # one token in the target's cache, in layers without a window
     sequence: float  # one sequence's target cache and state at this context
     drafting: float  # its drafter's context
     sequences: int  # of the whole instance
@@ -84,7 +84,7 @@ def fit_memory(
         slot = cache(drafter, layout, context, CONTEXT_BYTES)
         fraction = POOL_FRACTION
         count = int(free * fraction / (sequence + slot))
-    else:  # the fraction with which pool and arena hold equally many, one slot being for padding
+    else:  # at this fraction pool and arena hold as many sequences; one slot is for padding
         slot = arena_slot(drafter, layout.split, context + block)
         count = int((ARENA_SHARE * free - slot) / (slot + ARENA_SHARE * sequence))
         fraction = count * sequence / free if count > 0 else 0.0

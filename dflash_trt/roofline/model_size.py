@@ -40,7 +40,7 @@ class Layer:
 
     attention: int  # its matrices, of linear attention too
     attention_format: Format = BF16
-    query: int  # heads * head_dim: what each position of the context is multiplied with
+    query: int  # heads * head_dim: each position of the context is multiplied with as many
     kv_heads: int  # how many GPUs can share the cache
     cached: int  # for each token, all heads together
     state: int = 0  # for each sequence, however long (linear attention)
@@ -70,7 +70,7 @@ class ModelSize:
     vocab: int
     tables: int  # vocab x hidden matrices: 1 where head and embedding are tied, 0 for a drafter
     other: int = 0  # parameters outside layers and tables: a drafter's fc
-    estimated: tuple[str, ...] = ()  # what the config does not say, and what was taken
+    estimated: tuple[str, ...] = ()  # what the config does not say, and what was assumed
 
     @cached_property
     def kinds(self) -> Mapping[Layer, int]:
@@ -180,7 +180,7 @@ class _Reader:
     def _layer(self, index: int) -> Layer:
         kind = self._kind(index)
         config = self
-        # where a layer is not as the rest; transformers 5 pads the numbers: "05"
+        # layers that differ from the rest; transformers 5 pads their numbers: "05"
         if own := section(self.values, "per_layer_config"):
             padded = str(index).zfill(max(map(len, own)))
             more = {**section(own, str(index)), **section(own, padded)}

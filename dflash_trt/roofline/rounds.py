@@ -18,7 +18,7 @@ from dflash_trt.roofline.hardware import Gpu
 from dflash_trt.roofline.model_size import BF16, Format, Layer, ModelSize, eagle_size
 from dflash_trt.roofline.published import published_acceptance
 
-# kernels of a layer that follow each other, by what is in it; those of the head and of sampling
+# kernels in sequence: of a layer's attention, MLP or experts; of the head and sampling
 ATTENTION_KERNELS, MLP_KERNELS, EXPERTS_KERNELS, HEAD_KERNELS = 6, 3, 6, 3
 ACTIVATION_BYTES = 2
 EAGLE_CHAIN = 3  # draft tokens of an EAGLE-3 chain, TensorRT-LLM's usual max_draft_len
@@ -34,7 +34,7 @@ class Constants:
 
     bandwidth: float  # share of the memory's bandwidth that is reached
     flops: float  # share of the dense FLOP/s that is reached
-    expert_flops: float  # the same by experts, each of which has few of the tokens
+    expert_flops: float  # the same for experts, each of which sees few tokens
     kernel: Mapping[Software, float]  # seconds of a small kernel and the gap after it
     host: Mapping[Software, float]  # seconds a speculative round waits for the host
     all_reduce: float  # seconds of an all-reduce of a few bytes
@@ -187,7 +187,7 @@ def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
     """The tokens of a round with so many drafts, and where that is from; drafter: its Hub id."""
     rate, source = DRAFT_RATE, f"taken: {DRAFT_RATE:.0%} of drafts accepted"
     if (table := published_acceptance(drafter)) is not None:
-        # the rate of each draft: fewer may be asked for than were measured
+        # by the rate of each draft: fewer drafts may be planned than were measured
         rate = draft_rate(mean(table.tau.values()), table.draft_tokens)
         source = f"published ({table.source}), mean of {len(table.tau)} tasks"
     return _tokens_of_a_round(rate, draft_tokens), source

@@ -24,7 +24,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
     ],
 )
 def test_a_grammar_is_one_guide(grammar: Grammar, backend: str, expected: dict[str, str]) -> None:
-    assert guide(grammar, backend, channels=False) == expected
+    assert guide(grammar, backend, channels=grammar.kind == "lark") == expected
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,12 @@ def test_a_model_with_channels_is_guided_in_the_last_one(
     [
         (Grammar("regex", "a"), None, "built without guided decoding"),
         (Grammar("lark", 'start: "a"'), "xgrammar", "this server's xgrammar cannot read"),
+        (Grammar("regex", "a"), "llguidance", "channels, which this server's llguidance"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(
     grammar: Grammar, backend: str | None, words: str
 ) -> None:
     with pytest.raises(RequestError, match=words) as refused:
-        guide(grammar, backend, channels=False)
+        guide(grammar, backend, channels=True)
     assert "guided_decoding_backend" in str(refused.value)

@@ -24,7 +24,7 @@ from triton_metrics import Triton
 
 from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.decoding import Grammar, Request
+from dflash_trt.decoding import Grammar, Request, Sequence
 from dflash_trt.errors import BuildError, DflashError, RequestError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
@@ -79,9 +79,9 @@ def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 @contextmanager
 def _front(
-    directory: Path, args: dict[str, Any]
+    directory: Path, args: dict[str, Any], **serving: Any
 ) -> Iterator[tuple[RequestHandler, TensorRTLLM, Triton]]:
-    build = write_llm_build(directory / "build", PAIR, {**ARGS, **args})
+    build = write_llm_build(directory / "build", PAIR, {**ARGS, **args}, **serving)
     args, triton = read_llm_args(build / "engines" / "tensorrt_llm"), Triton()
     names = {"mode": "tensorrt_llm", "tokenizer": "", "engines": "", "max_queue": "9"}
     settings = Settings.from_parameters({**names, "eos_token_ids": "0", **limits(args)})
@@ -149,6 +149,23 @@ def test_a_grammar_becomes_a_guide_where_the_build_has_them(
         assert params.guided_decoding.regex == "[ab]+"
         params.detokenize = True
         assert set(decoder._llm.generate([1, 2], params).outputs[0].text) <= {"a", "b"}
+
+
+def test_salts_go_on_and_reused_tokens_come_back(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
+    """Of chats that begin alike, with the tail that `recompute_tail` has run again."""
+    tail = {"speculative_config": {"context_recompute_tail": 64}}
+    with _front(tmp_path, tail, prefix_cache="recompute_tail") as (_, decoder, _):
+
+        def cached(salt: str) -> int:
+            request = Request([5] * 200, 1, cache_salt=salt)
+            sequence, done = Sequence(request), threading.Event()
+            decoder._deliver = lambda *told: done.set()
+            decoder._queue.add(sequence, "")
+            decoder.wake()
+            assert done.wait(WAIT)
+            return sequence.cached_tokens
+
+        assert [cached(salt) for salt in ("a", "a", "", "b", "")] == [0, 128, 0, 0, 128]
 
 
 def test_what_is_refused_is_refused_by_tensorrt_llm_too(tensorrt_llm: ModuleType) -> None:

@@ -75,6 +75,21 @@ def test_vllm_gets_its_drafter(pair: Path) -> None:
     assert words[words.index("--max-num-batched-tokens") + 1] == "32768"
 
 
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [("vllm", "--no-enable-prefix-caching"), ("sglang", "--disable-radix-cache")],
+)
+def test_prefixes_are_kept_where_the_bundle_keeps_them(
+    pair: Path, engine: str, option: str
+) -> None:
+    config = made(pair)
+    assert option in written(config, engine)
+    serving = config.serving.model_copy(update={"prefix_cache": "recompute_tail"})
+    script = written(config.model_copy(update={"serving": serving}), engine)
+    assert option not in script
+    assert "acceptance may drop" in script
+
+
 def test_vllm_runs_gemma_with_two_backends(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the target have no attention without a causal mask, which drafts need."""
     name = "Gemma4ForConditionalGeneration"

@@ -27,7 +27,7 @@ from dflash_trt.errors import EngineError
 if TYPE_CHECKING:
     from dflash_trt.engines.ranks import Follower, Leader
 
-LARGE = ("features", "logits")  # tensors of which all steps share one, unlike the others
+LARGE = ("features", "logits")  # tensors whose memory all steps share; of others each has its own
 BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 
 
@@ -111,7 +111,7 @@ class Engine(LoadedEngine):
         self, inputs: dict[str, Any], key: tuple[int, ...], run: Callable[[], object]
     ) -> Callable[[], object]:
         assert self._group is not None
-        # not self: an engine ends with its last user, and its ranks with it
+        # not self: a closure over it would keep the engine and its ranks alive
         shared, leader = self._group.exchange.inputs(inputs), self._leader
 
         def lead() -> None:
@@ -182,7 +182,7 @@ class Engine(LoadedEngine):
 
     def _join(self, directory: Path, info: EngineInfo, follower: Follower | None) -> Leader | None:
         """Meet the other ranks, here and by NCCL; returns rank 0's side of them."""
-        # here, because one GPU needs none of it
+        # imported here: a single GPU needs neither
         from dflash_trt.engines import nccl, ranks  # noqa: PLC0415
 
         hello = nccl.new_id() if follower is None else follower.hello
@@ -214,11 +214,11 @@ class _Run:
         self._go: Callable[[], None] = lambda: None
 
     def run(self) -> None:
-        if self._execution is None:  # not before: all ranks have to come to it together
+        if self._execution is None:  # not earlier: all ranks have to do this together
             self._execution = self._make()
             self._go = partial(self._work, self._execution)
         elif self._recorded and _is_capturable(self._execution, self._gpu.stream):
-            # the first time TensorRT prepared itself for the shapes, which cannot be recorded
+            # not the first run: then TensorRT prepares for the shapes, which cannot be recorded
             self._go, self._recorded = self._gpu.record(self._go), False
         self._go()
         self._gpu.wait()

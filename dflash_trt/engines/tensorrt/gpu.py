@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-SPIN = 0.001  # seconds of looking without a pause
-PAUSE = 0.0001  # seconds between two looks after that
+SPIN = 0.001  # seconds of polling without a pause
+PAUSE = 0.0001  # seconds between two polls after that
 
 
 class Gpu:
@@ -16,7 +16,7 @@ class Gpu:
         torch.cuda.set_device(index)
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.stream = int(self._stream.cuda_stream)  # as CUDA knows it
-        # asked while waiting, with 0 and for how many seconds; raises to end it
+        # called while waiting, with rank 0 and the seconds so far; raises to end the wait
         self.check: Callable[[int, float], None] | None = None
 
     def memory(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:

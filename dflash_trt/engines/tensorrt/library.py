@@ -1,4 +1,4 @@
-"""TensorRT, whichever it is: `use` chooses the library, the other modules say `trt`.
+"""TensorRT or TensorRT-RTX: `use` chooses the library, the other modules say `trt`.
 
 `tensorrt` 11 and `tensorrt_rtx` 1.7 have the same Python API, but for what only one of them does.
 Neither is imported before it is used: both are NVIDIA's, and large.

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from dflash_trt.engines.tensorrt.library import sizes, trt
 from dflash_trt.errors import EngineError
 
-# the parser has one layer for each of these, and no other form that would be as good
+# the parser makes one layer of each of these; any other form would be slower
 LAYERS = {
     "Attention": "ATTENTION_OUTPUT",
     "DistCollective": "DIST_COLLECTIVE",

@@ -98,7 +98,7 @@ def describe(
 ) -> PlanInfo:
     """What `engine.json` says of this graph's plan; at `path` the graph lies without its casts."""
     prefill_chunk = max(min(prefill_chunk, info.max_seq_len), info.most_verified)
-    if info.role == "drafter":  # takes features that were held back with those of a chunk
+    if info.role == "drafter":  # a chunk's features come with those that were held back
         prefill_chunk += HELD
     return PlanInfo(
         library=engine.library,

@@ -29,8 +29,13 @@ def guide(grammar: Grammar, backend: str | None, *, channels: bool) -> dict[str,
             "Send a JSON schema or a regular expression, or build with "
             "engine.args.guided_decoding_backend: llguidance.",
         )
-    if not channels or grammar.kind == "lark":  # the latter is of the whole text
+    if not channels or grammar.kind == "lark":  # such a grammar has the channels in it
         return {FIELDS[grammar.kind]: grammar.text}
+    if backend != "xgrammar":
+        raise RequestError(
+            f"this model answers in channels, which this server's {backend} cannot wait for",
+            "Send a whole grammar, or build with engine.args.guided_decoding_backend: xgrammar.",
+        )
     content: dict[str, Any] = {"type": "regex", "pattern": grammar.text}
     if grammar.kind == "json_schema":
         content = {"type": "json_schema", "json_schema": json.loads(grammar.text)}

@@ -160,7 +160,10 @@ class TensorRTLLM:
         request = sequence.request
         try:
             result = self._llm.generate_async(
-                list(request.prompt), self._params(request), streaming=True
+                list(request.prompt),
+                self._params(request),
+                streaming=True,
+                cache_salt=request.cache_salt or None,
             )
         except Exception as error:
             if isinstance(error, ValueError) or _is(error, "RequestError"):
@@ -212,6 +215,7 @@ class TensorRTLLM:
         first = not sequence.tokens
         if first:
             self._metrics.prompt(len(sequence.request.prompt))
+        sequence.cached_tokens = result.cached_tokens
         taken = sequence.commit(output.token_ids_diff)
         if sequence.finish_reason is None and output.finish_reason is not None:
             sequence.finish_reason = REASONS[output.finish_reason]

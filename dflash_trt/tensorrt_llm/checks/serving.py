@@ -80,11 +80,12 @@ def guided_of_version(context: Context, args: LlmArgs) -> Found:
     return Found(not backend or has(args.version, "1.4.0rc1"), what, fix)
 
 
-@check("error")
+@check("warning")
 def guided_of_channels(context: Context, args: LlmArgs) -> Found:
-    """gpt-oss opens a channel first: only a structural tag, xgrammar's, lets a guide wait for it.
+    """gpt-oss opens a channel first: only a structural tag, xgrammar's, lets JSON wait for it.
 
-    `_response_format_to_guided_decoding_params` of `tensorrt_llm/serve/openai_protocol.py`.
+    `_response_format_to_guided_decoding_params` of `tensorrt_llm/serve/openai_protocol.py`. The
+    server refuses JSON and regular expressions, and takes grammars that have the channels in them.
     """
     backend = args.guided_decoding_backend
     what = f"guided_decoding_backend is {backend}, the target {context.target.architecture}"
