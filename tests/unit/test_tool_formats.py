@@ -274,6 +274,21 @@ def test_arguments_come_as_they_are_written() -> None:
     assert (more.name, more.arguments) == ("", 'y", ')
 
 
+def test_values_as_python_writes_them() -> None:
+    [format] = [each for each in FORMATS if each.name == "qwen3_coder"]
+    for written, value in (
+        ("['a', None, True]", '["a", null, true]'),
+        ("True", "true"),
+        ("None", "null"),
+        ("{1, 2}", '"{1, 2}"'),
+        ("[" * 5000, json.dumps("[" * 5000)),
+        ("NaN", '"NaN"'),
+    ):
+        text = f"<tool_call>\n<function=f>\n<parameter=tags>\n{written}\n</parameter>\n</function>"
+        tools = [Tool("f", {"properties": {"tags": {"type": "array"}}})]
+        assert read_any_way(format, text, tools=tools)[2] == [("f", f'{{"tags": {value}}}')]
+
+
 def test_deep_nesting_is_no_call() -> None:
     [format] = [each for each in FORMATS if each.name == "gemma4"]
     _, said, [(name, _)] = read_any_way(format, "<|tool_call>call:f{a:" + "[" * 3000)
