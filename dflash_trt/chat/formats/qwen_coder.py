@@ -5,6 +5,7 @@ wrote lists and objects as Python does.
 """
 
 import ast
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -98,7 +99,9 @@ def _json(text: str, kinds: set[str]) -> str:
         return word
     with suppress(MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
         if word[:1] in ("[", "{") and len(word) <= LONGEST:
-            return as_json(ast.literal_eval(word))
+            with warnings.catch_warnings():  # of odd escapes
+                warnings.simplefilter("ignore")
+                return as_json(ast.literal_eval(word))
     return as_json(text)
 
 
