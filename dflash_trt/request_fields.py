@@ -184,6 +184,10 @@ class Options(TypedDict, total=False):
         ),
     ]
     n: Annotated[int | None, Field("choices", 1, f"1 to {MAX_CHOICES}", openai="")]
+    cache_salt: Annotated[
+        str | None,
+        Field("KV cache of earlier texts is reused among requests of the same one alone", ""),
+    ]
     priority: Annotated[int | None, Field("lower is served first, among one client's", 0)]
     timeout: float | None  # seconds, more than 0; 600
     parameters: Mapping[str, str] | None  # request parameters of Triton's, beside the tensors

@@ -11,7 +11,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of the same columns, by name; `note` says what the numbers are and their units."""
+    """Rows of cells by column; `note` says what they are and their units. Not shown if empty."""
 
     title: str
     note: str
@@ -19,7 +19,12 @@ class Table:
 
     @property
     def head(self) -> list[str]:
-        return list(self.rows[0])
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The cells of each row; "" where a row has none of a column."""
+        return [[row.get(name, "") for name in self.head] for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ def to_markdown(page: Page) -> str:
     for table in filter(lambda table: table.rows, page.tables):
         lines += [f"## {table.title}", "", table.note, ""]
         rule = ["---", *["---:"] * (len(table.head) - 1)]
-        lines += [*map(_row, (table.head, rule, *(row.values() for row in table.rows))), ""]
+        lines += [*map(_row, (table.head, rule, *table.lines)), ""]
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from dflash_trt.serving.client import AsyncClient
 
 PROTOCOLS = ("triton-grpc", "triton-http", "openai")
 TIMEOUT = 600.0  # seconds for one answer
+CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Answer:
 
     sent: float
     came: list[float] = field(default_factory=list)  # of each piece of text
+    text: str = ""
     prompt_tokens: int = 0
+    cached_tokens: int | None = None  # of the prompt, reused; None: the server does not say
     tokens: int = 0
     rounds: int | None = None  # None: the server does not say
     error: str | None = None
@@ -82,11 +85,13 @@ async def _ask_grpc(client: AsyncClient, ask: Ask) -> Answer:
         async for chunk in client.stream(
             ask.prompt, **ask.options, chat_template_kwargs=template, timeout=TIMEOUT
         ):
+            answer.text += chunk.text
             if chunk.token_ids:
                 answer.came.append(time.perf_counter())
                 answer.tokens += len(chunk.token_ids)
             if chunk.final is not None:
                 answer.prompt_tokens = chunk.final.prompt_tokens
+                answer.cached_tokens = chunk.final.cached_tokens
                 answer.rounds = chunk.final.rounds
     except DflashError as error:
         answer.error = str(error)
@@ -105,7 +110,9 @@ async def _ask_triton(http: httpx.AsyncClient, ask: Ask) -> Answer:
         if event["completion_tokens"] > answer.tokens:
             answer.came.append(time.perf_counter())
         answer.tokens, answer.rounds = event["completion_tokens"], event["rounds"]
+        answer.text += event["text_output"]
         answer.prompt_tokens = event["prompt_tokens"]
+        answer.cached_tokens = event.get("cached_tokens")
     return answer
 
 
@@ -115,16 +122,21 @@ async def _ask_openai(http: httpx.AsyncClient, model: str, ask: Ask) -> Answer:
     path = "/v1/completions"
     prompt: dict[str, Any] = {"prompt": ask.prompt}
     if not isinstance(ask.prompt, str):
-        path = "/v1/chat/completions"
+        path = CHAT
         prompt = {"messages": ask.prompt, "chat_template_kwargs": TEMPLATE_OPTIONS}
     body = {"model": model, **prompt, **ask.options, "stream": True}
     body["stream_options"] = {"include_usage": True}
     async for event in _events(http, path, body, answer):
-        if any(map(_has_text, event.get("choices") or [])):
-            answer.came.append(time.perf_counter())
+        for choice in event.get("choices") or []:
+            if _has_text(choice):
+                answer.came.append(time.perf_counter())
+            name = "content" if path == CHAT else "text"
+            answer.text += choice.get("delta", choice).get(name) or ""
         if usage := event.get("usage"):
             answer.tokens = usage["completion_tokens"]
             answer.prompt_tokens = usage["prompt_tokens"]
+            details = usage.get("prompt_tokens_details") or {}
+            answer.cached_tokens = details.get("cached_tokens")
             answer.rounds = usage.get("rounds")
     if answer.error is None and not answer.tokens:
         answer.error = "the server told no usage at the end of the stream"

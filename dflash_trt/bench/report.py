@@ -63,24 +63,16 @@ def _engine_tables(run: Run) -> Iterator[Table]:
         _row(cell, {**parts, "whole round": sum(parts.values())}, ".2f") for cell, parts in times
     ]
     yield Table("Where a round's time goes", "Milliseconds of a step of the whole batch.", rows)
-    if rows := [
-        _row(cell, verified(cell), ".0%") for cell in run.cells if cell.method == "adaptive"
-    ]:
-        note = "Share of rounds of single sequences that verified nothing, or what kind of drafts."
-        yield Table("What rounds verified", note, rows)
-    longest = max([len(cell.kept) for cell in run.cells], default=0)
-    empty = {f"draft {i + 1}": "" for i in range(longest)}
-    if rows := [
-        {
-            **_row(cell, {}, ""),
-            **empty,
-            **_row(cell, dict(zip(empty, cell.kept, strict=False)), ".2f"),
-        }
+    adaptive = [cell for cell in run.cells if cell.method == "adaptive"]
+    note = "Share of rounds of single sequences that verified nothing, or what kind of drafts."
+    yield Table("What rounds verified", note, [_row(x, verified(x), ".0%") for x in adaptive])
+    kept = [
+        (cell, {f"draft {i}": share for i, share in enumerate(cell.kept, 1)})
         for cell in run.cells
         if cell.kept
-    ]:
-        note = "Share of rounds that kept this draft and all before it; tau is 1 and their sum."
-        yield Table("Acceptance by position", note, rows)
+    ]
+    note = "Share of rounds that kept this draft and all before it; tau is 1 and their sum."
+    yield Table("Acceptance by position", note, [_row(*each, ".2f") for each in kept])
 
 
 def _engine_charts(run: Run) -> Iterator[str]:
@@ -130,6 +122,8 @@ def server_page(run: ServerRun) -> Page:
             "load": load_name(level),
             "answers": str(level.requests - level.errors),
             "errors": str(level.errors),
+            "prompt tokens": str(level.prompt_tokens),
+            "reused": "" if level.cached_tokens is None else str(level.cached_tokens),
             "tokens": str(level.tokens),
             "tokens/s in all": f"{level.total:.0f}",
             "tokens/s of one": f"{level.per_user:.0f}",
@@ -141,13 +135,14 @@ def server_page(run: ServerRun) -> Page:
     ]
     note = (
         "Of one: an answer's tokens over its time from request to end, median. Good answers keep "
-        "both goals of the options (milliseconds)."
+        "both goals of the options (milliseconds). Reused: prompt tokens that were not computed."
     )
     tables = [Table("Throughput", note, rows)]
     rows = [
         {
             "load": load_name(level),
             "to the first token": _ms(level.first_token),
+            "in later turns": _ms(level.later_first_token),
             "between tokens": _ms(level.inter_token),
             "whole answer": _ms(level.whole),
         }
@@ -157,9 +152,8 @@ def server_page(run: ServerRun) -> Page:
     note = f"Milliseconds, percentiles {percents}. Between tokens: an answer's mean."
     tables.append(Table("Latency", note, rows))
     failed = [(level, level.first_error) for level in run.levels if level.first_error]
-    if failed:
-        rows = [{"load": load_name(level), "error": error} for level, error in failed]
-        tables.append(Table("Errors", "The first of each load.", rows))
+    rows = [{"load": load_name(level), "error": error} for level, error in failed]
+    tables.append(Table("Errors", "The first of each load.", rows))
     return Page(f"{run.url}: server benchmark", about, list(_server_charts(run)), tables)
 
 

@@ -101,6 +101,8 @@ class Level:
     whole: list[float]
     per_user: float  # tokens/s of an answer, from its request to its end: median
     good: float  # answers a second that met the goal
+    cached_tokens: int | None = None  # of the prompts', reused; None: the server does not say
+    later_first_token: list[float] = field(default_factory=list)  # of turns after the first
 
     @property
     def total(self) -> float:

@@ -5,7 +5,6 @@ judged before anything is built. They take what `build` would take on disk.
 """
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,26 +60,18 @@ def measure(
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)
     spec = drafter.spec
     known = min(target.spec.max_position_embeddings, spec.max_position_embeddings)
-    sizes: dict[str, Any] = {
-        "slots": 1,
-        "max_seq_len": min(known, MAX_SEQ_LEN),
-        "threads": 2,
-    }
-    tokens = min(TOKENS, sizes["max_seq_len"] // 2)
-    asked = _prompts(target, prompts, sizes["max_seq_len"] - tokens)
+    length = min(known, MAX_SEQ_LEN)
+    tokens = min(TOKENS, length // 2)
+    asked = _prompts(target, prompts, length - tokens)
+    options: dict[str, Any] = {"slots": 1, "max_seq_len": length, "threads": 2}
+    options["storage"] = Storage(link=True)
     try:
         with tempfile.TemporaryDirectory(prefix="dflash-trt-") as name:
             engines = Path(name)
-            for role in ("target", "drafter"):
-                (engines / role).mkdir()
             report("building engines", 0, 2)
-            quiet: Callable[[str], None] = lambda tensor: None  # noqa: E731
-            link = Storage(link=True)
-            build_target(target, spec, engines / "target", **sizes, progress=quiet, storage=link)
+            build_target(target, spec, engines / "target", **options)
             report("building engines", 1, 2)
-            build_drafter(
-                drafter, target, engines / "drafter", **sizes, progress=quiet, storage=link
-            )
+            build_drafter(drafter, target, engines / "drafter", **options)
             report("building engines", 2, 2)
             found = check_lossless(
                 engines,

@@ -32,7 +32,7 @@ def build_target(
     slots: int,
     max_seq_len: int,
     threads: int,
-    progress: Progress,
+    progress: Progress = lambda _: None,
     storage: Storage = COPIED,
     ranks: int = 1,
     kind: Kind = "onnxruntime",
@@ -64,7 +64,7 @@ def build_drafter(
     slots: int,
     max_seq_len: int,
     threads: int,
-    progress: Progress,
+    progress: Progress = lambda _: None,
     storage: Storage = COPIED,
     ranks: int = 1,
 ) -> dict[Path, Entry]:
@@ -90,7 +90,7 @@ def _save(
     graph: GraphBuilder, info: EngineInfo, directory: Path, progress: Progress
 ) -> dict[Path, Entry]:
     at = rank_directory(directory, info.rank)
-    at.mkdir(exist_ok=True)
+    at.mkdir(parents=True, exist_ok=True)
     written = graph.save(at, progress)
     write_info(at, info)
     return written

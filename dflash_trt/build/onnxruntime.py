@@ -77,7 +77,8 @@ def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterS
             f"{longest} (block size to the target's max_position_embeddings)",
             "Correct it, or leave it out",
         )
-    serving = config.serving.model_copy(update={"max_seq_len": length})
+    chosen = {"max_seq_len": length, "prefix_cache": config.serving.prefix_cache_mib}
+    serving = config.serving.model_copy(update=chosen)
     return config.model_copy(update={"serving": serving})
 
 
@@ -108,18 +109,16 @@ def _write(
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
         capabilities(engine)  # raises before the work starts where something is not installed
-    engines, ranks = directory / "engines", int(engine.tensor_parallel_size)
-    for role in ("target", "drafter"):
-        (engines / role).mkdir(parents=True)
+    engines = directory / "engines"
     common: dict[str, Any] = {**sizes, "storage": storage}
+    ranks = int(engine.tensor_parallel_size)
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
-    sharded: dict[str, Any] = {**common, "progress": count, "ranks": ranks}
-    digests = build_target(target, drafter.spec, engines / "target", **sharded, kind=engine.kind)
-    tensors = len(drafter_shapes(drafter.spec)) + 2  # and the target's embedding and head
-    ranks = engine.drafter_ranks
+    ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
+    digests = build_target(target, drafter.spec, engines / "target", **ours)
+    tensors, ranks = len(drafter_shapes(drafter.spec)) + 2, engine.drafter_ranks  # 2: shared tables
     count = _Counter("building the drafter engine", tensors * ranks, report)
-    sharded = {**common, "progress": count, "ranks": ranks}
-    digests |= build_drafter(drafter, target, engines / "drafter", **sharded)
+    ours = {**common, "progress": count, "ranks": ranks}
+    digests |= build_drafter(drafter, target, engines / "drafter", **ours)
     if isinstance(engine, TensorRT):
         build_plans(engines, engine, config.serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
@@ -151,11 +150,9 @@ def _accuracy(
     quantised, original, whole = (engines / name for name in ("target", "original", "whole"))
     tokens = min(TOKENS, common["max_seq_len"])
     common = {**common, "max_seq_len": tokens, "progress": count}
-    original.mkdir()
     build_target(target, drafter, original, **{**common, "storage": COPIED})
     if read_info(quantised, "onnxruntime").ranks > 1:
         quantised = whole
-        whole.mkdir()
         build_target(target, drafter, whole, **common)
     tokenizer = load_tokenizer(target.directory)
     texts = [tokenizer.encode(text).ids[:tokens] or [0] for text in TEXTS]

@@ -50,6 +50,7 @@ def write_repository(
         block_size=drafter.block_size,
         speculation=config.speculation,
         max_per_client=config.serving.max_per_client,
+        prefix_cache=config.serving.prefix_cache_mib,
     )
     parameters = {
         "dflash": settings.to_parameters(),

@@ -43,6 +43,7 @@ class Settings:
     speculation: Annotated[Speculation, BeforeValidator(_read)]
     mode: Literal["ensemble", "in_process", "tensorrt_llm"]
     max_per_client: Limit = None
+    prefix_cache: Size = 0  # MiB
 
     @property
     def max_draft_tokens(self) -> int:

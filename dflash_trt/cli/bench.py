@@ -22,7 +22,7 @@ ReportFolder = Annotated[
     Path | None, typer.Option(help="Write report.html and report.md to this folder.")
 ]
 SERVE_OPTIONS = (
-    *("requests", "prompts", "max_tokens", "temperature", "seed"),
+    *("requests", "prompts", "turns", "system", "max_tokens", "temperature", "seed"),
     *("goal_first_token", "goal_inter_token", "model"),
 )
 OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # options that no cell says
@@ -112,6 +112,12 @@ def serve(
     prompts: Annotated[
         str, typer.Option(help="pycode, a task such as gsm8k, or a file of JSON lines.")
     ] = "pycode",
+    turns: Annotated[
+        int, typer.Option(min=1, help="Prompts of one chat, sent back whole each time.")
+    ] = 1,
+    system: Annotated[
+        Path | None, typer.Option(help="File with the system prompt of all chats.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
     seed: int = 0,
@@ -149,7 +155,11 @@ def serve(
     complete = True
     with reporting() as progress:
         told = partial(progress, "requests")
-        work = measure_server(protocol, url, model, loads, asks, requests, goal, told, levels)
+        work = measure_server(
+            *(protocol, url, model, loads, asks, requests, goal, told, levels),
+            turns=turns,
+            system=_text_of(system) if system else "",
+        )
         try:
             asyncio.run(work)
         except KeyboardInterrupt:
@@ -222,6 +232,13 @@ def _hand_out(
     print(json.dumps(asdict(run)) if json_ else to_markdown(page))
     if not run.complete:
         raise typer.Exit(130)
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot read {file}: {error}", "Give a text file in UTF-8") from None
 
 
 def _numbers(

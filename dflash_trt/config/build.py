@@ -16,6 +16,8 @@ from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
+# MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
+PREFIX_CACHE = 1024
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
@@ -88,10 +90,14 @@ class Serving(Section):
     prefill_chunk: Count = Field(
         default=256, description="sets how many prompt tokens one prefill step takes"
     )
-    prefix_cache: Literal["recompute_tail"] | None = Field(
-        default=None,
-        description="recompute_tail (engine kind tensorrt_llm only): reuse the KV cache of prompts "
-        "that begin alike, and compute their last tokens again for the drafter. Unset: no reuse",
+    prefix_cache: Annotated[int, Field(ge=0, strict=True)] | Literal["recompute_tail"] | None = (
+        Field(
+            default=None,
+            description="limits the MiB of KV cache that are kept of earlier texts, for prompts "
+            f"that begin alike; 0: no reuse. Unset: {PREFIX_CACHE}. recompute_tail (engine kind "
+            "tensorrt_llm only, which reuses nothing when this is unset): compute the last tokens "
+            "of what is reused again, for the drafter",
+        )
     )
     max_queue: Annotated[int, Field(ge=0, strict=True)] = Field(
         default=64, description="limits the requests that wait for a slot; more are refused"
@@ -101,6 +107,11 @@ class Serving(Section):
         description="limits the running and waiting sequences of one client; more are refused. "
         "Unset: no limit, but the client with most yields to others when the queue is full",
     )
+
+    @property
+    def prefix_cache_mib(self) -> int:
+        """Of engines that we step ourselves."""
+        return self.prefix_cache if isinstance(self.prefix_cache, int) else PREFIX_CACHE
 
 
 class BuildConfig(Section):
@@ -143,6 +154,8 @@ class BuildConfig(Section):
             raise PydanticCustomError(
                 "prefix_cache", "prefix_cache recompute_tail needs engine.kind tensorrt_llm"
             )
+        if by_llm and isinstance(serving.prefix_cache, int):
+            raise no_effect(["prefix_cache in MiB"], "engine.kind tensorrt_llm")
         if by_llm and (idle := sorted(OF_ROUNDS & serving.model_fields_set)):
             raise no_effect(idle, "engine.kind tensorrt_llm (see engine.concurrency)")
         return serving

@@ -103,6 +103,10 @@ class Scheduler:
         """Whether `step` has something to store for the schedulers that share the prefix cache."""
         return self._slots.unsaved
 
+    def forget(self) -> None:
+        """After a step that failed: nothing that is kept may be used any more, nor this."""
+        self._slots.forget()
+
     def submit(self, request: Request, matcher: Matcher | None = None) -> Sequence:
         """Queue a request; RequestError when it can never run. matcher: of its grammar."""
         check_request(request, self._max_seq_len)

@@ -89,5 +89,10 @@ class Slots:
         if self._cache is not None:
             self._cache.done(self)
 
+    def forget(self) -> None:
+        """The step failed, and nobody knows what it did."""
+        if self._cache is not None:
+            self._cache.clear(self)
+
     def _move(self, source: int, destination: int, whose: Sequence) -> None:
         self._copies.append((self.first + source, self.first + destination, whose, 0))

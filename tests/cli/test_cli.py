@@ -270,7 +270,8 @@ def test_capacity_is_what_the_engines_hold(home: Path) -> None:
     loaded = [load_engine(role) for role in roles]
     size = sum(array.nbytes for each in loaded for array in each._caches.values())  # type: ignore[attr-defined]
     assert said == (
-        f"4 slots of up to 512 tokens, KV caches of {size / 1e6:.1f} MB, 2 threads an engine"
+        f"4 slots of up to 512 tokens, KV caches of {size / 1e6:.1f} MB, "
+        "prefix cache of at most 1024 MiB, 2 threads an engine"
     )
 
 

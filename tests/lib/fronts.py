@@ -111,7 +111,8 @@ def open_front(
     settings = replace(settings, **values)
     metrics = Metrics(triton or Triton(), settings.max_draft_tokens)
     with tempfile.TemporaryDirectory() as engines:
-        describe_target(Path(engines), settings)
+        for role in ("target", "drafter"):
+            describe(role, Path(engines), settings)
         groups = EngineLoop(settings, Path(engines), model, metrics, tokenizer)
     front = RequestHandler(settings, tokenizer, template, groups, metrics)
     yield front
@@ -120,11 +121,11 @@ def open_front(
     metrics.close()
 
 
-def describe_target(engines: Path, settings: Settings) -> None:
-    (engines / "target").mkdir()
+def describe(role: str, engines: Path, settings: Settings) -> None:
+    (engines / role).mkdir()
     info = EngineInfo(
         kind="onnxruntime",
-        role="target",
+        role=role,
         slots=settings.slots,
         max_seq_len=settings.max_seq_len,
         cache_len=settings.max_seq_len + 16,
@@ -135,11 +136,11 @@ def describe_target(engines: Path, settings: Settings) -> None:
         block_size=settings.block_size,
         sample_from_anchor=False,
         mask_token_id=0,
-        caches=(),
+        caches=((1, 8),),
         feature_size=1,
         window=None,
     )
-    write_info(engines / "target", info)
+    write_info(engines / role, info)
 
 
 def template(**values: Any) -> str:

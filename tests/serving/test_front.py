@@ -92,6 +92,22 @@ def test_a_failing_round_fails_its_requests_only(
     assert ask(front, max_tokens=3).next()[0].token_ids == [2, 3, 4]
 
 
+def test_a_prompt_is_reused_until_a_round_fails(model: CountingModel) -> None:
+    """Then nobody knows what the engines have."""
+    prompt = " ".join(["w1"] * 40)
+    with open_front(model, prefix_cache=1) as front:
+
+        def cached(salt: str = "") -> list[int]:
+            part, _ = ask(front, prompt, max_tokens=3, cache_salt=salt).next()
+            assert part.token_ids == [2, 3, 4]
+            return part.cached_tokens
+
+        assert [cached(), cached(), cached("a"), cached("a")] == [[0], [32], [0], [32]]
+        model.error = RuntimeError("gone")
+        assert ask(front, prompt).next()[0] == "INTERNAL"
+        assert [cached(), cached()] == [[0], [32]]
+
+
 def test_a_cancelled_request_stops(front: RequestHandler, model: CountingModel) -> None:
     model.pause.clear()
     reply = ask(front, max_tokens=300, stream=True, ignore_eos=True)

@@ -27,6 +27,7 @@ import torch
 import trustme
 from chat_pair import build_chat_pair
 from live import openai_front, serving
+from load import metric
 from pydantic import ValidationError
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
@@ -148,6 +149,35 @@ def test_usage_in_every_chunk(api: openai.OpenAI) -> None:
     counts = [usage.completion_tokens for usage in usages]
     assert counts == sorted(counts)
     assert (counts[0] < 40, counts[-2:]) == (True, [40, 40])
+
+
+def test_a_prompt_is_reused_by_its_salt(api: openai.OpenAI, triton: Ports) -> None:
+    prompt = "".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(8))
+    texts, reused = set(), []
+    before = sum(metric(triton.metrics, "dflash_cached_prompt_tokens_total").values())
+    for salt in ("a", "a", "b", None, None):
+        answer = api.completions.create(
+            model="pycode",
+            prompt=prompt,
+            max_tokens=20,
+            temperature=0,
+            extra_body={"cache_salt": salt},
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        texts.add(answer.choices[0].text)
+        reused.append(answer.usage.prompt_tokens_details.cached_tokens)
+    whole = (answer.usage.prompt_tokens - 1) // 16 * 16
+    assert whole > 0
+    assert reused == [0, whole, 0, 0, whole]
+    assert len(texts) == 1
+    for _ in range(20):  # metrics are sent once a second
+        found = sum(metric(triton.metrics, "dflash_cached_prompt_tokens_total").values()) - before
+        if found == 2 * whole:
+            break
+        time.sleep(0.5)
+    assert found == 2 * whole
+    assert sum(metric(triton.metrics, "dflash_prefix_cache_bytes").values()) > 0
 
 
 def _check_usage(answer: Any, tokens: int) -> None:
@@ -555,7 +585,7 @@ SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     ("guided_grammar", ['start: "a"', 'root ::= "a" | "b"'], ["start: x", "root ::= ["]),
     ("guided_decoding_backend", [], ["xgrammar"]),
     ("guided_whitespace_pattern", [], ["a"]),
-    ("cache_salt", [], ["x"]),
+    ("cache_salt", ["x"], [1]),
     ("kv_transfer_params", [], [{}]),
 ]
 TEXT_FIELDS: list[tuple[str, list[Any], list[Any]]] = [

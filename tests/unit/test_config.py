@@ -61,6 +61,16 @@ def test_only_tensorrt_llm_computes_a_tail_again(tmp_path: Path) -> None:
         load_config(write(tmp_path, GOOD + reuse))
 
 
+@pytest.mark.parametrize(("given", "mib"), [("", 1024), ("prefix_cache: 0", 0), ("slots: 2", 1024)])
+def test_our_engines_keep_prefixes_within_a_size(tmp_path: Path, given: str, mib: int) -> None:
+    serving = f"serving: {{{given}}}\n"
+    assert load_config(write(tmp_path, GOOD + serving)).serving.prefix_cache_mib == mib
+    with pytest.raises(ConfigError, match=r"prefix_cache in MiB has no effect with engine\.kind"):
+        load_config(write(tmp_path, LLM + "serving: {prefix_cache: 64}\n"))
+    with pytest.raises(ConfigError, match=r"serving\.prefix_cache"):
+        load_config(write(tmp_path, GOOD + "serving: {prefix_cache: -1}\n"))
+
+
 @pytest.mark.parametrize("name", ["lookup", "correction", "tree"])
 def test_tensorrt_llm_has_chains_only(tmp_path: Path, name: str) -> None:
     """The config does not claim what it has not, and refuses to be asked for it."""

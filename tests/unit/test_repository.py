@@ -97,6 +97,7 @@ def test_parameters_say_what_the_build_knows(tmp_path: Path) -> None:
         prefill_chunk=256,
         block_size=8,
         speculation=Speculation(draft_tokens=4),
+        prefix_cache=1024,
     )
     # relative to the model's folder, so that a built directory can be moved
     for model, engine in (("verify", "target"), ("draft", "drafter")):

@@ -26,6 +26,7 @@ class Summary:
     acceptance_length: float  # tau: tokens committed per round
     seconds: float  # from sending the request to this choice's last chunk
     time_to_first_token: float = 0.0  # seconds, by the server's clock
+    cached_tokens: int = 0  # of the prompt's, reused from an earlier text
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dflash_trt.build import read_manifest
 from dflash_trt.engines import EngineInfo, engine_kind, read_info
 from dflash_trt.serving.front.llm import limits
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
@@ -23,9 +24,11 @@ def capacity(directory: Path) -> str:
         read_info(engines / role, engine_kind(engines / role)) for role in ("target", "drafter")
     )
     size = _cache_bytes(target) + _cache_bytes(drafter)
+    kept = read_manifest(directory)["config"]["serving"].get("prefix_cache") or 0
     return (
         f"{target.slots} slots of up to {target.max_seq_len} tokens, KV caches of "
-        f"{size / 1e6:.1f} MB, {target.threads} threads an engine"
+        f"{size / 1e6:.1f} MB, prefix cache of at most {kept} MiB, "
+        f"{target.threads} threads an engine"
     )
 
 

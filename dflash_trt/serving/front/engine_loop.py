@@ -13,7 +13,16 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
-from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, Sequence, WaitingQueue
+from dflash_trt.decoding import (
+    Grammars,
+    PrefixCache,
+    Request,
+    RunRound,
+    Scheduler,
+    Sequence,
+    WaitingQueue,
+    block_bytes,
+)
 from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
 from dflash_trt.engines import engine_kind, read_info
 from dflash_trt.serving.front.metrics import Metrics
@@ -59,6 +68,7 @@ class EngineLoop:
         self._settings = settings
         vocab_size = self._target.vocab_size
         self._grammars = Grammars(tokenizer, vocab_size, settings.eos_token_ids)
+        self._prefix_cache = self._new_prefix_cache()
         self._run_round = run_round
         self._metrics = metrics
         self._costs: CostProfile | None = None
@@ -104,21 +114,31 @@ class EngineLoop:
             proposer=proposer,
             queue=self._queue,
             first_slot=first,
+            prefix_cache=self._prefix_cache,
         )
+
+    def _new_prefix_cache(self) -> PrefixCache | None:
+        if not self._settings.prefix_cache:
+            return None
+        drafter = read_info(self._engines / "drafter", engine_kind(self._engines / "drafter"))
+        self._block_bytes = block_bytes(self._target, drafter)
+        return PrefixCache(self._settings.prefix_cache * 2**20 // self._block_bytes)
 
     def _run(self, group: _SlotGroup) -> None:
         self._prepare(group)
         while not self._closing:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._closing or group.scheduler.active or self._may_take(group), IDLE
-                )
-            if group.scheduler.active or self._may_take(group):
+                self._changed.wait_for(lambda: self._closing or self._has_work(group), IDLE)
+            if self._has_work(group):
                 sequences = group.scheduler.sequences
                 try:
                     self._step(group, sequences)
                 except Exception as error:
                     self._fail(group, sequences, error)
+
+    def _has_work(self, group: _SlotGroup) -> bool:
+        scheduler, others = group.scheduler, len(self._groups) > 1
+        return bool(scheduler.active or self._may_take(group) or (others and scheduler.unsaved))
 
     def _step(self, group: _SlotGroup, sequences: list[Sequence]) -> None:
         """A scheduler's step; sequences that had slots in it are added to `sequences`."""
@@ -156,6 +176,7 @@ class EngineLoop:
             active=sum(each.active for each in schedulers),
             waiting=len(self._queue),
             kv_rows=sum(each.kv_rows for each in schedulers),
+            kept=0 if self._prefix_cache is None else len(self._prefix_cache) * self._block_bytes,
         )
 
     def _may_take(self, group: _SlotGroup) -> bool:
@@ -205,6 +226,7 @@ class EngineLoop:
         """
         log.error("a round failed", exc_info=error)
         failed = dict.fromkeys([*sequences, *group.scheduler.sequences])
+        group.scheduler.forget()
         group.scheduler = self._new_scheduler(group.first, group.slots)
         code, message = INTERNAL, ROUND_FAILED
         if isinstance(error, EngineGoneError):

@@ -45,9 +45,14 @@ REQUESTS = "dflash_requests_total"
 ACTIVE = "trtllm_num_requests_running"
 WAITING = "trtllm_num_requests_waiting"
 KV_ROWS = "dflash_kv_rows_used"
+CACHED_TOKENS = "dflash_cached_prompt_tokens_total"
+CACHE_BYTES = "dflash_prefix_cache_bytes"
 COST_SECONDS = "dflash_cost_seconds"
 # only who runs the rounds knows these
-OF_ROUNDS = (ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS)
+OF_ROUNDS = (
+    *(ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS),
+    *(CACHED_TOKENS, CACHE_BYTES),
+)
 
 PROGRESS = (PROMPT_TOKENS, GENERATION_TOKENS)  # see `Metrics.progress`
 
@@ -90,6 +95,7 @@ def families(max_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
         Family(CHOICES, COUNTER, "rounds", by_kind, "verified", VERIFIED),
         Family(ROUND_SECONDS, COUNTER, "seconds", "Time in rounds, by phase", "phase", PHASES),
         Family(PROMPT_TOKENS, COUNTER, "tokens", "Prompt tokens processed"),
+        Family(CACHED_TOKENS, COUNTER, "tokens", "Those of them that were reused, not computed"),
         Family(PREFILL_SECONDS, COUNTER, "seconds", "Time in prompt chunks"),
         Family(GENERATION_TOKENS, COUNTER, "tokens", "Tokens committed and given to requests"),
         *(
@@ -101,6 +107,7 @@ def families(max_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
         Family(ACTIVE, GAUGE, "requests", "Sequences that hold a slot"),
         Family(WAITING, GAUGE, "requests", "Sequences that wait for a slot"),
         Family(KV_ROWS, GAUGE, "rows", "Slots in use"),
+        Family(CACHE_BYTES, GAUGE, "bytes", "KV cache kept for prompts to come"),
         Family(COST_SECONDS, GAUGE, "seconds", cost, "step", (), ("rows", "tokens")),
     )
     return tuple(each for each in table if rounds or each.name not in OF_ROUNDS)
@@ -195,9 +202,13 @@ class Metrics:
         """Prompt tokens that were processed."""
         self._add((PROMPT_TOKENS, "", tokens))
 
-    def started(self, *, queued: float) -> None:
-        """A request has its first token; queued: the time it waited for a slot."""
+    def started(self, *, queued: float, cached: int = 0) -> None:
+        """A request has its first token.
+
+        queued: the time it waited for a slot; cached: tokens of its prompt that were reused.
+        """
         self._add((GENERATION_TOKENS, "", 1))
+        self._add((PROMPT_TOKENS, "", cached), (CACHED_TOKENS, "", cached))
         self._observe(QUEUE_TIME, queued)
 
     def first_token(self, seconds: float) -> None:
@@ -219,9 +230,14 @@ class Metrics:
         """A request ended; `reason` is one of REASONS."""
         self._add((REQUESTS, reason, 1))
 
-    def state(self, *, active: int, waiting: int, kv_rows: int | None = None) -> None:
-        """What holds until the next call; kv_rows: slots in use, where they are known."""
-        rows = {} if kv_rows is None else {KV_ROWS: kv_rows}
+    def state(
+        self, *, active: int, waiting: int, kv_rows: int | None = None, kept: int = 0
+    ) -> None:
+        """What holds until the next call.
+
+        kv_rows: slots in use, where they are known, and bytes of the prefix cache with them.
+        """
+        rows = {} if kv_rows is None else {KV_ROWS: kv_rows, CACHE_BYTES: kept}
         with self._lock:
             self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
 

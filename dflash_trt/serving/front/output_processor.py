@@ -82,7 +82,8 @@ class OutputProcessor:
             return
         if self._first_token is None:
             self._first_token = now
-            metrics.started(queued=(self.sequence.started or now) - self._received)
+            queued = (self.sequence.started or now) - self._received
+            metrics.started(queued=queued, cached=self.sequence.cached_tokens)
             if not streaming:
                 metrics.first_token(now - self._received)
         else:
@@ -124,6 +125,7 @@ class OutputProcessor:
             token_sources=[SOURCES.index("prompt")] * len(echoed) + sequence.sources[begin:],
             round_tokens=sequence.committed_per_round[rounds:],
             prompt_tokens=len(sequence.request.prompt),
+            cached_tokens=[sequence.cached_tokens],
             thinking=int(self._thinking),
             completion_tokens=[len(sequence.tokens)],
             rounds=[sequence.rounds],

@@ -44,6 +44,7 @@ class RequestOutput:
         list[int], "tokens that each new round committed; the first token comes from prefill"
     ]
     prompt_tokens: Annotated[int, "tokens of the prompt"]
+    cached_tokens: Annotated[list[int], "of these, reused from an earlier text"]
     thinking: Annotated[
         int, "1: the chat template began a thought, with which the text begins; otherwise 0"
     ]

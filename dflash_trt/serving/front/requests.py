@@ -146,6 +146,7 @@ def parse_request(
         priority=inputs["priority"],
         client=client,
         drafting=inputs["drafting"],
+        cache_salt=inputs["cache_salt"],
         grammar=_grammar(inputs, chat),
     )
     check_request(request, settings.max_seq_len)
@@ -169,18 +170,6 @@ def parse_request(
         chat.hidden if chat else chat_model.hidden,
         thinking=bool(chat and chat.thinking),
     )
-
-
-def _grammar(inputs: Inputs, chat: ChatPrompt | None) -> Grammar | None:
-    """What the text has to follow: what was asked for, or the calls that have to come."""
-    found = grammar_of(inputs)
-    if chat is None or not chat.grammar:
-        return found
-    if found is not None:
-        raise RequestError(
-            f"tool_choice asks for a call, {found.name} for another text", "Send one of them."
-        )
-    return Grammar("lark", chat.grammar, "tools")
 
 
 def _sampling_params(inputs: Inputs, tokenizer: Tokenizer, prompt_logprobs: bool) -> SamplingParams:
@@ -245,6 +234,16 @@ def _token_ids(inputs: Inputs, name: str, tokenizer: Tokenizer) -> list[int]:
         wrong = next(token for token in ids if not 0 <= token <= last)
         raise RequestError(f"{name} holds {wrong}, no token", f"Send ids of 0 to {last}.")
     return ids
+
+
+def _grammar(inputs: Inputs, chat: ChatPrompt | None) -> Grammar | None:
+    """That of the calls which tool_choice asks for, or what the client sent."""
+    asked = grammar_of(inputs)
+    if chat is None or not chat.grammar:
+        return asked
+    if asked:
+        raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
+    return Grammar("lark", chat.grammar, "tools")  # an error is of a schema in them
 
 
 def _logit_bias(given: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:

@@ -22,6 +22,9 @@ def usage(summaries: Sequence[Summary], each_n: int) -> Json:
     committed = sum(each.acceptance_length * each.rounds for each in summaries)
     return {
         **_tokens(sum(each.prompt_tokens for each in summaries) // each_n, completion),
+        "prompt_tokens_details": {
+            "cached_tokens": sum(each.cached_tokens for each in summaries) // each_n
+        },
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
