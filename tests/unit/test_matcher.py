@@ -257,6 +257,21 @@ def test_copies_share_nothing_of_their_texts() -> None:
     assert after(second) == {a, b}
 
 
+def test_a_schema_may_say_how_its_json_is_written() -> None:
+    tokenizer = byte_level()
+    (space,) = ids_of(tokenizer, " ")
+    schema = {"type": "array", "items": {"type": "null"}}
+    for options, spaced in (({}, False), ({"x-guidance": {"whitespace_flexible": True}}, True)):
+        text = json.dumps({**schema, **options})
+        allowed = after(
+            grammars(tokenizer).matcher(Grammar("json_schema", text)), ids_of(tokenizer, "[")
+        )
+        assert allowed is not None
+        assert (space in allowed) == spaced
+    one_of = {"oneOf": [{"type": "integer"}, {"enum": [1]}], "x-guidance": {"coerce_one_of": True}}
+    assert grammars(tokenizer).matcher(Grammar("json_schema", json.dumps(one_of)))
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 

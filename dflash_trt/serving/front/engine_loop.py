@@ -13,6 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
+from dflash_trt.chat import has_channels
 from dflash_trt.decoding import (
     Grammars,
     PrefixCache,
@@ -25,6 +26,7 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
 from dflash_trt.engines import engine_kind, read_info
+from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, NO_NUMBER, UNAVAILABLE, Deliver
 
@@ -67,6 +69,7 @@ class EngineLoop:
         self._target = read_info(engines / "target", engine_kind(engines / "target"))
         self._settings = settings
         vocab_size = self._target.vocab_size
+        self._channels = has_channels(tokenizer)
         self._grammars = Grammars(tokenizer, vocab_size, settings.eos_token_ids)
         self._prefix_cache = self._new_prefix_cache()
         self._run_round = run_round
@@ -79,6 +82,11 @@ class EngineLoop:
     def new_sequence(self, request: Request) -> Sequence:
         """See `Decoder`. Its grammar is compiled here, in the thread that reads requests."""
         grammar = request.grammar
+        if grammar and grammar.kind != "lark" and self._channels:
+            raise RequestError(
+                f"{grammar.name} is not possible: this model answers in channels",
+                "Send a guided_grammar that has them in it.",
+            )
         return Sequence(request, matcher=self._grammars.matcher(grammar) if grammar else None)
 
     def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None:
