@@ -97,21 +97,18 @@ def _write(
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
-    engine, max_seq_len = config.engine, config.serving.max_seq_len
+    engine, serving, storage, threads = config.engine, config.serving, Storage(), 1
     assert isinstance(engine, OnnxRuntime | TensorRT)
-    assert max_seq_len is not None
-    sizes = {"slots": config.serving.slots, "max_seq_len": max_seq_len, "threads": 1}
-    storage = Storage()
     if isinstance(engine, OnnxRuntime):
-        sizes["threads"] = engine.threads
+        threads = engine.threads
         storage = Storage(engine.weights == "link", BITS.get(engine.quantize))
     else:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
         capabilities(engine)  # raises before the work starts where something is not installed
-    engines = directory / "engines"
-    common: dict[str, Any] = {**sizes, "storage": storage}
-    ranks = int(engine.tensor_parallel_size)
+    engines, ranks = directory / "engines", int(engine.tensor_parallel_size)
+    common: dict[str, Any] = {"slots": serving.slots, "max_seq_len": serving.max_seq_len}
+    common |= {"threads": threads, "storage": storage}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
     ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
     digests = build_target(target, drafter.spec, engines / "target", **ours)
@@ -120,16 +117,9 @@ def _write(
     ours = {**common, "progress": count, "ranks": ranks}
     digests |= build_drafter(drafter, target, engines / "drafter", **ours)
     if isinstance(engine, TensorRT):
-        build_plans(engines, engine, config.serving.prefill_chunk, report)
+        build_plans(engines, engine, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
-    write_repository(
-        directory,
-        name=config.name,
-        target=target.spec,
-        drafter=drafter.spec,
-        config=config,
-        max_seq_len=max_seq_len,
-    )
+    write_repository(directory, config, target.spec, drafter.spec)
     if storage.bits is None:
         return Written(digests)
     return Written(digests, _accuracy(engines, target, drafter.spec, common, report))

@@ -25,40 +25,38 @@ LLMAPI_TRITON = {"max_batch_size": 0, "decoupled": True, "cancellation_check_per
 
 
 def write_repository(
-    directory: Path,
-    *,
-    name: str,
-    target: TargetSpec,
-    drafter: DrafterSpec,
-    config: BuildConfig,
-    max_seq_len: int,
+    directory: Path, config: BuildConfig, target: TargetSpec, drafter: DrafterSpec
 ) -> None:
     """Writes `directory/model_repository`; the same arguments give the same bytes.
+
+    config: with its max_seq_len filled in.
 
     The models find `directory/engines/{target,drafter}` and `directory/tokenizer` by relative
     paths, so a built directory can be moved.
     """
+    serving = config.serving
+    assert serving.max_seq_len is not None
     settings = Settings(
         tokenizer=TOKENIZER,
         engines=ENGINES,
-        mode=config.serving.mode,
+        mode=serving.mode,
         eos_token_ids=frozenset(target.eos_token_ids),
-        slots=config.serving.slots,
-        max_queue=config.serving.max_queue,
-        max_seq_len=max_seq_len,
-        prefill_chunk=config.serving.prefill_chunk,
+        slots=serving.slots,
+        max_queue=serving.max_queue,
+        max_seq_len=serving.max_seq_len,
+        prefill_chunk=serving.prefill_chunk,
         block_size=drafter.block_size,
         speculation=config.speculation,
-        max_per_client=config.serving.max_per_client,
-        prefix_cache=config.serving.prefix_cache_mib,
+        max_per_client=serving.max_per_client,
+        prefix_cache=serving.prefix_cache_mib,
     )
     parameters = {
         "dflash": settings.to_parameters(),
         "verify": {"engine": f"{ENGINES}/target"},
         "draft": {"engine": f"{ENGINES}/drafter"},
     }
-    for model in MODELS if config.serving.mode == "ensemble" else PUBLIC:
-        _write_model(directory / "model_repository", model, name, parameters.get(model, {}))
+    for model in MODELS if serving.mode == "ensemble" else PUBLIC:
+        _write_model(directory / "model_repository", model, config.name, parameters.get(model, {}))
 
 
 def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> None:

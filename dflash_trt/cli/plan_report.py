@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dflash_trt.cli.report import TABLE, text_console
+from dflash_trt.cli.report import text_console, text_table
 
 METHODS = ("plain", "EAGLE-3", "DFlash")
 GIB = 1 << 30
@@ -55,11 +55,11 @@ def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _memory(plan: Mapping[str, Any]) -> Table:
-    table = Table(title="Memory of a GPU, and sequences on all of them by length", **TABLE)
-    table.add_column("layout", no_wrap=True)
     contexts = [f"\n{int(context) // 1024}k" for context in plan["memory"][0]["by_context"]]
-    for name in ("target\nGiB", "drafter\nGiB", "left\nGiB", "KV of a\ntoken, KiB", *contexts):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = text_table(
+        "Memory of a GPU, and sequences on all of them by length",
+        *("layout", "target\nGiB", "drafter\nGiB", "left\nGiB", "KV of a\ntoken, KiB", *contexts),
+    )
     for row in plan["memory"]:
         name = row["layout"] if row["gpus"] == 1 else f"{row['instances']} x {row['layout']}"
         sizes = (row["target_bytes"], row["drafter_bytes"], row["free_bytes"])
@@ -72,13 +72,12 @@ def _memory(plan: Mapping[str, Any]) -> Table:
 
 def _speed(plan: Mapping[str, Any]) -> Table:
     context = plan["assumed"]["context"]
-    table = Table(title=f"tokens/s, sequences of {context} tokens, best layout of each", **TABLE)
-    table.add_column("sequences", justify="right", no_wrap=True)
     more = {"DFlash": ("\nover plain", "\ndrafts", "\nround, ms")}
+    columns = ["sequences"]
     for method in METHODS:
-        for name in (f"{method}\nuser", "\nGPU", *more.get(method, ())):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("\nlayout", no_wrap=True)
+        columns += [f"{method}\nuser", "\nGPU", *more.get(method, ()), "\nlayout"]
+    title = f"tokens/s, sequences of {context} tokens, best layout of each"
+    table = text_table(title, *columns)
     by_level: dict[int, dict[str, Any]] = {}
     for point in plan["speed"]:
         by_level.setdefault(point["concurrency"], {})[point["method"]] = point
@@ -102,14 +101,12 @@ def _speed(plan: Mapping[str, Any]) -> Table:
 def _chat(plan: Mapping[str, Any]) -> Iterator[Table]:
     if not (chat := plan["chat"]) or not chat["turns"]:
         return
-    table = Table(
-        title=f"First token of a chat's turns, ms ({chat['layout']}; {chat['system']} tokens of "
-        f"system prompt, {chat['question']} + {chat['answer']} a turn)",
-        **TABLE,
-    )
     reused = f"with reuse,\nlast {chat['tail']} again"
-    for name in ("\nturn", "tokens of\nits prompt", "without\nreuse", reused, "\nshare"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = text_table(
+        f"First token of a chat's turns, ms ({chat['layout']}; {chat['system']} tokens of system "
+        f"prompt, {chat['question']} + {chat['answer']} a turn)",
+        *("\nturn", "tokens of\nits prompt", "without\nreuse", reused, "\nshare"),
+    )
     for turn in chat["turns"]:
         whole, rest = turn["without_reuse"], turn["with_reuse"]
         cells = f"{whole * 1e3:,.1f}", f"{rest * 1e3:,.1f}", f"{rest / whole:.0%}"

@@ -1,7 +1,7 @@
 """The reports of `inspect`, `check` and `doctor` as text, coloured on a terminal."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -18,12 +18,6 @@ COLOURS = {
     "does not fit": "bold red",
     "refused": "bold red",
 }
-TABLE: dict[str, Any] = {
-    "title_justify": "left",
-    "box": None,
-    "pad_edge": False,
-    "padding": (0, 2, 0, 0),
-}
 
 
 def text_console(width: int = 0) -> Console:
@@ -31,6 +25,15 @@ def text_console(width: int = 0) -> Console:
     console = Console(soft_wrap=True, highlight=False)
     console.width = max(console.width, width)
     return console
+
+
+def text_table(title: str, *columns: str) -> Table:
+    """A table without lines; every column but those called "layout" has numbers."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        justify: Literal["left", "right"] = "left" if name.strip() == "layout" else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
+    return table
 
 
 def show(report: dict[str, Any]) -> None:
@@ -148,9 +151,7 @@ def _costs(
 ) -> Table:
     """Times in ms, and in plain steps of as many rows."""
     title = f"ms (plain steps) with {context} tokens before, by tokens verified of a row"
-    table = Table(title=title, **TABLE)
-    for name in ("rows", *map(str, costs["widths"]), "draft"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = text_table(title, "rows", *map(str, costs["widths"]), "draft")
     for n, steps, drafted in zip(costs["rows"], verify, draft, strict=True):
         cells = [f"{1000 * each:.3g} ({each / steps[0]:.2f})" for each in (*steps, drafted)]
         table.add_row(str(n), *cells)

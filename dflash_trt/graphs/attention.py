@@ -43,21 +43,14 @@ def attention_block(
         ones = g.constant(f"{attn}.v_norm", np.ones(layer.spec.head_dim, np.float32))
         v = g.op("RMSNormalization", v, ones, axis=-1, epsilon=g.spec.rms_norm_eps)
     q, k = at.rotate(g, layer.spec, q, at.queries), at.rotate(g, layer.spec, k, at.keys)
-    keys = _scatter(g, layer.key_cache, k, f"new_key_{layer.index}", at, layer.cache_shape)
-    values = _scatter(g, layer.value_cache, v, f"new_value_{layer.index}", at, layer.cache_shape)
-    scale = g.spec.attention_scale or layer.spec.head_dim**-0.5
-    mask, cap = at.seen(g, layer.spec), g.spec.attn_logit_softcapping
+    keys, values = _write(g, layer, "key", k, at), _write(g, layer, "value", v, at)
+    mask = at.seen(g, layer.spec)
     # a quantized target's logits must not depend on how many queries a step has, and ONNX Runtime
     # has another kernel for a single one: see `EngineInfo.least_rows`
     more = context is None and bool(g.storage.bits)
     if more:
         q, mask = (at.with_last_twice(g, x) for x in (q, mask))
-    if cap is None and g.spec.sinks is None:
-        mixed = g.op("Attention", q, keys, values, mask, scale=scale)
-    else:
-        sinks = g.vector(f"{attn}.{g.spec.sinks}") if g.spec.sinks else None
-        q = g.op("Mul", q, g.number(scale))
-        mixed = _attention_in_steps(g, heads, kv_heads, q, keys, values, mask, cap, sinks)
+    mixed = _attend(g, layer, q, keys, values, mask)
     if more:
         mixed = g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
@@ -68,22 +61,23 @@ def attention_block(
     return g.op("Add", hidden, convolve_after(g, layer, out, kernel, at))
 
 
-def _attention_in_steps(
-    g: GraphBuilder,
-    heads: int,
-    kv_heads: int,
-    q: ir.Value,
-    keys: ir.Value,
-    values: ir.Value,
-    mask: ir.Value,
-    cap: float | None,
-    sinks: ir.Value | None,
+def _attend(
+    g: GraphBuilder, layer: Layer, q: ir.Value, keys: ir.Value, values: ir.Value, mask: ir.Value
 ) -> ir.Value:
-    """What the Attention op does with scaled queries, `[n, heads, Q, head_dim]`, and more.
+    """What queries `[n, heads, Q, head_dim]` see, in the same shape.
 
-    cap: scores are softly capped (the op's own softcap is refused by TensorRT's parser). sinks
-    `[heads]`: the scores of a key that every query sees and that has no value (gpt-oss).
+    By the Attention op, or in steps where that cannot do it: with soft caps on scores (TensorRT's
+    parser refuses the op's own) or sinks `[heads]`, the scores of a key that every query sees and
+    that has no value (gpt-oss).
     """
+    heads, kv_heads = g.spec.num_attention_heads, layer.spec.num_key_value_heads
+    scale = g.spec.attention_scale or layer.spec.head_dim**-0.5
+    cap, sinks = g.spec.attn_logit_softcapping, None
+    if cap is None and g.spec.sinks is None:
+        return g.op("Attention", q, keys, values, mask, scale=scale)
+    if g.spec.sinks is not None:
+        sinks = g.vector(f"{layer.prefix}self_attn.{g.spec.sinks}")
+    q = g.op("Mul", q, g.number(scale))
     # query heads that share a kv head are rows of one product, so that keys are not repeated
     folded, unfolded = g.ints(0, kv_heads, -1, 0), g.ints(0, heads, -1, 0)
     q = g.op("Reshape", q, folded)
@@ -120,15 +114,10 @@ def _heads(
     return g.op("Transpose", out, perm=(0, 2, 1, 3))
 
 
-def _scatter(
-    g: GraphBuilder,
-    cache: ir.Value,
-    update: ir.Value,
-    name: str,
-    at: Positions,
-    shape: tuple[str | int, ...],
-) -> ir.Value:
-    """Write rows into a cache in place and return the rows that the mask covers."""
-    full = g.op("TensorScatter", cache, update, at.write_index, axis=-2, mode="linear")
-    g.output(full, name, ir.DataType.FLOAT, shape)
+def _write(g: GraphBuilder, layer: Layer, name: str, rows: ir.Value, at: Positions) -> ir.Value:
+    """Write rows into the cache "key" or "value" in place; returns what the mask covers of it."""
+    cache = layer.caches[name]
+    full = g.op("TensorScatter", cache, rows, at.write_index, axis=-2, mode="linear")
+    assert cache.shape is not None
+    g.output(full, f"new_{name}_{layer.index}", ir.DataType.FLOAT, cache.shape)
     return g.op("Slice", full, g.ints(0), at.visible, g.ints(2))

@@ -82,7 +82,7 @@ class GraphBuilder:
         return value
 
     def output(
-        self, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[int | str]
+        self, value: ir.Value, name: str, dtype: ir.DataType, shape: Sequence[int | str] | ir.Shape
     ) -> None:
         """Make `value` a graph output under `name`."""
         value.name, value.type, value.shape = name, ir.TensorType(dtype), ir.Shape(shape)

@@ -18,23 +18,16 @@ class Layer:
     index: int
     spec: LayerSpec
     prefix: str
-    key_cache: ir.Value
-    value_cache: ir.Value
-    cache_shape: tuple[str | int, ...]
+    caches: dict[str, ir.Value]  # "key" and "value"
 
 
 def open_layer(g: GraphBuilder, index: int, cache_len: int) -> Layer:
     """Declare the KV cache inputs `[n, kv_heads, cache_len, head_dim]` of one layer."""
     layer = g.spec.layers[index]
     shape = ("n", layer.num_key_value_heads, cache_len, layer.head_dim)
-    return Layer(
-        index,
-        layer,
-        f"{g.spec.prefix}layers.{index}.",
-        g.input(f"key_{index}", ir.DataType.FLOAT, shape),
-        g.input(f"value_{index}", ir.DataType.FLOAT, shape),
-        shape,
-    )
+    names = ("key", "value")
+    caches = {name: g.input(f"{name}_{index}", ir.DataType.FLOAT, shape) for name in names}
+    return Layer(index, layer, f"{g.spec.prefix}layers.{index}.", caches)
 
 
 def embed(g: GraphBuilder, table: ir.Value, tokens: ir.Value) -> ir.Value:

@@ -24,7 +24,7 @@ from triton_metrics import Triton
 
 from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.decoding import Grammar, Request, Sequence
+from dflash_trt.decoding import Grammar, Request
 from dflash_trt.errors import BuildError, DflashError, RequestError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
@@ -96,7 +96,8 @@ def _front(
 
 
 def _inputs(text: str = "def main():", **values: Any) -> dict[str, np.ndarray]:
-    given = {"text_input": text.encode(), "stream": True, "max_tokens": 40, **values}
+    prompt = {} if "input_ids" in values else {"text_input": text.encode()}
+    given = {**prompt, "stream": True, "max_tokens": 40, **values}
     return {
         name: np.array(value if isinstance(value, list) else [value], object)
         for name, value in given.items()
@@ -152,20 +153,17 @@ def test_a_grammar_becomes_a_guide_where_the_build_has_them(
 
 
 def test_salts_go_on_and_reused_tokens_come_back(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
-    """Of chats that begin alike, with the tail that `recompute_tail` has run again."""
+    """Of chats that begin alike, but for the tail that `recompute_tail` has run again."""
     tail = {"speculative_config": {"context_recompute_tail": 64}}
-    with _front(tmp_path, tail, prefix_cache="recompute_tail") as (_, decoder, _):
-
-        def cached(salt: str) -> int:
-            request = Request([5] * 200, 1, cache_salt=salt)
-            sequence, done = Sequence(request), threading.Event()
-            decoder._deliver = lambda *told: done.set()
-            decoder._queue.add(sequence, "")
-            decoder.wake()
-            assert done.wait(WAIT)
-            return sequence.cached_tokens
-
-        assert [cached(salt) for salt in ("a", "a", "", "b", "")] == [0, 128, 0, 0, 128]
+    with _front(tmp_path, tail, prefix_cache="recompute_tail") as (front, _, triton):
+        found = [
+            _ask(front, input_ids=[5] * 200, max_tokens=1, **salt)[-1].cached_tokens[0]
+            for salt in ({"cache_salt": b"a"}, {"cache_salt": b"a"}, {}, {"cache_salt": b"b"}, {})
+        ]
+        assert found == [0, 128, 0, 0, 128]
+        _until(lambda: triton.value("dflash_cached_prompt_tokens_total") == 256)
+        assert triton.value("trtllm_prompt_tokens_total") == 5 * 200
+        assert triton.violations == []
 
 
 def test_what_is_refused_is_refused_by_tensorrt_llm_too(tensorrt_llm: ModuleType) -> None:

@@ -172,7 +172,7 @@ from pathlib import Path
 from typing import Any
 import dflash_trt.build.run, dflash_trt.build.onnxruntime
 from dflash_trt.config import BuildConfig
-def hang(directory, **_):
+def hang(*_):
     print("midway", flush=True)
     time.sleep(60)
 dflash_trt.build.onnxruntime.write_repository = hang

@@ -38,10 +38,9 @@ DRAFTER = DrafterSpec(
 
 def _write(directory: Path, **sections: dict) -> Path:
     source = {"path": directory}
+    sections["serving"] = {"max_seq_len": 200, **sections.get("serving", {})}
     config = BuildConfig(name="tiny", target=source, drafter=source, **sections)
-    write_repository(
-        directory, name="tiny", target=TARGET, drafter=DRAFTER, config=config, max_seq_len=200
-    )
+    write_repository(directory, config, TARGET, DRAFTER)
     return directory / "model_repository"
 
 

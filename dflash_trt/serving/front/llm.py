@@ -214,8 +214,8 @@ class TensorRTLLM:
         output = result.outputs[0]
         first = not sequence.tokens
         if first:
-            self._metrics.prompt(len(sequence.request.prompt))
-        sequence.cached_tokens = result.cached_tokens
+            sequence.cached_tokens = result.cached_tokens
+            self._metrics.prompt(len(sequence.request.prompt) - sequence.cached_tokens)
         taken = sequence.commit(output.token_ids_diff)
         if sequence.finish_reason is None and output.finish_reason is not None:
             sequence.finish_reason = REASONS[output.finish_reason]

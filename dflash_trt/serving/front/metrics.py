@@ -50,8 +50,7 @@ CACHE_BYTES = "dflash_prefix_cache_bytes"
 COST_SECONDS = "dflash_cost_seconds"
 # only who runs the rounds knows these
 OF_ROUNDS = (
-    *(ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS),
-    *(CACHED_TOKENS, CACHE_BYTES),
+    *(ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS, CACHE_BYTES),
 )
 
 PROGRESS = (PROMPT_TOKENS, GENERATION_TOKENS)  # see `Metrics.progress`

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
@@ -16,10 +15,11 @@ from dflash_trt.decoding import Grammar, Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError
 from dflash_trt.panics import panics_as_errors
 from dflash_trt.request_fields import FIELDS, MAX_CHOICES
+from dflash_trt.serving.front.inputs import Inputs, Tensors
 from dflash_trt.serving.front.structured import grammar_of
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
-MAX_WORD, MAX_WORDS_BYTES = 256, 2**14  # characters of a stop word or bad word, bytes of all
+MAX_WORD = 256  # characters of a stop word or bad word
 TOOL_CHOICES = ("none", "auto", "required")  # need no quotes
 PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs", "tool_choice")
 MAX_BIASES = 1024  # tokens
@@ -30,8 +30,6 @@ SAMPLING = [
     for each in fields(SamplingParams)
     if (known := FIELDS.get(each.name)) and not known.is_list and not known.json_type
 ]
-
-Tensors = Mapping[str, "np.ndarray[Any, Any]"]
 
 
 @dataclass(frozen=True)
@@ -44,53 +42,6 @@ class ParsedRequest:
     stop_words: tuple[str, ...]
     hidden: frozenset[int]  # special tokens that are no text
     thinking: bool  # see `RequestOutput`
-
-
-class Inputs:
-    """The values of a request by the names in `request_fields`; those not sent have the default."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
-
-    def __contains__(self, name: str) -> bool:
-        """Whether it was sent."""
-        return name in self._tensors
-
-    def __getitem__(self, name: str) -> Any:
-        """One value or a list of them, texts decoded; RequestError for too many or a bad text."""
-        field = FIELDS[name]
-        if name not in self._tensors:
-            return field.default
-        values = self._tensors[name].ravel()
-        if not field.is_list and values.size != 1:
-            raise RequestError(f"{name} has {values.size} elements", "Send one.")
-        if field.max_items is not None and values.size > field.max_items:
-            kind = "words" if field.datatype == "BYTES" else "ids"
-            raise RequestError(
-                f"{name} has {values.size} {kind}", f"Send at most {field.max_items}."
-            )
-        found = values.tolist()
-        if field.datatype == "BYTES":
-            if field.is_list and (size := sum(map(len, found))) > MAX_WORDS_BYTES:
-                raise RequestError(f"{name} is {size} bytes", f"Send at most {MAX_WORDS_BYTES}.")
-            try:
-                found = [value.decode() for value in found]
-            except UnicodeDecodeError as error:
-                raise RequestError(f"{name} is not UTF-8", "Encode it as UTF-8.") from error
-        return found if field.is_list else found[0]
-
-    def json(self, name: str) -> Any:
-        """The JSON document in an input; when it was not sent, an empty list or object, or None."""
-        kind, text = FIELDS[name].json_type, self[name]
-        assert kind is not None
-        if text is None:
-            return None if kind is object else kind()
-        return parse_json(name, text, kind)
-
-    def size(self, name: str) -> int:
-        """Bytes of a text."""
-        tensor = self._tensors.get(name)
-        return 0 if tensor is None else sum(map(len, tensor.ravel().tolist()))
 
 
 def number_of_choices(tensors: Tensors, most: int = MAX_CHOICES) -> int:

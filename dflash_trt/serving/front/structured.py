@@ -3,20 +3,17 @@
 import json
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
-
-if TYPE_CHECKING:
-    from dflash_trt.serving.front.requests import Inputs
+from dflash_trt.serving.front.inputs import Inputs
 
 MAX_BYTES = 2**16
 MAX_GBNF = 2**13  # bytes: llguidance reads 1,000 rules in 2 s
 ANY_OBJECT = '{"type": "object"}'
 
 
-def grammar_of(inputs: "Inputs") -> Grammar | None:
+def grammar_of(inputs: Inputs) -> Grammar | None:
     """None: the text is free. RequestError for two of them, and for what cannot be read."""
     found: dict[str, Grammar] = {}
     for name, read in READERS.items():
@@ -29,7 +26,7 @@ def grammar_of(inputs: "Inputs") -> Grammar | None:
     return next(iter(found.values()), None)
 
 
-def _response_format(inputs: "Inputs", name: str) -> Grammar | None:
+def _response_format(inputs: Inputs, name: str) -> Grammar | None:
     value = inputs.json(name)
     kind, schema = value.get("type"), value.get("json_schema")
     if kind == "text":
@@ -45,22 +42,22 @@ def _response_format(inputs: "Inputs", name: str) -> Grammar | None:
     return Grammar("json_schema", json.dumps(schema["schema"], ensure_ascii=False), name)
 
 
-def _schema(inputs: "Inputs", name: str) -> Grammar:
+def _schema(inputs: Inputs, name: str) -> Grammar:
     return Grammar("json_schema", json.dumps(inputs.json(name), ensure_ascii=False), name)
 
 
-def _regex(inputs: "Inputs", name: str) -> Grammar:
+def _regex(inputs: Inputs, name: str) -> Grammar:
     return Grammar("regex", inputs[name], name)
 
 
-def _choice(inputs: "Inputs", name: str) -> Grammar:
+def _choice(inputs: Inputs, name: str) -> Grammar:
     if not inputs[name]:
         raise RequestError(f"{name} is empty", "Send at least one text.")
     texts = (re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text) for text in inputs[name])
     return Grammar("regex", "|".join(texts), name)
 
 
-def _lark(inputs: "Inputs", name: str) -> Grammar:
+def _lark(inputs: Inputs, name: str) -> Grammar:
     text = inputs[name]
     if "::=" not in text:
         return Grammar("lark", text, name)
@@ -78,7 +75,7 @@ def _lark(inputs: "Inputs", name: str) -> Grammar:
         ) from error
 
 
-READERS: dict[str, Callable[["Inputs", str], Grammar | None]] = {
+READERS: dict[str, Callable[[Inputs, str], Grammar | None]] = {
     "response_format": _response_format,
     "guided_json": _schema,
     "guided_regex": _regex,
