@@ -155,7 +155,7 @@ class Fields(_same("both")):  # type: ignore[misc]
             try:
                 found["guided_json"] = json.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise Failure(400, f"The schema is not JSON: {error}.", "guided_json") from error
+                raise Failure(400, f"guided_json is not JSON: {error}.", "guided_json") from error
         return found
 
 
