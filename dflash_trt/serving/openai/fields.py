@@ -155,7 +155,8 @@ class Fields(_same("both")):  # type: ignore[misc]
             try:
                 found["guided_json"] = json.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise Failure(400, f"guided_json is not JSON: {error}.", "guided_json") from error
+                name = "structured_outputs" if self.guided_json is None else "guided_json"
+                raise Failure(400, f"'{name}' is not JSON: {error}.", name) from error
         return found
 
 
