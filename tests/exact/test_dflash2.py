@@ -26,7 +26,8 @@ from exact import (
     run_all,
     scheduler_of,
 )
-from families import DFLASH2, DFLASH2_TARGET
+from families import DFLASH2 as DRAFTER
+from families import DFLASH2_TARGET
 from pairs import write_pair
 from transformers import LlamaConfig
 
@@ -40,6 +41,8 @@ from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 
 pytestmark = pytest.mark.models
+
+TARGET = LlamaConfig(**DFLASH2_TARGET)
 
 
 @pytest.fixture
@@ -81,14 +84,14 @@ def test_pair_scores(case: Case) -> None:
 
 def test_other_sizes(tmp_path: Path) -> None:
     """A longer kernel, groups and candidates of other numbers, no windows; stored in bfloat16."""
-    own = DFLASH2["dflash_config"] | {
+    own = DRAFTER["dflash_config"] | {
         "block_size": 5,
         "conv_kernel_size": 3,
         "conv_group_size": 8,
         "selector_rank": 12,
         "selector_top_k": 6,
     }
-    drafter = DFLASH2 | {"layer_types": ["full_attention"] * 3, "dflash_config": own}
+    drafter = DRAFTER | {"layer_types": ["full_attention"] * 3, "dflash_config": own}
     pair = write_pair(
         tmp_path,
         LlamaConfig(**DFLASH2_TARGET),
