@@ -18,18 +18,22 @@ def read_convolution(values: Config) -> Convolution:
     return Convolution(kernel_size=values.number("conv_kernel_size"), group_size=group)
 
 
-def read_selector(values: Config) -> Selector:
-    """`selector_rank` and `selector_top_k` of z-lab's config."""
-    vocab, top_k = values.number("vocab_size"), values.number("selector_top_k")
-    if top_k > vocab:
+def read_selector(values: Config, draft_vocab: int) -> Selector:
+    """`selector_rank` and `selector_top_k` of z-lab's config; draft_vocab: rows of the head."""
+    top_k = values.number("selector_top_k")
+    if top_k > draft_vocab:
         raise values.wrong(
-            f"selector_top_k is {top_k}, but the vocabulary has {vocab} tokens", AS_PUBLISHED
+            f"selector_top_k is {top_k}, but drafts are of {draft_vocab} tokens", AS_PUBLISHED
         )
     return Selector(rank=values.number("selector_rank"), top_k=top_k)
 
 
 def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
-    """The selector's tensors; the codebooks are stored without `.weight`."""
+    """The selector's tensors; the codebooks are stored without `.weight`.
+
+    They have a row for each of the target's tokens, also where the head has fewer (which
+    speculators 0.9.0 does not write).
+    """
     codebook = (vocab_size, selector.rank)
     return {
         "candidate_selector.hidden_projection.weight": (selector.rank, hidden_size),

@@ -40,10 +40,9 @@ def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
     causal = not config.flag("sliding_window_non_causal", second)
     fields["layers"] = tuple(_layer(layer, causal) for layer in fields["layers"])
     if second:
-        if draft_vocab != vocab:
-            raise config.refuse("a DFlash 2 drafter has a reduced vocabulary")
         values = inner.under(config)
-        selector, convolution = dflash2.read_selector(values), dflash2.read_convolution(values)
+        selector = dflash2.read_selector(values, draft_vocab)
+        convolution = dflash2.read_convolution(values)
         fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
     from_anchor = bool(config.flag("sample_from_anchor"))
     return DrafterSpec(

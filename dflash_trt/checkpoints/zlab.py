@@ -59,7 +59,7 @@ def zlab(config: Config) -> DrafterSpec:
         output_multiplier=values.real("output_multiplier", 1.0),
         final_logit_softcapping=values.real("final_logit_softcapping") if cap else None,
         sinks="attention_sink_bias" if values.flag("attention_sink_bias") else None,
-        selector=dflash2.read_selector(values) if second else None,
+        selector=dflash2.read_selector(values, fields["vocab_size"]) if second else None,
     )
 
 

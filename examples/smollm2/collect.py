@@ -68,11 +68,13 @@ def replayed(model: LlamaForCausalLM, name: str) -> list[Row]:
         )
     ends = list(accumulate(lengths))
     texts = [ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-    rows = []
+    rows: dict[int, Row] = {}
+    by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # less padding
     for part in range(0, len(texts), REPLAYED):
-        chosen = slice(part, part + REPLAYED)
-        rows += replay(model, texts[chosen], starts[chosen], TAPS)
-    return rows
+        chosen = by_length[part : part + REPLAYED]
+        made = replay(model, [texts[i] for i in chosen], [starts[i] for i in chosen], TAPS)
+        rows.update(zip(chosen, made, strict=True))
+    return [rows[number] for number in range(len(texts))]
 
 
 def sampled(

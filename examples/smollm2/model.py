@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from data import Batch
-from dflash.model import DFlashDraftModel
+from dflash.model import DFlash2DraftModel, DFlashDraftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,6 +20,8 @@ from drafter import block_mask, position_weights
 BLOCK = 8
 HARD = 0.5  # share of the text's own token in the loss; the rest follows the target's likeliest
 MASK = 16  # <empty_output>, which no chat has
+CANDIDATES = 16  # of each place, among which the selector chooses
+SELECTOR = "candidate_selector."
 
 
 def draft_config(target: LlamaConfig, layers: int, taps: list[int]) -> Qwen3Config:
@@ -76,17 +78,16 @@ class Vocabulary:
         self.head = target.lm_head.weight[ids].detach().bfloat16().T.contiguous()
 
 
-def draft_loss(
-    drafter: DFlashDraftModel, embedding: Tensor, vocabulary: Vocabulary, batch: Batch, aware: float
-) -> tuple[Tensor, Tensor]:
-    """Loss over the batch's blocks; which drafts of whole ones are right, `[blocks, BLOCK - 1]`."""
+def block_states(
+    drafter: DFlashDraftModel, embedding: Tensor, batch: Batch
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states `[blocks, BLOCK - 1, hidden]` of the places after each anchor; positions and
+    the text's tokens of whole blocks, `[rows, anchors * BLOCK]`."""
     rows, count = batch.anchors.shape
     length = batch.ids.shape[1]
     offsets = torch.arange(BLOCK)
     positions = (batch.anchors[:, :, None] + offsets).flatten(1)
-    inside = (positions < batch.lengths[:, None]).view(-1, BLOCK)[:, 1:]
-    held = positions.clamp_max(length - 1)
-    tokens = batch.ids.gather(1, held)
+    tokens = batch.ids.gather(1, positions.clamp_max(length - 1))
     noise = torch.where(offsets.repeat(count) == 0, tokens, MASK)
     context = torch.arange(length).expand(rows, -1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -96,10 +97,21 @@ def draft_loss(
             noise_embedding=F.embedding(noise, embedding),
             target_hidden=batch.features,
         )
-        logits = hidden.view(-1, BLOCK, hidden.shape[-1])[:, 1:] @ vocabulary.head
+    return hidden.view(-1, BLOCK, hidden.shape[-1])[:, 1:], positions, tokens
+
+
+def draft_loss(
+    drafter: DFlashDraftModel, embedding: Tensor, vocabulary: Vocabulary, batch: Batch, aware: float
+) -> tuple[Tensor, Tensor]:
+    """Loss over the batch's blocks; which drafts of whole ones are right, `[blocks, BLOCK - 1]`."""
+    hidden, positions, tokens = block_states(drafter, embedding, batch)
+    inside = (positions < batch.lengths[:, None]).view(-1, BLOCK)[:, 1:]
+    held = positions.clamp_max(batch.ids.shape[1] - 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = hidden @ vocabulary.head
     labels = vocabulary.row[tokens].view(-1, BLOCK)[:, 1:]
     known = inside & (labels >= 0)
-    row = torch.arange(rows)[:, None]
+    row = torch.arange(len(batch.ids))[:, None]
     wanted_ids = batch.top_ids[row, held - 1].view(-1, BLOCK, batch.top_ids.shape[-1])[:, 1:]
     wanted = batch.top_probs[row, held - 1].view(-1, BLOCK, batch.top_probs.shape[-1])[:, 1:]
     wanted_rows = vocabulary.row[wanted_ids]
@@ -140,21 +152,56 @@ def save_drafter(drafter: DFlashDraftModel, vocabulary: Vocabulary, folder: Path
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def load_weights(drafter: DFlashDraftModel, folder: Path) -> tuple[Tensor, Tensor]:
-    """What `save_drafter` wrote; returns which tokens it proposes, and its head."""
+def save_selector(
+    projection: Tensor, predecessors: Tensor, successors: Tensor, folder: Path
+) -> None:
+    """Make what `save_drafter` wrote a DFlash 2 drafter; its convolutions leave all as it is."""
     tensors = load_file(folder / "model.safetensors")
-    ids, head = tensors.pop("d2t"), tensors.pop("lm_head.weight").float()
-    del tensors["t2d"]
-    drafter.load_state_dict(tensors)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    hidden = config["transformer_layer_config"]["hidden_size"]
+    added = {
+        f"{SELECTOR}hidden_projection.weight": projection,
+        f"{SELECTOR}predecessor_codebook": predecessors,
+        f"{SELECTOR}successor_codebook": successors,
+    }
+    for layer in range(config["transformer_layer_config"]["num_hidden_layers"]):
+        for half in ("attention", "mlp"):
+            name = f"layers.{layer}.{half}_conv."
+            added[f"{name}base_kernel"] = torch.ones(2, 1, hidden)
+            added[f"{name}kernel_projection.weight"] = torch.zeros(2, hidden)
+    tensors |= {name: value.to(torch.bfloat16).contiguous() for name, value in added.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config["transformer_layer_config"]["architectures"] = ["DFlash2DraftModel"]
+    config |= {
+        "architectures": ["DFlash2DraftModel"],
+        "speculators_model_type": "dflash2",
+        "selector_rank": projection.shape[0],
+        "selector_top_k": CANDIDATES,
+        "conv_kernel_size": 1,
+        "conv_group_size": hidden,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def load_weights(drafter: DFlashDraftModel, folder: Path) -> tuple[Tensor, Tensor]:
+    """What `save_drafter` and `save_selector` wrote, as far as `drafter` has it; returns which
+    tokens it proposes, and its head."""
+    tensors = load_file(folder / "model.safetensors")
+    ids, head = tensors["d2t"], tensors["lm_head.weight"].float()
+    stored = {name: name.replace("_codebook.weight", "_codebook") for name in drafter.state_dict()}
+    drafter.load_state_dict({name: tensors[key] for name, key in stored.items()})
     return ids + torch.arange(len(ids)), head
 
 
-def load_drafter(folder: Path, target: LlamaForCausalLM) -> DFlashDraftModel:
+def load_drafter(folder: Path, target: LlamaForCausalLM) -> DFlash2DraftModel:
     """As z-lab's decoder takes it: tokens that the drafter cannot propose have no chance."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     taps = [layer - 1 for layer in config["aux_hidden_state_layer_ids"]]
     layers = config["transformer_layer_config"]["num_hidden_layers"]
-    drafter = DFlashDraftModel(draft_config(target.config, layers, taps))
+    wanted = draft_config(target.config, layers, taps)
+    for name in ("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"):
+        wanted.dflash_config[name] = config[name]
+    drafter = DFlash2DraftModel(wanted)
     ids, head = load_weights(drafter, folder)
 
     def logits(hidden: Tensor, _: nn.Module) -> Tensor:
