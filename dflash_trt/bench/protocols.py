@@ -42,12 +42,12 @@ class Answer:
 
     sent: float
     came: list[float] = field(default_factory=list)  # of each piece of text
-    text: str = ""
     prompt_tokens: int = 0
-    cached_tokens: int | None = None  # of the prompt, reused; None: the server does not say
     tokens: int = 0
     rounds: int | None = None  # None: the server does not say
     error: str | None = None
+    cached_tokens: int | None = None  # of the prompt, reused; None: the server does not say
+    text: str = ""
 
 
 Asking = Callable[[Ask], Awaitable[Answer]]

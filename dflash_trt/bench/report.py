@@ -122,14 +122,14 @@ def server_page(run: ServerRun) -> Page:
             "load": load_name(level),
             "answers": str(level.requests - level.errors),
             "errors": str(level.errors),
-            "prompt tokens": str(level.prompt_tokens),
-            "reused": "" if level.cached_tokens is None else str(level.cached_tokens),
             "tokens": str(level.tokens),
             "tokens/s in all": f"{level.total:.0f}",
             "tokens/s of one": f"{level.per_user:.0f}",
             "rounds": "" if level.rounds is None else str(level.rounds),
             "tau": "" if level.tau is None else f"{level.tau:.2f}",
             "good answers/s": f"{level.good:.2f}",
+            "prompt tokens": str(level.prompt_tokens),
+            "reused": "" if level.cached_tokens is None else str(level.cached_tokens),
         }
         for level in run.levels
     ]

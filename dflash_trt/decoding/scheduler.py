@@ -153,7 +153,9 @@ class Scheduler:
         count, last = end - start, end == len(prompt)
         drafts = self._drafts_first(sequence)
         wanted = self._policy.draft_tokens if drafts else self._without_drafts([sequence])
-        if not wanted and sequence.buffered + count > HELD:
+        # what the drafter has not seen can hardly be reused
+        feed = sequence.buffered + count > HELD or (last and self._slots.keeps)
+        if not wanted and feed:
             wanted = self._policy.draft_tokens
         row = [count, count, start, sequence.round_budget if last else 0]
         lines = [prompt[start : end + scored]]

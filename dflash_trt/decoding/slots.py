@@ -28,6 +28,11 @@ class Slots:
         return len(self.decoding) + (self.prefilling is not None)
 
     @property
+    def keeps(self) -> bool:
+        """Whether prompts are kept."""
+        return self._cache is not None
+
+    @property
     def unsaved(self) -> bool:
         """Whether what is to be kept waits for a step, and no sequence is left that has one."""
         return self._cache is not None and bool(self._copies) and not len(self)

@@ -216,6 +216,38 @@ def test_messages_are_asked_as_a_chat(servers: Servers, tmp_path: Path) -> None:
         assert len(each.came) > 1
 
 
+def test_turns_of_a_chat_are_sent_back_whole(servers: Servers, tmp_path: Path) -> None:
+    """By every protocol: the same prompts, of which later turns find what was said before."""
+    ports, openai, _ = servers
+    (tmp_path / "system.txt").write_text("".join(f"def f{i}(x): return {i}\n" for i in range(9)))
+    asked = [Ask(as_chat(f"Sort list {i}."), 12, 0.0, i) for i in range(6)]
+    system, levels = (tmp_path / "system.txt").read_text(), []
+    urls = {
+        "triton-grpc": f"127.0.0.1:{ports.grpc}",
+        "triton-http": f"127.0.0.1:{ports.http}",
+        "openai": openai,
+    }
+    for protocol, url in urls.items():
+        found: list[Level] = []
+        arguments = (protocol, url, None, [Load(users=2)], asked, 6, GOAL, lambda *_: None, found)
+        asyncio.run(measure_server(*arguments, turns=3, system=system))
+        levels += found
+    for level in levels:
+        assert (level.requests, level.errors, level.tokens) == (6, 0, 72)
+        assert level.prompt_tokens == levels[0].prompt_tokens
+        assert level.cached_tokens is not None
+        assert 0.5 * level.prompt_tokens < level.cached_tokens < level.prompt_tokens
+        assert len(level.later_first_token) == 3
+    (tmp_path / "prompts.jsonl").write_text('{"text": "Sort it."}\n{"text": "Again."}\n')
+    chats = ("--turns", "2", "--system", tmp_path / "system.txt", "--max-tokens", "12")
+    code, out, _ = run(
+        *("bench", "serve", urls["triton-grpc"], "--users", "1", "--requests", "4", *chats),
+        *("--prompts", tmp_path / "prompts.jsonl"),
+    )
+    assert code == 0
+    assert "turns 2, system" in out.replace(f"{tmp_path}/", "")
+
+
 def answer(protocol: str, url: str, ask: Ask) -> Answer:
     async def asked() -> Answer:
         async with open_client(protocol, url, None, 1) as asking:
@@ -261,7 +293,8 @@ def test_times_errors_and_goodput() -> None:
         Answer(10.0, [10.1, 10.9], 7, 5, 2),
         Answer(10.0, [], error="HTTP 503: busy"),
     ]
-    level = summarise(Load(users=4), answers, 10.0, Goal(first_token=0.5, inter_token=0.1))
+    chats = [[each] for each in answers]
+    level = summarise(Load(users=4), chats, 10.0, Goal(first_token=0.5, inter_token=0.1))
     assert (level.requests, level.errors, level.first_error) == (4, 1, "HTTP 503: busy")
     assert (level.tokens, level.rounds, level.seconds) == (15, 7, pytest.approx(0.9))
     assert level.tau == pytest.approx((15 - 3) / 7)

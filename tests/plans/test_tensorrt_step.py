@@ -19,7 +19,7 @@ from stand_in_tensorrt import ExecutionContext, Memory, make_plan
 
 from dflash_trt.config import TensorRT
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Request, check_lossless, in_process
+from dflash_trt.decoding import PrefixCache, Request, check_lossless, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.tensorrt import engine as engine_module
@@ -75,6 +75,20 @@ def test_rows_share_a_round_and_move(built: BuiltPair, plans: Path) -> None:
     for request, sequence, text in zip(asked, sequences, built.texts, strict=False):
         start = len(request.prompt)
         assert sequence.tokens == text[start : start + request.max_tokens]
+
+
+def test_a_prefix_that_is_kept_is_read_back(built: BuiltPair, plans: Path) -> None:
+    rounds = in_process(load_engine(plans / "target"), load_engine(plans / "drafter"))
+    text, found = built.texts[0], []
+    for cache in (None, PrefixCache(20)):
+        scheduler = scheduler_of(rounds, Fixed(7), prefill_chunk=CHUNK, prefix_cache=cache)
+        # the same text each time, a little further
+        requests = [Request(text[:length], 20) for length in (40, 50, 60)]
+        found.append([run_all(scheduler, [request])[0] for request in requests])
+    off, on = found
+    assert [each.tokens for each in on] == [each.tokens for each in off]
+    assert [each.committed_per_round for each in on] == [each.committed_per_round for each in off]
+    assert [each.cached_tokens for each in on] == [0, 48, 48]
 
 
 def test_what_is_kept_of_a_tree_goes_on_as_a_chain(plans: Path) -> None:

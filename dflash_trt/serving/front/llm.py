@@ -89,6 +89,11 @@ class TensorRTLLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
 
+    def new_sequence(self, request: Request) -> Sequence:
+        """See `Decoder`."""
+        self.check(request)
+        return Sequence(request)
+
     def check(self, request: Request) -> None:
         """RequestError for what TensorRT-LLM refuses or ignores with a drafter, or cannot hold."""
         if not request.drafting:
