@@ -26,8 +26,7 @@ from exact import (
     run_all,
     scheduler_of,
 )
-from families import DFLASH2 as DRAFTER
-from families import DFLASH2_TARGET
+from families import DFLASH2, DFLASH2_TARGET
 from pairs import write_pair
 from transformers import LlamaConfig
 
@@ -41,8 +40,6 @@ from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 
 pytestmark = pytest.mark.models
-
-TARGET = LlamaConfig(**DFLASH2_TARGET)
 
 
 @pytest.fixture
@@ -84,14 +81,14 @@ def test_pair_scores(case: Case) -> None:
 
 def test_other_sizes(tmp_path: Path) -> None:
     """A longer kernel, groups and candidates of other numbers, no windows; stored in bfloat16."""
-    own = DRAFTER["dflash_config"] | {
+    own = DFLASH2["dflash_config"] | {
         "block_size": 5,
         "conv_kernel_size": 3,
         "conv_group_size": 8,
         "selector_rank": 12,
         "selector_top_k": 6,
     }
-    drafter = DRAFTER | {"layer_types": ["full_attention"] * 3, "dflash_config": own}
+    drafter = DFLASH2 | {"layer_types": ["full_attention"] * 3, "dflash_config": own}
     pair = write_pair(
         tmp_path,
         LlamaConfig(**DFLASH2_TARGET),
