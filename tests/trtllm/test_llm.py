@@ -35,10 +35,7 @@ from dflash_trt.serving.server.run import running_server
 from dflash_trt.tensorrt_llm.info import read_llm_args
 
 PAIR = Path(__file__).parents[2] / "examples" / "pycode"
-ARGS: dict[str, Any] = {
-    "max_batch_size": 2,
-    "max_seq_len": 512,
-}
+ARGS: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 512}
 WAIT = 30.0
 
 
