@@ -144,6 +144,20 @@ class Options(TypedDict, total=False):
         ),
     ]
     bad_words: Annotated[Sequence[str] | None, Field("never generated", (), max_items=64)]
+    logit_bias: Annotated[
+        Mapping[str, float] | None,
+        Field("a JSON object: token ids, and -100 to 100 that is added to their logits"),
+    ]
+    response_format: Annotated[
+        Mapping[str, Any] | None,
+        Field("a JSON object as OpenAI has it: type text, json_object or json_schema; or:"),
+    ]
+    guided_json: Annotated[Mapping[str, Any] | None, Field("a JSON schema; or:")]
+    guided_regex: Annotated[str | None, Field("a regular expression; or:")]
+    guided_choice: Annotated[
+        Sequence[str] | None, Field("the text is one of them; or:", (), max_items=256)
+    ]
+    guided_grammar: Annotated[str | None, Field("a grammar, llguidance's Lark or GBNF")]
     ignore_eos: Annotated[bool | None, Field("go on after an end-of-text token", False)]
     drafting: Annotated[
         bool | None,

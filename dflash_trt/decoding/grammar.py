@@ -6,7 +6,7 @@ llguidance is imported when the first grammar is compiled.
 import threading
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from dflash_trt.errors import RequestError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-LONGEST = 2**16  # bytes of a grammar
+LONGEST = 2**18  # bytes of a grammar
 KEPT = 64  # compiled grammars
 # as json.dumps writes it, and as models have seen most of it; "x-guidance" in a schema says else
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -38,6 +38,7 @@ class Grammar:
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
+    name: str = field(default="the grammar", compare=False)  # in errors
 
 
 class Grammars:
@@ -62,7 +63,7 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415
 
         if (size := len(grammar.text.encode())) > LONGEST:
-            raise RequestError(f"the grammar is {size} bytes", f"Send at most {LONGEST}.")
+            raise RequestError(f"{grammar.name} is {size} bytes", f"Send at most {LONGEST}.")
         try:
             if grammar.kind == "json_schema":
                 text = LLMatcher.grammar_from_json_schema(grammar.text, JSON_STYLE)
@@ -71,12 +72,12 @@ class Grammars:
             else:
                 text = LLMatcher.grammar_from_lark(grammar.text)
         except ValueError as error:
-            raise _refused(str(error)) from error
+            raise _refused(grammar, str(error)) from error
         limits = LLParserLimits(verbose_errors=False, **LIMITS)
         inner = LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
         matcher = Matcher(inner, -(-self._vocab_size // 32), self._mark)
         if problem := matcher.look_ahead():
-            raise _refused(problem)
+            raise _refused(grammar, problem)
         return matcher
 
     @cached_property
@@ -105,9 +106,9 @@ class Grammars:
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
 
-def _refused(error: str) -> RequestError:
+def _refused(grammar: Grammar, error: str) -> RequestError:
     words = " ".join(error.replace("<non-verbose/>", "").split())
-    return RequestError(f"the grammar cannot be used: {words[:400]}", "Send another one.")
+    return RequestError(f"{grammar.name} cannot be used: {words[:400]}", "Send another one.")
 
 
 class Matcher:

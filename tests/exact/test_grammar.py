@@ -11,21 +11,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import exact
+import families
 import jsonschema
 import llguidance
 import numpy as np
 import pytest
 import reference
+import schema_suite
 import torch
 from conftest import BuildPair, BuiltPair, built_from
-from dflash.model import DFlash2DraftModel
 from exact import run_all, submit
 from guesses import COSTS, AtRandom, Guesses
-from pairs import write_pair
-from test_dflash2 import DRAFTER as DRAFTER2
-from test_dflash2 import TARGET as TARGET2
 from tokenizers import Tokenizer
 
 from dflash_trt.config.build import Speculation
@@ -46,7 +45,8 @@ from dflash_trt.decoding.speculation import Adaptive, Fixed, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
-MAX_SEQ_LEN, NEW_TOKENS, END = 400, 60, 318
+MAX_SEQ_LEN, NEW_TOKENS = 400, 60
+SAMPLES = Path(__file__).parents[1] / "samples"
 scheduler_of = partial(exact.scheduler_of, max_seq_len=MAX_SEQ_LEN)
 
 SCHEMA = json.dumps(
@@ -99,9 +99,10 @@ def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def case_for(built: BuiltPair) -> Case:
     target, drafter = Engine(built.target_engine), Engine(built.drafter_engine)
     tokenizer = Tokenizer.from_file(str(built.pair.target_dir / "tokenizer.json"))
-    grammars = Grammars(tokenizer, target.info.vocab_size, [END])
+    end = target.info.vocab_size - 2
+    grammars = Grammars(tokenizer, target.info.vocab_size, [end])
     requests = [
-        Request(text[: 14 + 5 * i], NEW_TOKENS, sampling, frozenset({END}), grammar=grammar)
+        Request(text[: 14 + 5 * i], NEW_TOKENS, sampling, frozenset({end}), grammar=grammar)
         for i, sampling in enumerate(SAMPLING)
         for grammar, text in zip(GRAMMARS, built.texts, strict=False)
     ]
@@ -126,7 +127,7 @@ def case_of(built_pair: BuildPair, tmp_path_factory: pytest.TempPathFactory) -> 
         if name not in cases:
             if name == "dflash2":
                 directory = tmp_path_factory.mktemp(name)
-                pair = write_pair(directory, TARGET2, DRAFTER2, drafter_class=DFlash2DraftModel)
+                pair = families.make(name, directory)
                 built = built_from(pair, directory, max_seq_len=MAX_SEQ_LEN)
             else:
                 built = built_pair(max_seq_len=MAX_SEQ_LEN, family="qwen3", taps=(1, 2))
@@ -158,7 +159,7 @@ def decode(scheduler: Scheduler, case: Case) -> Counter[str]:
 
 def text_of(case: Case, sequence: Sequence) -> str:
     tokenizer = Tokenizer.from_file(str(case.built.pair.target_dir / "tokenizer.json"))
-    return tokenizer.decode([token for token in sequence.tokens if token != END])
+    return tokenizer.decode(sequence.tokens)  # but for special tokens
 
 
 # --- plain decoding -------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def test_plain_texts_are_transformers_under_llguidances_masks(case_of: CaseOf) -
     case = case_of("qwen3")
     model = reference.load_target(case.built.pair.target_dir)
     json_text = (case.built.pair.target_dir / "tokenizer.json").read_text()
-    vocabulary = llguidance.LLTokenizer(json_text, n_vocab=320, eos_token=[END])
+    vocabulary = llguidance.LLTokenizer(json_text, n_vocab=320, eos_token=[318])
     for request, sequence in list(zip(case.requests, case.plain, strict=True))[: len(GRAMMARS)]:
         assert request.sampling == SamplingParams()
         if request.grammar is None:
@@ -267,3 +268,21 @@ def test_forced_tokens_are_drafts_for_free(case_of: CaseOf) -> None:
     assert sequence.rounds < len(sequence.tokens) / 3
     (alone,) = run_all(scheduler, [replace(request, drafting=False)], case.grammars)
     assert (alone.tokens, alone.rounds) == (sequence.tokens, len(sequence.tokens) - 1)
+
+
+# --- the JSON Schema Test Suite -------------------------------------------------------------------
+
+
+def test_answers_under_schemas_of_the_suite_are_valid(built_pair: BuildPair) -> None:
+    """Some of its schemas (MIT license); `tests/soak/test_json_schemas.py` has all of them."""
+    cases = json.loads((SAMPLES / "json_schemas.json").read_text(encoding="utf-8"))
+    schemas = [("draft2020-12", case["place"], case["schema"]) for case in cases]
+    outcome = schema_suite.run(built_pair(family="qwen3", taps=(1, 2)), schemas)
+    assert (outcome.refused, outcome.unchecked, outcome.wrong, outcome.different) == (
+        {},
+        {},
+        [],
+        [],
+    )
+    assert outcome.finished > 0.9 * outcome.answers > 0
+    assert outcome.forced > 0

@@ -113,7 +113,7 @@ def open_front(
     with tempfile.TemporaryDirectory() as engines:
         for role in ("target", "drafter"):
             describe(role, Path(engines), settings)
-        groups = EngineLoop(settings, Path(engines), model, metrics)
+        groups = EngineLoop(settings, Path(engines), model, metrics, tokenizer)
     front = RequestHandler(settings, tokenizer, template, groups, metrics)
     yield front
     model.pause.set()

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import httpx
+import jsonschema
 import openai
 import pytest
 import reference
@@ -462,7 +463,16 @@ def test_many_at_the_same_time(url: str) -> None:
         ({"timeout": 0}, "timeout", "greater"),
         ({"logprobs": 21}, "logprobs", "20"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"guided_json": {}}, "guided_json", "'guided_json' is not supported by this server"),
+        ({"guided_regex": "[ab"}, "guided_regex", "unclosed character class"),
+        ({"guided_json": "{"}, "guided_json", "not JSON"),
+        ({"guided_json": {"type": "x"}}, "guided_json", "guided_json cannot be used"),
+        ({"guided_grammar": "start: x"}, "guided_grammar", "unknown name"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "both given"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "cannot be used"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "structural_tag"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "no token"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "-100 to 100"),
         ({"guided_jsn": {}}, "guided_jsn", "Unknown parameter: 'guided_jsn'"),
     ],
 )
@@ -495,7 +505,7 @@ def test_bad_chat_requests_name_the_field(scripted: Scripted) -> None:
         ({"messages": "hi"}, "messages"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": "json_object"}, "response_format"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"functions": [{}]}, "functions"),
         ({"modalities": ["audio"]}, "modalities"),
@@ -560,19 +570,19 @@ SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     ("truncate_prompt_tokens", [], [5]),
     ("allowed_token_ids", [], [[5]]),
     ("logits_processors", [[]], [["x"]]),
-    ("logit_bias", [{}], [{"5": 1}]),
+    ("logit_bias", [{}, {"5": 1}, {"7": -100}], [{"-1": 1}, {"5": "x"}, 5]),
     ("prompt_logprobs", [], [0, 1]),
     ("return_token_ids", [False], [True]),
     ("return_tokens_as_token_ids", [False], [True]),
     ("best_of", [1], [2, "x"]),
     ("use_beam_search", [False], [True]),
     ("length_penalty", [1, 1.0], [0.5]),
-    ("response_format", [{"type": "text"}], [{"type": "json_object"}]),
-    ("structured_outputs", [], [{"json": {}}]),
-    ("guided_json", [], [{}]),
-    ("guided_regex", [], ["a"]),
-    ("guided_choice", [], [["a"]]),
-    ("guided_grammar", [], ["a"]),
+    ("response_format", [{"type": "text"}, {"type": "json_object"}], [{"type": "x"}, 5]),
+    ("structured_outputs", [{}, {"json": {}}, {"choice": ["a"]}], [{"json": 5}, {"x": 1}, 5]),
+    ("guided_json", [{}, {"type": "object"}, '{"type": "null"}'], ["x", {"type": "x"}]),
+    ("guided_regex", ["a+"], ["(", 5]),
+    ("guided_choice", [["a", "b c"]], [5, [5]]),
+    ("guided_grammar", ['start: "a"', 'root ::= "a" | "b"'], ["start: x", "root ::= ["]),
     ("guided_decoding_backend", [], ["xgrammar"]),
     ("guided_whitespace_pattern", [], ["a"]),
     ("cache_salt", ["x"], [1]),
@@ -1122,3 +1132,66 @@ def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT) == 0
         stream.close()
+
+
+def test_a_tool_loop(api: openai.OpenAI) -> None:
+    """What is required comes, streamed and whole, and its results go back through the template."""
+    schema: dict[str, Any] = {
+        "properties": {
+            "city": {"enum": ["Oslo", "Kraków"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 5},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    names = ("get_weather", "get_time")
+    tools: list[Any] = [
+        {"type": "function", "function": {"name": name, "parameters": schema}} for name in names
+    ]
+    messages: list[Any] = [{"role": "user", "content": "Two days of weather in Oslo?"}]
+    fields: dict[str, Any] = {"model": "pycode", "tools": tools, "parallel_tool_calls": False}
+    named = {"type": "function", "function": {"name": "get_time"}}
+    for choice, called in (("required", set(names)), (named, {"get_time"})):
+        whole = api.chat.completions.create(
+            messages=messages, tool_choice=choice, temperature=0, **fields
+        ).choices[0]
+        [call] = whole.message.tool_calls or []
+        assert call.function.name in called
+        arguments = json.loads(call.function.arguments)
+        jsonschema.validate(arguments, schema)
+        assert (whole.message.content, whole.finish_reason) == (None, "tool_calls")
+        with api.chat.completions.stream(
+            messages=messages, tool_choice=choice, temperature=0, **fields
+        ) as stream:
+            stream.until_done()
+            [streamed] = stream.current_completion_snapshot.choices
+        [same] = streamed.message.tool_calls or []
+        assert same.function.arguments == call.function.arguments
+        assert streamed.finish_reason == "tool_calls"
+        drawn = api.chat.completions.create(
+            messages=messages, tool_choice=choice, seed=3, n=3, **fields
+        )
+        for each in drawn.choices:
+            [one] = each.message.tool_calls or []
+            jsonschema.validate(json.loads(one.function.arguments), schema)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        answer = api.chat.completions.create(
+            messages=[*messages, whole.message, result], tool_choice="none", max_tokens=8, **fields
+        ).choices[0]
+        assert answer.message.content
+        assert answer.message.tool_calls is None
+    for changed, words in (({"not": {}}, "not"), ({"type": "object", "properties": 3}, "tools")):
+        tool = {"type": "function", "function": {"name": "f", "parameters": changed}}
+        with pytest.raises(openai.BadRequestError, match=words) as caught:
+            api.chat.completions.create(
+                model="pycode", messages=messages, tools=[tool], tool_choice="required"
+            )
+        assert caught.value.param == "tools"
+    with pytest.raises(openai.BadRequestError, match="one of them") as caught:
+        api.chat.completions.create(
+            messages=messages,
+            tool_choice="required",
+            response_format={"type": "json_object"},
+            **fields,
+        )
+    assert caught.value.param == "tool_choice"

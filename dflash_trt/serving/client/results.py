@@ -38,7 +38,7 @@ class Chunk:
     round_tokens: list[int]  # tokens that each round committed; the first token is prefill's
     final: Summary | None
     index: int = 0  # of the choice
-    token_sources: list[str] = field(default_factory=list)  # "target", "drafter" or "lookup"
+    token_sources: list[str] = field(default_factory=list)  # as in `SOURCES`
     logprobs: list[float] = field(default_factory=list)  # one a token, when asked for
     top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
     prompt_tokens: int = 0

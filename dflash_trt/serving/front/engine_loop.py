@@ -10,8 +10,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from dflash_trt.build.settings import Settings
+from dflash_trt.chat import has_channels
 from dflash_trt.decoding import (
+    Grammars,
     PrefixCache,
     Request,
     RunRound,
@@ -22,8 +26,9 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
 from dflash_trt.engines import engine_kind, read_info
+from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.metrics import Metrics
-from dflash_trt.serving.front.request_handler import INTERNAL, UNAVAILABLE, Deliver
+from dflash_trt.serving.front.request_handler import INTERNAL, NO_NUMBER, UNAVAILABLE, Deliver
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +57,20 @@ class EngineLoop:
     """A `request_handler.Decoder` over `run_round`."""
 
     def __init__(
-        self, settings: Settings, engines: Path, run_round: RunRound, metrics: Metrics
+        self,
+        settings: Settings,
+        engines: Path,
+        run_round: RunRound,
+        metrics: Metrics,
+        tokenizer: Tokenizer,
     ) -> None:
         """engines: the directory with those of both models."""
         self._engines = engines
         self._target = read_info(engines / "target", engine_kind(engines / "target"))
         self._settings = settings
+        vocab_size = self._target.vocab_size
+        self._channels = has_channels(tokenizer)
+        self._grammars = Grammars(tokenizer, vocab_size, settings.eos_token_ids)
         self._prefix_cache = self._new_prefix_cache()
         self._run_round = run_round
         self._metrics = metrics
@@ -66,8 +79,15 @@ class EngineLoop:
         self._closing = False
         self._changed = threading.Condition()  # guards _closing; notified of new work
 
-    def check(self, request: Request) -> None:
-        """The rounds can do every request."""
+    def new_sequence(self, request: Request) -> Sequence:
+        """See `Decoder`. Its grammar is compiled here, in the thread that reads requests."""
+        grammar = request.grammar
+        if grammar and grammar.kind != "lark" and self._channels:
+            raise RequestError(
+                f"{grammar.name} is not possible: this model answers in channels",
+                "Send a guided_grammar that has them in it.",
+            )
+        return Sequence(request, matcher=self._grammars.matcher(grammar) if grammar else None)
 
     def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None:
         self._queue, self._deliver = queue, deliver
@@ -140,7 +160,7 @@ class EngineLoop:
         seconds = time.perf_counter() - start
         sequences += advanced  # one may have come and ended in this very step
         for sequence in advanced:
-            self._deliver(sequence)
+            self._deliver(sequence, message=sequence.failure or NO_NUMBER)
         self._count(scheduler, seconds)
         if scheduler.active > before and len(self._groups) > 1:
             self.wake()  # the other group may take the next one

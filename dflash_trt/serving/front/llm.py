@@ -89,6 +89,11 @@ class TensorRTLLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
 
+    def new_sequence(self, request: Request) -> Sequence:
+        """See `Decoder`."""
+        self.check(request)
+        return Sequence(request)
+
     def check(self, request: Request) -> None:
         """RequestError for what TensorRT-LLM refuses or ignores with a drafter, or cannot hold."""
         if not request.drafting:
@@ -171,6 +176,11 @@ class TensorRTLLM:
                     return
                 self._deliver(sequence)
             raise RuntimeError("the generation ended without a reason")
+        except Exception as error:
+            # a grammar is compiled only when the prompt has run
+            if request.grammar and not sequence.tokens and _is(error, "RequestError"):
+                raise RefusedError(str(error)) from error
+            raise
         finally:
             if not result.finished:
                 with suppress(Exception):  # after shutdown there is nothing to abort

@@ -54,8 +54,8 @@ class Deliver(Protocol):
 class Decoder(Protocol):
     """Generates the tokens of the sequences in the waiting queue, in threads of its own."""
 
-    def check(self, request: Request) -> None:
-        """RequestError for a request that it cannot do."""
+    def new_sequence(self, request: Request) -> Sequence:
+        """To be put into the queue. RequestError for a request that it cannot do."""
 
     def start(self, queue: WaitingQueue[Sequence], deliver: Deliver) -> None: ...
 
@@ -187,8 +187,7 @@ class RequestHandler:
             parsed = parse_request(
                 inputs, self._tokenizer, self._chat_model, self._settings, state.client
             )
-            self._decoder.check(parsed.choices[0])
-            sequences = [Sequence(request) for request in parsed.choices]
+            sequences = [self._decoder.new_sequence(request) for request in parsed.choices]
             state.streaming = parsed.streaming
             state.choices = [
                 OutputProcessor(

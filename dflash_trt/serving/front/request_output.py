@@ -37,8 +37,8 @@ class RequestOutput:
     token_ids: Annotated[list[int], "new tokens, choice after choice"]
     token_sources: Annotated[
         list[int],
-        "who wrote each: 0 the target, 1 the drafter, 2 a lookup in the text so far, 3 the prompt; "
-        "none with tensorrt_llm, which does not tell",
+        "who wrote each: 0 the target, 1 the drafter, 2 a lookup in the text so far, 3 the prompt, "
+        "4 a grammar that forced it; none with tensorrt_llm, which does not tell",
     ]
     round_tokens: Annotated[
         list[int], "tokens that each new round committed; the first token comes from prefill"

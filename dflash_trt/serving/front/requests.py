@@ -1,12 +1,12 @@
 """A client's request, read from the input tensors of the public model."""
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
@@ -15,11 +15,14 @@ from dflash_trt.decoding import Grammar, Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError
 from dflash_trt.panics import panics_as_errors
 from dflash_trt.request_fields import FIELDS, MAX_CHOICES
+from dflash_trt.serving.front.inputs import Inputs, Tensors
+from dflash_trt.serving.front.structured import grammar_of
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
-MAX_WORD, MAX_WORDS_BYTES = 256, 2**14  # characters of a stop word or bad word, bytes of all
+MAX_WORD = 256  # characters of a stop word or bad word
 TOOL_CHOICES = ("none", "auto", "required")  # need no quotes
 PROMPT_INPUTS = ("text_input", "messages", "tools", "chat_template_kwargs", "tool_choice")
+MAX_BIASES = 1024  # tokens
 MAX_PROMPT_BYTES = 2**22  # of these together: 0.5 s to parse what JSON takes longest for
 # the plain values: lists and JSON mean something else there, such as token ids
 SAMPLING = [
@@ -27,8 +30,6 @@ SAMPLING = [
     for each in fields(SamplingParams)
     if (known := FIELDS.get(each.name)) and not known.is_list and not known.json_type
 ]
-
-Tensors = Mapping[str, "np.ndarray[Any, Any]"]
 
 
 @dataclass(frozen=True)
@@ -41,53 +42,6 @@ class ParsedRequest:
     stop_words: tuple[str, ...]
     hidden: frozenset[int]  # special tokens that are no text
     thinking: bool  # see `RequestOutput`
-
-
-class Inputs:
-    """The values of a request by the names in `request_fields`; those not sent have the default."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
-
-    def __contains__(self, name: str) -> bool:
-        """Whether it was sent."""
-        return name in self._tensors
-
-    def __getitem__(self, name: str) -> Any:
-        """One value or a list of them, texts decoded; RequestError for too many or a bad text."""
-        field = FIELDS[name]
-        if name not in self._tensors:
-            return field.default
-        values = self._tensors[name].ravel()
-        if not field.is_list and values.size != 1:
-            raise RequestError(f"{name} has {values.size} elements", "Send one.")
-        if field.max_items is not None and values.size > field.max_items:
-            kind = "words" if field.datatype == "BYTES" else "ids"
-            raise RequestError(
-                f"{name} has {values.size} {kind}", f"Send at most {field.max_items}."
-            )
-        found = values.tolist()
-        if field.datatype == "BYTES":
-            if field.is_list and (size := sum(map(len, found))) > MAX_WORDS_BYTES:
-                raise RequestError(f"{name} is {size} bytes", f"Send at most {MAX_WORDS_BYTES}.")
-            try:
-                found = [value.decode() for value in found]
-            except UnicodeDecodeError as error:
-                raise RequestError(f"{name} is not UTF-8", "Encode it as UTF-8.") from error
-        return found if field.is_list else found[0]
-
-    def json(self, name: str) -> Any:
-        """The JSON document in an input; when it was not sent, an empty list or object, or None."""
-        kind, text = FIELDS[name].json_type, self[name]
-        assert kind is not None
-        if text is None:
-            return None if kind is object else kind()
-        return parse_json(name, text, kind)
-
-    def size(self, name: str) -> int:
-        """Bytes of a text."""
-        tensor = self._tensors.get(name)
-        return 0 if tensor is None else sum(map(len, tensor.ravel().tolist()))
 
 
 def number_of_choices(tensors: Tensors, most: int = MAX_CHOICES) -> int:
@@ -144,7 +98,7 @@ def parse_request(
         client=client,
         drafting=inputs["drafting"],
         cache_salt=inputs["cache_salt"],
-        grammar=Grammar("lark", chat.grammar) if chat and chat.grammar else None,
+        grammar=_grammar(inputs, chat),
     )
     check_request(request, settings.max_seq_len)
     if ids and echo:
@@ -173,7 +127,10 @@ def _sampling_params(inputs: Inputs, tokenizer: Tokenizer, prompt_logprobs: bool
     """A random seed where one matters and none was sent."""
     given = {name: inputs[name] for name in SAMPLING if name in inputs}
     bad_words = _bad_words(_words(inputs, "bad_words"), tokenizer)
-    sampling = SamplingParams(**given, bad_words=bad_words, prompt_logprobs=prompt_logprobs)
+    logit_bias = _logit_bias(inputs.json("logit_bias"), tokenizer)
+    sampling = SamplingParams(
+        **given, bad_words=bad_words, logit_bias=logit_bias, prompt_logprobs=prompt_logprobs
+    )
     if "seed" not in inputs and sampling.temperature:
         return replace(sampling, seed=secrets.randbits(62))
     return sampling
@@ -228,6 +185,33 @@ def _token_ids(inputs: Inputs, name: str, tokenizer: Tokenizer) -> list[int]:
         wrong = next(token for token in ids if not 0 <= token <= last)
         raise RequestError(f"{name} holds {wrong}, no token", f"Send ids of 0 to {last}.")
     return ids
+
+
+def _grammar(inputs: Inputs, chat: ChatPrompt | None) -> Grammar | None:
+    """That of the calls which tool_choice asks for, or what the client sent."""
+    asked = grammar_of(inputs)
+    if chat is None or not chat.grammar:
+        return asked
+    if asked:
+        raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
+    return Grammar("lark", chat.grammar, "tools")  # an error is of a schema in them
+
+
+def _logit_bias(given: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    """By token id, as OpenAI's API has it."""
+    last = _last_token(tokenizer)
+    if len(given) > MAX_BIASES:
+        raise RequestError(f"logit_bias has {len(given)} tokens", f"Send at most {MAX_BIASES}.")
+    found = {}
+    for token, bias in given.items():
+        if not (re.fullmatch("[0-9]{1,9}", token) and int(token) <= last):
+            raise RequestError(
+                f"logit_bias holds {token[:40]!r}, no token", f"Send ids of 0 to {last}."
+            )
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise RequestError(f"logit_bias of {token} is {str(bias)[:40]}", "Give -100 to 100.")
+        found[int(token)] = float(bias)
+    return tuple(found.items())
 
 
 @lru_cache(maxsize=1)

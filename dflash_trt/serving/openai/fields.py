@@ -4,6 +4,7 @@ Beside OpenAI's fields, the extensions that vLLM's users know. A field that woul
 refused unless its value asks for nothing; so is an unknown one.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args
 
@@ -26,6 +27,7 @@ from dflash_trt.serving.openai.failures import Failure, refused
 
 MAX_FIELDS = 100
 MAX_PROMPTS = 64
+STRUCTURED = ("json", "regex", "choice", "grammar")  # of `structured_outputs`: `guided_json`, ..
 T = TypeVar("T")
 
 
@@ -98,6 +100,8 @@ class Fields(_same("both")):  # type: ignore[misc]
     timeout: float | None = Field(None, gt=0, le=3600)  # seconds
     best_of: Annotated[int | None, AfterValidator(_best_of)] = None
     echo: bool | None = None
+    guided_json: dict[str, Any] | str | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -116,6 +120,8 @@ class Fields(_same("both")):  # type: ignore[misc]
     def names(self) -> dict[str, str]:
         """What inputs of the model are called here."""
         same = {name: name for name in (*FIELDS, "timeout") if name in type(self).model_fields}
+        if self.structured_outputs:
+            same |= {f"guided_{name}": "structured_outputs" for name in STRUCTURED}
         return {**same, "stop_words": "stop"}
 
     def refused(self, error: RequestError) -> Failure:
@@ -130,8 +136,28 @@ class Fields(_same("both")):  # type: ignore[misc]
         options["temperature"] = 1.0 if self.temperature is None else self.temperature
         options["top_k"] = None if self.top_k is None else max(0, self.top_k)
         options["seed"] = None if self.seed is None else self.seed % 2**63
+        if self.response_format == {"type": "text"}:
+            options["response_format"] = None
         options["stop_words"] = [self.stop] if isinstance(self.stop, str) else self.stop
-        return cast(Options, {k: None if v in ([], {}) else v for k, v in options.items()})
+        options = cast(Options, {k: None if v in ([], {}) else v for k, v in options.items()})
+        return cast(Options, {**options, **self._structured()})
+
+    def _structured(self) -> dict[str, Any]:
+        """vLLM's ways to say what the text has to follow; an empty schema is one, too."""
+        found = {} if self.guided_json is None else {"guided_json": self.guided_json}
+        for name, value in (self.structured_outputs or {}).items():
+            if name in STRUCTURED:
+                found[f"guided_{name}"] = value
+            elif value not in (None, False):
+                message = f"'structured_outputs.{name[:40]}' is not supported by this server."
+                raise Failure(400, message, "structured_outputs")
+        if isinstance(schema := found.get("guided_json"), str):
+            try:
+                found["guided_json"] = json.loads(schema)
+            except (ValueError, RecursionError) as error:
+                name = "structured_outputs" if self.guided_json is None else "guided_json"
+                raise Failure(400, f"'{name}' is not JSON: {error}.", name) from error
+        return found
 
 
 class TextPart(BaseModel):

@@ -46,7 +46,7 @@ class TritonPythonModel:
             settings,
             tokenizer,
             load_chat_template(folder),
-            decoder(settings, engines, self.metrics, has_channels(tokenizer)),
+            decoder(settings, engines, self.metrics, tokenizer),
             self.metrics,
         )
         self.unary_server = UnaryServer(self.handler)
@@ -62,17 +62,17 @@ class TritonPythonModel:
         self.metrics.close()
 
 
-def decoder(settings, engines, metrics, channels):
+def decoder(settings, engines, metrics, tokenizer):
     """By the build's mode."""
     if settings.mode == KIND:
         args = read_llm_args(engines / KIND)
-        return llm.TensorRTLLM(settings, args, metrics, channels=channels)
+        return llm.TensorRTLLM(settings, args, metrics, channels=has_channels(tokenizer))
     if settings.mode == "ensemble":
-        return EngineLoop(settings, engines, call_ensemble, metrics)
+        return EngineLoop(settings, engines, call_ensemble, metrics, tokenizer)
     from dflash_trt.engines import load_engine  # noqa: PLC0415
 
     target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
-    return EngineLoop(settings, engines, in_process(target, drafter), metrics)
+    return EngineLoop(settings, engines, in_process(target, drafter), metrics, tokenizer)
 
 
 def call_ensemble(verify_input):

@@ -232,7 +232,7 @@ def test_a_limit_met_ahead_of_the_text_ends_nothing() -> None:
     """The draft's mask allows nothing; the text goes on without that draft."""
     tokenizer = byte_level()
     made = grammars(tokenizer)
-    rules = [f"a{i}" for i in range(2100)]
+    rules = [f"a{i}" for i in range(3000)]
     lark = f'start: "x" ("y" | "z" b)\nb: {" | ".join(rules)}\n'
     lark += "\n".join(f'{rule}: "{rule}"' for rule in rules)
     matcher = made.matcher(Grammar("lark", lark))
@@ -257,6 +257,21 @@ def test_copies_share_nothing_of_their_texts() -> None:
     assert after(second) == {a, b}
 
 
+def test_a_schema_may_say_how_its_json_is_written() -> None:
+    tokenizer = byte_level()
+    (space,) = ids_of(tokenizer, " ")
+    schema = {"type": "array", "items": {"type": "null"}}
+    for options, spaced in (({}, False), ({"x-guidance": {"whitespace_flexible": True}}, True)):
+        text = json.dumps({**schema, **options})
+        allowed = after(
+            grammars(tokenizer).matcher(Grammar("json_schema", text)), ids_of(tokenizer, "[")
+        )
+        assert allowed is not None
+        assert (space in allowed) == spaced
+    one_of = {"oneOf": [{"type": "integer"}, {"enum": [1]}], "x-guidance": {"coerce_one_of": True}}
+    assert grammars(tokenizer).matcher(Grammar("json_schema", json.dumps(one_of)))
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -275,7 +290,7 @@ def test_copies_share_nothing_of_their_texts() -> None:
         ("json_schema", '{"type": "objec"}', "objec"),
         ("json_schema", '{"type": "integer", "minimum": 3, "maximum": 1}', "nsatisfiable"),
         ("json_schema", '{"$ref": "#/$defs/nowhere"}', "nowhere"),
-        ("json_schema", " " * 70_000, "70000 bytes"),
+        ("json_schema", " " * 270_000, "270000 bytes"),
     ],
 )
 def test_a_grammar_that_cannot_be_had_is_refused(kind: str, text: str, says: str) -> None:

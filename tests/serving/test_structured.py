@@ -1,0 +1,181 @@
+"""Answers that follow a grammar, from the real Triton: valid, and alike with drafts and without."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from chat_pair import build_chat_pair
+from live import openai_front
+from tokenizers import Tokenizer
+
+from dflash_trt.errors import RequestError
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.server.run import running_server
+
+PROMPT, WAIT = "def main():", 60.0
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "function_name": {"type": "string", "maxLength": 12},
+        "number_of_arguments": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["method", "function"]},
+    },
+    "required": ["function_name", "number_of_arguments", "kind"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "function", "schema": SCHEMA}}
+ASKED: list[tuple[dict[str, Any], str]] = [  # and a regex that the text has to match
+    ({"response_format": JSON_SCHEMA}, r"\{.*\}"),
+    ({"guided_json": SCHEMA}, r"\{.*\}"),
+    ({"guided_regex": "[a-c]{3}-[0-9]{2}"}, "[a-c]{3}-[0-9]{2}"),
+    ({"guided_choice": ["return a.b", "return (c)\n", "é+*"]}, r"return a\.b|return \(c\)\n|é\+\*"),
+    ({"guided_grammar": 'start: "x = " NUMBER\nNUMBER: /[0-9]{1,3}/'}, "x = [0-9]{1,3}"),
+    ({"guided_grammar": 'root ::= "x" y\ny ::= [0-9] "!"'}, "x[0-9]!"),
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_chat_pair(tmp_path_factory.mktemp("structured"))
+
+
+@pytest.fixture(scope="module")
+def triton(built: Path) -> Iterator[Ports]:
+    with running_server(built) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def api(built: Path, triton: Ports) -> Iterator[openai.OpenAI]:
+    port = free_ports().http
+    with (
+        openai_front(built, port, triton),
+        openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
+        ) as client,
+    ):
+        yield client
+
+
+def test_texts_follow_what_was_asked_with_drafts_and_without(triton: Ports) -> None:
+    """All at once, greedy and sampled, beside requests without a grammar."""
+    cases = [
+        (asked, matches, {"temperature": temperature, "seed": 5})
+        for asked, matches in [*ASKED, ({}, r"(.|\n)*")]
+        for temperature in (0.0, 0.8)
+    ]
+    with Client(f"127.0.0.1:{triton.grpc}") as client, ThreadPoolExecutor(8) as pool:
+        asks = [
+            pool.submit(
+                client.generate, PROMPT, max_tokens=80, drafting=drafting, **asked, **sampling
+            )
+            for asked, _, sampling in cases
+            for drafting in (True, False)
+        ]
+        answers = [ask.result().choices[0] for ask in asks]
+    forced = 0
+    for (asked, matches, _), fast, alone in zip(cases, answers[::2], answers[1::2], strict=True):
+        assert fast.text == alone.text
+        assert (
+            fast.final.finish_reason == alone.final.finish_reason == ("stop" if asked else "length")
+        )
+        assert re.fullmatch(matches, fast.text), (asked, fast.text)
+        if "{" in matches[:3]:
+            jsonschema.validate(json.loads(fast.text), SCHEMA)
+        assert alone.final.drafted == 0
+        forced += fast.token_sources.count("grammar")
+    assert forced > 20
+
+
+def test_choices_have_grammars_of_their_own(triton: Ports) -> None:
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        answer = client.generate(PROMPT, n=4, temperature=1.0, seed=1, guided_json=SCHEMA)
+    texts = [choice.text for choice in answer.choices]
+    assert len({*texts}) > 1
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_end_of_text_and_min_tokens_give_way_to_the_grammar(triton: Ports) -> None:
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        for options in ({"ignore_eos": True}, {"min_tokens": 60}):
+            answer = client.generate(PROMPT, max_tokens=80, guided_json=SCHEMA, **options)
+            assert answer.choices[0].final.finish_reason == "stop"
+            jsonschema.validate(json.loads(answer.choices[0].text), SCHEMA)
+
+
+def test_logit_bias(triton: Ports, built: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
+    (token,) = tokenizer.encode("x", add_special_tokens=False).ids
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        for drafting in (True, False):
+            biased = client.generate(
+                PROMPT, max_tokens=9, drafting=drafting, logit_bias={str(token): 100.0}
+            )
+            assert biased.choices[0].token_ids == [token] * 9
+        plain = client.generate(PROMPT, max_tokens=9).choices[0].token_ids
+        banned = client.generate(PROMPT, max_tokens=9, logit_bias={str(plain[0]): -100})
+        assert plain[0] not in banned.choices[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json and guided_regex are both"),
+        ({"guided_regex": "[a"}, "guided_regex cannot be used: .*unclosed character class"),
+        ({"guided_json": {"type": "objec"}}, "guided_json cannot be used: .*objec"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex is 70000 bytes"),
+        ({"guided_grammar": 'a ::= "' + "b" * 9000}, "bytes of GBNF"),
+        ({"response_format": {"type": "grammar"}}, 'response_format is of type "grammar"'),
+        ({"response_format": {"type": "json_schema"}}, "response_format is of type"),
+        ({"guided_choice": []}, "guided_choice is empty"),
+        ({"logit_bias": {"5": 1000}}, "logit_bias of 5 is 1000"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias holds '99999999', no token"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(
+    triton: Ports, options: dict[str, Any], words: str
+) -> None:
+    with Client(f"127.0.0.1:{triton.grpc}") as client:
+        with pytest.raises(RequestError, match=words):
+            client.generate(PROMPT, **options)
+        assert client.generate(PROMPT, max_tokens=1).choices
+
+
+def test_openais_response_format(api: openai.OpenAI) -> None:
+    for fields in (
+        {"response_format": JSON_SCHEMA},
+        {"extra_body": {"guided_json": SCHEMA}},
+        {"extra_body": {"guided_json": json.dumps(SCHEMA)}},
+        {"extra_body": {"structured_outputs": {"json": SCHEMA}}},
+    ):
+        for stream in (False, True):
+            answer = api.chat.completions.create(
+                model="pycode",
+                messages=[{"role": "user", "content": PROMPT}],
+                temperature=0,
+                stream=stream,
+                **fields,
+            )
+            if stream:
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+            else:
+                text = answer.choices[0].message.content
+                assert answer.choices[0].finish_reason == "stop"
+            jsonschema.validate(json.loads(text), SCHEMA)
+    answer = api.completions.create(
+        model="pycode",
+        prompt=PROMPT,
+        max_tokens=80,
+        extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
+    )
+    assert answer.choices[0].text in ("yes", "no")
