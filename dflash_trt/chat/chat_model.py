@@ -62,8 +62,8 @@ class ChatModel:
         shown = [] if tool_choice == "none" else tools
         told, tools_told = to_template(dialect, messages, shown)
         text = self._render(**{**template_values, "messages": told, "tools": tools_told})
-        thoughts, calls = dialect.thoughts, ""
-        opened = f"{thoughts.open}{thoughts.label}".rstrip() if thoughts else ""
+        tags, calls = dialect.reasoning_tags, ""
+        opened = f"{tags.open}{tags.label}".rstrip() if tags else ""
         thinking = bool(opened) and text.rstrip().endswith(opened)
         if wanted:
             if dialect.format is None:
@@ -75,12 +75,12 @@ class ChatModel:
             calls = grammar(
                 dialect.format,
                 wanted,
-                thoughts,
+                tags,
                 self._added,
                 parallel=parallel and not dialect.one_call and tool_choice == "required",
                 thinking=thinking,
             )
-        markers = [thoughts.open, thoughts.close] if thoughts else []
+        markers = [tags.open, tags.close] if tags else []
         markers += dialect.format.markers if shown and dialect.format else []
         return ChatPrompt(
             text, thinking, calls, self.hidden - {self._added.get(each, -1) for each in markers}

@@ -13,10 +13,10 @@ from dflash_trt.chat.formats import (
     FORMATS,
     HARMONY,
     HERMES,
-    THOUGHTS,
+    REASONING_TAGS,
     Answer,
     Format,
-    Thoughts,
+    ReasoningTags,
     Tool,
 )
 from dflash_trt.chat.render import Render
@@ -48,7 +48,7 @@ class Dialect:
     """
 
     format: Format | None = HERMES
-    thoughts: Thoughts | None = None
+    reasoning_tags: ReasoningTags | None = None
     shows_tools: bool = False
     writes_calls: bool = False
     text_arguments: bool = False  # of calls in messages; else they are objects
@@ -58,10 +58,10 @@ class Dialect:
 
 def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     """added: ids of the tokenizer's added tokens."""
-    thoughts = next((each for each in THOUGHTS if each.close in added), None)
+    tags = next((each for each in REASONING_TAGS if each.close in added), None)
     channels = all(marker in added for marker in HARMONY.markers)
     if render is None:
-        return Dialect(HARMONY if channels else HERMES, thoughts)
+        return Dialect(HARMONY if channels else HERMES, tags)
 
     def chat(*messages: Mapping[str, Any], prompt: bool = False, **values: Any) -> str:
         """ "": the template refuses it."""
@@ -71,7 +71,7 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
 
     thinks = {"role": "assistant", "content": SAID, "reasoning_content": THOUGHT}
     text = chat(ASKED, thinks) + chat(ASKED, prompt=True)
-    thoughts = thoughts or next((each for each in THOUGHTS if each.open in text), None)
+    tags = tags or next((each for each in REASONING_TAGS if each.open in text), None)
     format, texts, writes = None, (False, True), False
     for as_text in texts:
         text = chat(ASKED, *_called(as_text, CALLED), tools=[TOOL])
@@ -86,7 +86,7 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
         format, writes = HERMES, False
     return Dialect(
         format=format,
-        thoughts=None if format is HARMONY else thoughts,
+        reasoning_tags=None if format is HARMONY else tags,
         shows_tools=shows,
         writes_calls=writes,
         text_arguments=as_text and writes and format is not None,

@@ -20,14 +20,7 @@ from tokenizers import Tokenizer
 
 from dflash_trt.chat import Render, load_chat_template
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import (
-    PrefixCache,
-    Request,
-    Scheduler,
-    Sequence,
-    block_bytes,
-    in_process,
-)
+from dflash_trt.decoding import PrefixCache, Request, Scheduler, Sequence, block_bytes, in_process
 from dflash_trt.decoding.speculation import profile_of, strategy
 from dflash_trt.engines import load_engine
 

@@ -92,10 +92,7 @@ def compare(
 
 
 def report(
-    title: str,
-    rates: dict[str, list[float]],
-    benchmark: BenchmarkFixture,
-    bars: dict[str, float],
+    title: str, rates: dict[str, list[float]], benchmark: BenchmarkFixture, bars: dict[str, float]
 ) -> None:
     lines = [f"bare engine: {demo_pair.spread(rates['bare'], ' tokens/s')}"]
     for mode in MODES:

@@ -60,11 +60,7 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
     measured_run = read_run(measured / "run.json")
     assert len(measured_run.cells) == 2 * 2 * (1 + 4)
     report = check_lossless(
-        built / "engines",
-        prompt_ids(3),
-        TOKENS,
-        Speculation(draft_tokens=7),
-        lambda done: None,
+        built / "engines", prompt_ids(3), TOKENS, Speculation(draft_tokens=7), lambda done: None
     )
     for cell in measured_run.cells:
         assert all(sample.tokens == 3 * TOKENS for sample in cell.samples)

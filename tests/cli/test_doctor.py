@@ -154,9 +154,7 @@ def bad(directory: Path) -> dict[str, str]:
 
 
 def test_a_machine_without_anything_is_told_what_it_lacks(
-    built: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, err = run("doctor", built)
@@ -450,9 +448,7 @@ def test_what_is_no_build_is_said(tmp_path: Path) -> None:
 
 
 def test_serve_and_verify_say_in_a_sentence_what_is_missing(
-    built: Path,
-    machine: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    built: Path, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(count=2)
     code, _, err = run("serve", built)

@@ -133,20 +133,11 @@ COMBINATIONS = list(itertools.product((False, True), repeat=2))
 @pytest.mark.parametrize(
     ("name", "lookup", "tree"),
     [
-        pytest.param(
-            name,
-            *combination,
-            marks=() if name == "qwen3" else pytest.mark.models,
-        )
+        pytest.param(name, *combination, marks=() if name == "qwen3" else pytest.mark.models)
         for name, combination in itertools.product(PAIRS, COMBINATIONS)
     ],
 )
-def test_every_combination(
-    name: str,
-    lookup: bool,
-    tree: bool,
-    case_of: CaseOf,
-) -> None:
+def test_every_combination(name: str, lookup: bool, tree: bool, case_of: CaseOf) -> None:
     """Each with other costs, slots and chunks; requests join, leave and are cancelled."""
     case = case_of(name)
     target = read_info(case.built.target_engine, "onnxruntime")

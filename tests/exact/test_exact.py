@@ -251,8 +251,7 @@ def test_sampling_is_repeatable(case_of: CaseOf) -> None:
     others = [Request(prompt, 25, SamplingParams(0.7, seed=3)) for prompt in case.prompts[1:]]
     among = run_all(scheduler_of(rounds, Fixed(7)), [*others, request])[-1]
     (other,) = run_all(
-        scheduler_of(rounds, Fixed(7)),
-        [replace(request, sampling=SamplingParams(1.0, seed=8))],
+        scheduler_of(rounds, Fixed(7)), [replace(request, sampling=SamplingParams(1.0, seed=8))]
     )
     assert alone.tokens == among.tokens
     assert alone.tokens != other.tokens

@@ -25,13 +25,7 @@ from exact import target_step
 from gguf import GGMLQuantizationType as Kind
 from pairs import Pair, write_pair
 from tokenizers import pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from dflash_trt.build.run import build
 from dflash_trt.chat.render import load_chat_template

@@ -18,14 +18,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from dflash_trt.decoding import (
-    Request,
-    SamplingParams,
-    Sequence,
-    VerifyInput,
-    in_process,
-    rounds,
-)
+from dflash_trt.decoding import Request, SamplingParams, Sequence, VerifyInput, in_process, rounds
 from dflash_trt.decoding.acceptance import accept
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode
 from dflash_trt.decoding.speculation import Fixed

@@ -19,14 +19,7 @@ from dflash_trt.decoding import (
     in_process,
     rounds_with,
 )
-from dflash_trt.decoding.speculation import (
-    CostProfile,
-    Fixed,
-    Proposer,
-    Row,
-    depths,
-    strategy,
-)
+from dflash_trt.decoding.speculation import CostProfile, Fixed, Proposer, Row, depths, strategy
 from dflash_trt.decoding.speculation.ngram import NgramIndex
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine

@@ -64,10 +64,7 @@ def outputs_of(target: Engine, drafter: Engine, text: list[int]) -> list[Any]:
 def texts_of(target: Engine, drafter: Engine) -> list[list[int]]:
     block_size = drafter.info.block_size
     scheduler = scheduler_of(
-        in_process(target, drafter),
-        Fixed(block_size - 1),
-        max_seq_len=MAX_SEQ_LEN,
-        prefill_chunk=8,
+        in_process(target, drafter), Fixed(block_size - 1), max_seq_len=MAX_SEQ_LEN, prefill_chunk=8
     )
     requests = [Request(prompt, NEW_TOKENS) for prompt in PROMPTS]
     return [sequence.tokens for sequence in run_all(scheduler, requests)]

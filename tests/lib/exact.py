@@ -14,14 +14,7 @@ from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 
 from dflash_trt.build.run import build
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import (
-    Grammars,
-    Request,
-    RunRound,
-    Scheduler,
-    check_lossless,
-    in_process,
-)
+from dflash_trt.decoding import Grammars, Request, RunRound, Scheduler, check_lossless, in_process
 from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, ancestors, depths

@@ -55,7 +55,7 @@ def test_thoughts_are_told_from_what_is_said(size: int) -> None:
         pieces = [text[i : i + size] for i in range(0, len(text), size)]
         news = [answer.push(piece, last=False) for piece in pieces]
         news.append(answer.push("", last=True))
-        told = "".join(each.thought for each in news), "".join(each.said for each in news)
+        told = "".join(each.reasoning for each in news), "".join(each.content for each in news)
         assert told == expected
         assert not any(each.calls for each in news)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import httpx
+import jsonschema
 import openai
 import pytest
 import reference
@@ -1131,3 +1132,66 @@ def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT) == 0
         stream.close()
+
+
+def test_a_tool_loop(api: openai.OpenAI) -> None:
+    """What is required comes, streamed and whole, and its results go back through the template."""
+    schema: dict[str, Any] = {
+        "properties": {
+            "city": {"enum": ["Oslo", "Kraków"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 5},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    names = ("get_weather", "get_time")
+    tools: list[Any] = [
+        {"type": "function", "function": {"name": name, "parameters": schema}} for name in names
+    ]
+    messages: list[Any] = [{"role": "user", "content": "Two days of weather in Oslo?"}]
+    fields: dict[str, Any] = {"model": "pycode", "tools": tools, "parallel_tool_calls": False}
+    named = {"type": "function", "function": {"name": "get_time"}}
+    for choice, called in (("required", set(names)), (named, {"get_time"})):
+        whole = api.chat.completions.create(
+            messages=messages, tool_choice=choice, temperature=0, **fields
+        ).choices[0]
+        [call] = whole.message.tool_calls or []
+        assert call.function.name in called
+        arguments = json.loads(call.function.arguments)
+        jsonschema.validate(arguments, schema)
+        assert (whole.message.content, whole.finish_reason) == (None, "tool_calls")
+        with api.chat.completions.stream(
+            messages=messages, tool_choice=choice, temperature=0, **fields
+        ) as stream:
+            stream.until_done()
+            [streamed] = stream.current_completion_snapshot.choices
+        [same] = streamed.message.tool_calls or []
+        assert same.function.arguments == call.function.arguments
+        assert streamed.finish_reason == "tool_calls"
+        drawn = api.chat.completions.create(
+            messages=messages, tool_choice=choice, seed=3, n=3, **fields
+        )
+        for each in drawn.choices:
+            [one] = each.message.tool_calls or []
+            jsonschema.validate(json.loads(one.function.arguments), schema)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        answer = api.chat.completions.create(
+            messages=[*messages, whole.message, result], tool_choice="none", max_tokens=8, **fields
+        ).choices[0]
+        assert answer.message.content
+        assert answer.message.tool_calls is None
+    for changed, words in (({"not": {}}, "not"), ({"type": "object", "properties": 3}, "tools")):
+        tool = {"type": "function", "function": {"name": "f", "parameters": changed}}
+        with pytest.raises(openai.BadRequestError, match=words) as caught:
+            api.chat.completions.create(
+                model="pycode", messages=messages, tools=[tool], tool_choice="required"
+            )
+        assert caught.value.param == "tools"
+    with pytest.raises(openai.BadRequestError, match="one of them") as caught:
+        api.chat.completions.create(
+            messages=messages,
+            tool_choice="required",
+            response_format={"type": "json_object"},
+            **fields,
+        )
+    assert caught.value.param == "tool_choice"

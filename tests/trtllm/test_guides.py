@@ -58,8 +58,8 @@ def test_a_model_with_channels_is_guided_in_the_last_one(
     ("grammar", "backend", "words"),
     [
         (Grammar("regex", "a"), None, "built without guided decoding"),
-        (Grammar("lark", 'start: "a"'), "xgrammar", "this server's xgrammar cannot read"),
-        (Grammar("regex", "a"), "llguidance", "channels, which this server's llguidance"),
+        (Grammar("lark", 'start: "a"'), "xgrammar", "which this server cannot read"),
+        (Grammar("regex", "a"), "llguidance", "channels, and llguidance cannot wait"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(

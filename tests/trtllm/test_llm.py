@@ -24,8 +24,7 @@ from triton_metrics import Triton
 
 from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import load_tokenizer
-from dflash_trt.decoding import Grammar, Request
-from dflash_trt.errors import BuildError, DflashError, RequestError, ServerError
+from dflash_trt.errors import BuildError, DflashError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.front.metrics import Metrics
@@ -36,10 +35,7 @@ from dflash_trt.serving.server.run import running_server
 from dflash_trt.tensorrt_llm.info import read_llm_args
 
 PAIR = Path(__file__).parents[2] / "examples" / "pycode"
-ARGS: dict[str, Any] = {
-    "max_batch_size": 2,
-    "max_seq_len": 512,
-}
+ARGS: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 512}
 WAIT = 30.0
 
 
@@ -139,17 +135,17 @@ def test_what_it_cannot_do_is_refused(tensorrt_llm: ModuleType, tmp_path: Path) 
 def test_a_grammar_becomes_a_guide_where_the_build_has_them(
     tensorrt_llm: ModuleType, tmp_path: Path
 ) -> None:
-    asked = Request([1, 2], 8, grammar=Grammar("regex", "[ab]+"))
-    with _front(tmp_path / "without", {}) as (_, decoder, _):
-        with pytest.raises(RequestError, match="built without guided decoding"):
-            decoder.check(asked)
-        assert decoder._params(Request([1], 1)).guided_decoding is None
-    with _front(tmp_path / "with", {"guided_decoding_backend": "llguidance"}) as (_, decoder, _):
-        decoder.check(asked)
-        params = decoder._params(asked)
-        assert params.guided_decoding.regex == "[ab]+"
-        params.detokenize = True
-        assert set(decoder._llm.generate([1, 2], params).outputs[0].text) <= {"a", "b"}
+    with _front(tmp_path / "without", {}) as (front, _, _):
+        [(code, said)] = _ask(front, guided_regex=b"[ab]+")
+        assert code == "INVALID_ARG"
+        assert "guided_regex is not possible: this server was built without guided" in said
+    with _front(tmp_path / "with", {"guided_decoding_backend": "llguidance"}) as (front, _, _):
+        [part] = _ask(front, guided_regex=b"[ab]{3}", stream=False)
+        assert set(part.text_output[0]) <= {"a", "b"}
+        assert part.finish_reason == ["stop"]
+        code, said = _ask(front, guided_grammar=b"start: nothing")[-1]
+        assert code == "INVALID_ARG"
+        assert 'unknown name: "nothing"' in said
 
 
 def test_salts_go_on_and_reused_tokens_come_back(tensorrt_llm: ModuleType, tmp_path: Path) -> None:

@@ -278,13 +278,7 @@ def dense(**changes: Any) -> Setup:
     """A target as wide as Qwen3-8B on one B300, and a drafter with a block of 16."""
     engine = {"gpus": 1, "concurrency": 256} | changes.pop("engine", {})
     drafter = {"block_size": 16, "hidden_size": 4096, "num_attention_heads": 32}
-    return Setup(
-        target=QWEN,
-        drafter=drafter,
-        engine=engine,
-        target_gib=16,
-        **changes,
-    )
+    return Setup(target=QWEN, drafter=drafter, engine=engine, target_gib=16, **changes)
 
 
 def test_drafts_get_fewer_where_the_model_has_them_faster(deploy: Deploy) -> None:

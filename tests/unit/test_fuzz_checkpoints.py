@@ -45,10 +45,7 @@ def drafters(zlab: dict[str, object]) -> dict[str, dict[str, object]]:
     return {
         "1-windows": zlab | WINDOWS | {"is_causal": False, "rope_parameters": YARN},
         "2-dflash2": zlab
-        | {
-            "architectures": ["DFlash2DraftModel"],
-            "dflash_config": DFLASH2["dflash_config"] | OWN,
-        },
+        | {"architectures": ["DFlash2DraftModel"], "dflash_config": DFLASH2["dflash_config"] | OWN},
         "3-speculators": {
             "architectures": ["DFlashSpeculator"],
             "speculators_model_type": "dflash",

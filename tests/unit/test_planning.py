@@ -346,10 +346,7 @@ def test_figures_that_were_not_fitted_are_met_as_said() -> None:
 def config(tmp_path: Path) -> Path:
     """Two config.json files, and no weights at all."""
     drafter = data()["drafters"]["z-lab/gpt-oss-120b-DFlash"]["config"]
-    for role, values in (
-        ("target", data()["models"]["gpt-oss-120b"]),
-        ("drafter", drafter),
-    ):
+    for role, values in (("target", data()["models"]["gpt-oss-120b"]), ("drafter", drafter)):
         (tmp_path / role).mkdir()
         (tmp_path / role / "config.json").write_text(json.dumps(values))
     file = tmp_path / "plan.yaml"

@@ -17,10 +17,7 @@ from dflash_trt.decoding.messages import DraftOutput, VerifyOutput
 from dflash_trt.serving.front.request_output import RequestOutput
 
 LAYER = LayerSpec(
-    num_key_value_heads=2,
-    head_dim=16,
-    rope=Rope(theta=10000.0, dim=16),
-    intermediate_size=96,
+    num_key_value_heads=2, head_dim=16, rope=Rope(theta=10000.0, dim=16), intermediate_size=96
 )
 DECODER = {
     "vocab_size": 320,

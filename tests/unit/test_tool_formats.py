@@ -19,10 +19,10 @@ from dflash_trt.chat.dialect import dialect_of
 from dflash_trt.chat.formats import (
     FORMATS,
     HERMES,
-    THOUGHTS,
+    REASONING_TAGS,
     Answer,
     Format,
-    Thoughts,
+    ReasoningTags,
     Tool,
     chosen,
     grammar,
@@ -60,7 +60,7 @@ DEFINITIONS = [
     {"type": "function", "function": {"name": "get-time.now"}},
 ]
 TOOLS = parse_tools(DEFINITIONS)
-THINK = THOUGHTS[0]
+THINK = REASONING_TAGS[0]
 WORDS = [
     "Paris",
     "ü 東京 🙂",
@@ -81,16 +81,16 @@ def read(
     format: Format | None,
     pieces: Sequence[str],
     tools: Sequence[Tool] = TOOLS,
-    thoughts: Thoughts | None = None,
+    reasoning_tags: ReasoningTags | None = None,
     thinking: bool = False,
 ) -> Outcome:
     """What came of an answer in pieces; checks what holds for any stream of deltas."""
-    answer = Answer(format, tools, thoughts, thinking=thinking)
+    answer = Answer(format, tools, reasoning_tags, thinking=thinking)
     thought, said = "", ""
     calls: list[tuple[str, str]] = []
     for at, piece in enumerate([*pieces, ""]):
         news = answer.push(piece, last=at == len(pieces))
-        thought, said = thought + news.thought, said + news.said
+        thought, said = thought + news.reasoning, said + news.content
         for delta in news.calls:
             if delta.index == len(calls):
                 assert len(delta.id) == 9
@@ -274,6 +274,21 @@ def test_arguments_come_as_they_are_written() -> None:
     assert (more.name, more.arguments) == ("", 'y", ')
 
 
+def test_values_as_python_writes_them() -> None:
+    [format] = [each for each in FORMATS if each.name == "qwen3_coder"]
+    for written, value in (
+        ("['a', None, True]", '["a", null, true]'),
+        ("True", "true"),
+        ("None", "null"),
+        ("{1, 2}", '"{1, 2}"'),
+        ("[" * 5000, json.dumps("[" * 5000)),
+        ("NaN", '"NaN"'),
+    ):
+        text = f"<tool_call>\n<function=f>\n<parameter=tags>\n{written}\n</parameter>\n</function>"
+        tools = [Tool("f", {"properties": {"tags": {"type": "array"}}})]
+        assert read_any_way(format, text, tools=tools)[2] == [("f", f'{{"tags": {value}}}')]
+
+
 def test_deep_nesting_is_no_call() -> None:
     [format] = [each for each in FORMATS if each.name == "gemma4"]
     _, said, [(name, _)] = read_any_way(format, "<|tool_call>call:f{a:" + "[" * 3000)
@@ -290,11 +305,11 @@ def test_thoughts_are_told_from_what_is_said() -> None:
         ("<thin", ("", "<thin", [])),
         (" Hi <think>no</think>", ("", " Hi <think>no</think>", [])),
     ):
-        assert read_any_way(HERMES, text, thoughts=THINK) == expected
-    opened = read_any_way(HERMES, "Hm\n</think>\n\nHi", thoughts=THINK, thinking=True)
+        assert read_any_way(HERMES, text, reasoning_tags=THINK) == expected
+    opened = read_any_way(HERMES, "Hm\n</think>\n\nHi", reasoning_tags=THINK, thinking=True)
     assert opened == ("Hm", "Hi", [])
     gemma = "<|channel>thought\nHm\n<channel|>Hi"
-    assert read_any_way(None, gemma, thoughts=THOUGHTS[2]) == ("Hm", "Hi", [])
+    assert read_any_way(None, gemma, reasoning_tags=REASONING_TAGS[2]) == ("Hm", "Hi", [])
 
 
 # --- grammars -------------------------------------------------------------------------------------
@@ -325,7 +340,7 @@ class Grammar:
         eos = self.tokenizer.token_to_id("<eos>")
         self.tokens = LLTokenizer(self.tokenizer.to_str(), eos_token=eos)
         added = {t.content: at for at, t in self.tokenizer.get_added_tokens_decoder().items()}
-        options = {"parallel": True, "thinking": False, "thoughts": None, **options}
+        options = {"parallel": True, "thinking": False, "tags": None, **options}
         self.text = grammar(format, tools, added=added, **options)
         assert not LLMatcher.validate_grammar(self.text, self.tokens)
 
@@ -433,11 +448,11 @@ def test_a_grammar_wants_one_call_of_the_tool_named(
 @pytest.mark.parametrize("special", [True, False])
 def test_a_grammar_lets_the_model_think_first(special: bool) -> None:
     call = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
-    thinks = Grammar(HERMES, SMALL, special=special, thoughts=THINK)
+    thinks = Grammar(HERMES, SMALL, special=special, tags=THINK)
     assert thinks.admits(call)
     assert thinks.admits(f"<think>\nHm\n</think>\n\n{call}")
     assert not thinks.admits("<think>\nHm\n</think>\n\n")
-    opened = Grammar(HERMES, SMALL, special=special, thoughts=THINK, thinking=True)
+    opened = Grammar(HERMES, SMALL, special=special, tags=THINK, thinking=True)
     assert opened.admits(f"Hm\n</think>\n\n{call}")
     assert not opened.admits(call)
 
@@ -479,6 +494,18 @@ def test_what_a_format_cannot_enforce_is_refused(name: str) -> None:
 def test_wrong_definitions_are_refused(tools: list[Any], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         parse_tools(tools)
+
+
+def test_arguments_that_a_schema_does_not_name() -> None:
+    def schema(parameters: dict[str, Any]) -> Any:
+        function = {"name": "f", "parameters": parameters}
+        return parse_tools([{"type": "function", "function": function}])[0].schema
+
+    named = {"a": {"type": "string"}}
+    assert schema({"properties": named})["additionalProperties"] is False
+    assert schema({"properties": named, "additionalProperties": True})["additionalProperties"]
+    assert "additionalProperties" not in schema({})
+    assert "additionalProperties" not in schema({"properties": named, "allOf": [{}]})
 
 
 def test_what_has_to_be_called() -> None:

@@ -11,7 +11,7 @@ from tool_templates import AS_TEXT, CHATML, NO_SYSTEM, UNKNOWN, WRITING, rendere
 
 from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.chat.dialect import Dialect, dialect_of
-from dflash_trt.chat.formats import HARMONY, HERMES, THOUGHTS
+from dflash_trt.chat.formats import HARMONY, HERMES, REASONING_TAGS
 from dflash_trt.chat.formats.harmony import MARKERS
 from dflash_trt.chat.tool_messages import to_template
 from dflash_trt.errors import RequestError
@@ -102,9 +102,9 @@ def test_a_form_that_is_not_known_is_told() -> None:
 
 
 def test_thoughts_are_told_by_the_tokens_or_the_template() -> None:
-    assert dialect_of(renderer(WRITING["<tool_call>"]), {}).thoughts is THOUGHTS[0]
-    assert dialect_of(renderer(CHATML), {"[/THINK]": 7}).thoughts is THOUGHTS[1]
-    assert dialect_of(renderer(CHATML), {}).thoughts is None
+    assert dialect_of(renderer(WRITING["<tool_call>"]), {}).reasoning_tags is REASONING_TAGS[0]
+    assert dialect_of(renderer(CHATML), {"[/THINK]": 7}).reasoning_tags is REASONING_TAGS[1]
+    assert dialect_of(renderer(CHATML), {}).reasoning_tags is None
 
 
 def test_what_is_no_call_stays_as_it_is() -> None:

@@ -30,8 +30,8 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Thoughts:
-    """What stands around thoughts, before what is said."""
+class ReasoningTags:
+    """What stands around reasoning, before the content."""
 
     open: str
     close: str
@@ -50,15 +50,15 @@ FORMATS = (
     HARMONY,
     Format("llama3_json", '"parameters": {', llama.MARKERS, llama.read, llama.calls),
 )
-THOUGHTS = (
-    Thoughts("<think>", "</think>"),
-    Thoughts("[THINK]", "[/THINK]"),
-    Thoughts("<|channel>", "<channel|>", "thought\n"),
+REASONING_TAGS = (
+    ReasoningTags("<think>", "</think>"),
+    ReasoningTags("[THINK]", "[/THINK]"),
+    ReasoningTags("<|channel>", "<channel|>", "thought\n"),
 )
 
 
 class Answer:
-    """Tells one answer's thoughts and calls from what it says, piece by piece.
+    """Separates one answer's reasoning, calls and content, piece by piece.
 
     format: None: it calls nothing; thinking: it begins within a thought, which the prompt opened.
     """
@@ -67,12 +67,12 @@ class Answer:
         self,
         format: Format | None,
         tools: Sequence[Tool],
-        thoughts: Thoughts | None,
+        tags: ReasoningTags | None,
         *,
         thinking: bool = False,
     ) -> None:
         self._reader = Reader()
-        self._steps = _read(self._reader, format, tools, thoughts, thinking)
+        self._steps = _read(self._reader, format, tools, tags, thinking)
 
     def push(self, text: str, *, last: bool) -> News:
         """What the next piece of text brought; every piece of a call has its index."""
@@ -87,12 +87,12 @@ def _read(
     reader: Reader,
     format: Format | None,
     tools: Sequence[Tool],
-    thoughts: Thoughts | None,
+    tags: ReasoningTags | None,
     thinking: bool,
 ) -> Steps[None]:
-    if thoughts and (thinking or (yield from reader.skip(thoughts.open + thoughts.label))):
-        if (yield from reader.until((thoughts.close,), reader.think)) is not None:
-            reader.take(len(thoughts.close))
+    if tags and (thinking or (yield from reader.skip(tags.open + tags.label))):
+        if (yield from reader.until((tags.close,), reader.think)) is not None:
+            reader.take(len(tags.close))
         reader.think("")
     if format:
         yield from format.read(reader, tools)
@@ -102,13 +102,13 @@ def _read(
 def grammar(
     format: Format,
     tools: Sequence[Tool],
-    thoughts: Thoughts | None,
+    tags: ReasoningTags | None,
     added: Mapping[str, int],
     *,
     parallel: bool,
     thinking: bool,
 ) -> str:
-    """An llguidance grammar of answers that call at least one of the tools, after thoughts.
+    """An llguidance grammar of answers that call at least one of the tools, after reasoning.
 
     added: ids of the tokenizer's added tokens. RequestError for a schema that the format cannot
     enforce.
@@ -122,9 +122,9 @@ def grammar(
             f"({type(error).__name__})",
             "Send JSON Schemas.",
         ) from error
-    if thoughts:
-        rest = f"{lark.up_to(thoughts.close)} /[ \\n]{{0,4}}/"
-        label = f" {lark.text(thoughts.label)}" if thoughts.label else ""
-        rest = rest if thinking else f"({lark.marker(thoughts.open)}{label} {rest})?"
+    if tags:
+        rest = f"{lark.up_to(tags.close)} /[ \\n]{{0,4}}/"
+        label = f" {lark.text(tags.label)}" if tags.label else ""
+        rest = rest if thinking else f"({lark.marker(tags.open)}{label} {rest})?"
         start = f"{rest} {start}"
     return lark.grammar(start)

@@ -9,12 +9,16 @@ from dflash_trt.errors import RequestError
 
 MOST = 128  # tools of a request, as OpenAI's API has it
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+ELSEWHERE = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}  # may name more properties
 FIX = 'Send {"type": "function", "function": {"name": "..", "parameters": {..}}}.'
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call; schema: the JSON Schema of its arguments, an object."""
+    """A function that a model may call; schema: the JSON Schema of its arguments, an object.
+
+    Where that does not say so, there are no arguments beside those it names, as with xgrammar.
+    """
 
     name: str
     schema: Mapping[str, Any]
@@ -50,7 +54,9 @@ def _tool(place: str, tool: Any) -> Tool:
             f"{place}.function.parameters of {name!r} describe no object",
             'Send a JSON Schema with "type": "object".',
         )
-    return Tool(name, {"type": "object", **parameters})
+    closed = "properties" in parameters and not parameters.keys() & ELSEWHERE
+    rest = {"additionalProperties": False} if closed else {}
+    return Tool(name, {"type": "object", **rest, **parameters})
 
 
 def chosen(tools: Sequence[Tool], choice: Any) -> list[Tool]:

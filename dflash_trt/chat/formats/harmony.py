@@ -17,7 +17,7 @@ from dflash_trt.chat.formats.reader import BrokenError, Reader, Steps
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CALL, KIND = "<|call|>", "<|constrain|>"
 MARKERS = (START, CHANNEL, MESSAGE, END)
-THOUGHTS = "analysis"
+REASONING = "analysis"
 RECIPIENT = re.compile(r" to=([^\s<]+)")
 OURS = "functions."  # what stands before the name of a request's tool
 
@@ -28,7 +28,7 @@ def has_channels(tokenizer: Tokenizer) -> bool:
 
 
 def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
-    """Without tools a call is said, header included."""
+    """Without tools a call is content, header included."""
     pieces: list[str] = []
     found = yield from reader.until((MESSAGE,), pieces.append)
     if found is None:  # it does not write in channels after all
@@ -42,7 +42,7 @@ def read(reader: Reader, tools: Sequence[Tool]) -> Steps[None]:
             yield from reader.attempt(_arguments(reader, header, to[1][len(OURS) :]))
         elif to:
             reader.say(header + MESSAGE)
-        thinks = not to and header.endswith(CHANNEL + THOUGHTS)
+        thinks = not to and header.endswith(CHANNEL + REASONING)
         give = reader.think if thinks else reader.say
         ended = yield from reader.until((START, CHANNEL, END, CALL), give)
         if ended in (END, CALL):
@@ -64,10 +64,10 @@ def _arguments(reader: Reader, header: str, name: str) -> Steps[None]:
 
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
-    """Thoughts, then one call, which ends the turn."""
+    """ReasoningTags, then one call, which ends the turn."""
     thought = lark.rule(
         "thought",
-        f'{lark.marker(CHANNEL)} "{THOUGHTS}" {lark.marker(MESSAGE)} {lark.up_to(END)} '
+        f'{lark.marker(CHANNEL)} "{REASONING}" {lark.marker(MESSAGE)} {lark.up_to(END)} '
         f'{lark.marker(START)} "assistant"',
     )
     each = " | ".join(

@@ -1,8 +1,11 @@
 """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder.
 
-A value that the schema wants to be text is written as it is, any other as JSON.
+A value that the schema wants to be text is written as it is, any other as JSON. Its first template
+wrote lists and objects as Python does.
 """
 
+import ast
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,6 +20,7 @@ FUNCTION, END = "<function=", "</function>"
 SIGN = f"{OPEN}\n{FUNCTION}"
 KEY, END_VALUE = "<parameter=", "</parameter>"
 MARKERS = (OPEN, CLOSE)
+LONGEST = 2**14  # characters of a list or object as Python writes it
 WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # Python's, too
 
 
@@ -93,6 +97,11 @@ def _json(text: str, kinds: set[str]) -> str:
     with suppress(ValueError):
         parse_json(word, parse_constant=_no_json)
         return word
+    with suppress(MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        if word[:1] in ("[", "{") and len(word) <= LONGEST:
+            with warnings.catch_warnings():  # of odd escapes
+                warnings.simplefilter("ignore")
+                return as_json(ast.literal_eval(word))
     return as_json(text)
 
 

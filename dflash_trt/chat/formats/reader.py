@@ -1,7 +1,7 @@
 """Reads an answer while it comes, in pieces that may end anywhere.
 
 A format is a generator over a `Reader`: it yields where it needs more text, so that it reads from
-top to bottom like the format itself. What of a call cannot be read is said, as the model wrote it.
+top to bottom like the format itself. What turns out to be no call is content, as it was written.
 """
 
 import json
@@ -39,8 +39,8 @@ class CallDelta:
 class News:
     """What a piece of text brought."""
 
-    thought: str = ""
-    said: str = ""
+    reasoning: str = ""
+    content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
 
@@ -57,33 +57,33 @@ class Reader:
         self.ended = False  # nothing comes after `text`
         self._tried: str | None = None  # what was read of what may be a call
         self._calls = 0
-        self._space = ""  # said once something follows that is said
+        self._space = ""  # content, once more of it follows
         self._thinks, self._thought_space = False, ""
-        self._after = False  # of a call or a thought: white space is dropped
+        self._after = False  # of a call or of reasoning: white space is dropped
 
     # --- what it makes ----------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """White space beside calls and thoughts is left out."""
+        """Content; white space beside calls and reasoning is left out."""
         text = text.lstrip() if self._after else text
         if not text:
             return
         text, self._after = self._space + text, False
         said = text.rstrip()
         self._space = text[len(said) :]
-        self.news.said += said
+        self.news.content += said
 
     def think(self, text: str) -> None:
-        """White space around thoughts is left out."""
+        """Reasoning; white space around it is left out."""
         text = self._thought_space + (text if self._thinks else text.lstrip())
         thought = text.rstrip()
         self._thought_space = text[len(thought) :]
         self._thinks = self._thinks or bool(thought)
-        self.news.thought += thought
+        self.news.reasoning += thought
         self._after = True
 
     def begin(self, name: str, call_id: str = "") -> None:
-        """A call; what was read to know so is not said any more."""
+        """A call; what was read to know so is no content any more."""
         made = "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
         self.news.calls.append(CallDelta(self._calls, call_id or made, name))
         self._calls += 1
@@ -163,7 +163,7 @@ class Reader:
         while True:
             self.say(self.take(len(self.text)))
             if not (yield from self.more()):
-                self.news.said += "" if self._after else self._space
+                self.news.content += "" if self._after else self._space
                 return
 
     def collect(self, *words: str) -> Steps[str]:
@@ -178,7 +178,7 @@ class Reader:
         self._tried = text + (self._tried or "")
 
     def attempt(self, call: Steps[None]) -> Steps[bool]:
-        """Reads a call; what turns out to be none is said. Whether one was begun."""
+        """Reads a call; what turns out to be none is content. Whether one was begun."""
         self._tried, calls = "", self._calls
         with suppress(BrokenError):
             yield from call

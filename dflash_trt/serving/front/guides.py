@@ -20,12 +20,12 @@ def guide(grammar: Grammar, backend: str | None, *, channels: bool) -> dict[str,
     """
     if backend is None:
         raise RequestError(
-            "a grammar is not possible: this server was built without guided decoding",
+            f"{grammar.name} is not possible: this server was built without guided decoding",
             "Send the request without, or build with engine.args.guided_decoding_backend.",
         )
     if grammar.kind == "lark" and backend != "llguidance":
         raise RequestError(
-            f"this grammar is in llguidance's language, which this server's {backend} cannot read",
+            f"{grammar.name} is in llguidance's language, which this server cannot read",
             "Send a JSON schema or a regular expression, or build with "
             "engine.args.guided_decoding_backend: llguidance.",
         )
@@ -33,7 +33,7 @@ def guide(grammar: Grammar, backend: str | None, *, channels: bool) -> dict[str,
         return {FIELDS[grammar.kind]: grammar.text}
     if backend != "xgrammar":
         raise RequestError(
-            f"this model answers in channels, which this server's {backend} cannot wait for",
+            f"{grammar.name}: the model answers in channels, and {backend} cannot wait for one",
             "Send a whole grammar, or build with engine.args.guided_decoding_backend: xgrammar.",
         )
     content: dict[str, Any] = {"type": "regex", "pattern": grammar.text}

@@ -176,6 +176,11 @@ class TensorRTLLM:
                     return
                 self._deliver(sequence)
             raise RuntimeError("the generation ended without a reason")
+        except Exception as error:
+            # a grammar is compiled only when the prompt has run
+            if request.grammar and not sequence.tokens and _is(error, "RequestError"):
+                raise RefusedError(str(error)) from error
+            raise
         finally:
             if not result.finished:
                 with suppress(Exception):  # after shutdown there is nothing to abort

@@ -194,7 +194,7 @@ def _grammar(inputs: Inputs, chat: ChatPrompt | None) -> Grammar | None:
         return asked
     if asked:
         raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
-    return Grammar("lark", chat.grammar, "tool_choice")
+    return Grammar("lark", chat.grammar, "tools")  # an error is of a schema in them
 
 
 def _logit_bias(given: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:

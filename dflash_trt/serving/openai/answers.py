@@ -69,8 +69,8 @@ def metrics(summary: Summary, round_tokens: Iterable[int], max_draft_tokens: int
 class ChoiceWriter:
     """Writes one choice, whole or piece by piece.
 
-    answer: tells thoughts and calls of a chat from what is said, given whether it begins within a
-    thought; one_call: only the first is given out; echo: the prompt comes first.
+    answer: separates reasoning, calls and content of a chat, given whether it begins with the
+    first; one_call: only the first is given out; echo: the prompt comes first.
     """
 
     spell: Spell
@@ -103,10 +103,10 @@ class ChoiceWriter:
         calls = [call for call in news.calls if not (self.one_call and call.index)]
         self._called = self._called or bool(calls)
         message: Json = {"role": "assistant"} if self._first else {}
-        if news.thought:
-            message["reasoning_content"] = news.thought
-        if news.said or not (self.stream or calls):
-            message["content"] = news.said
+        if news.reasoning:
+            message["reasoning_content"] = news.reasoning
+        if news.content or not (self.stream or calls):
+            message["content"] = news.content
         if calls:
             message["tool_calls"] = [_call(call, self.stream) for call in calls]
         if not self.stream:

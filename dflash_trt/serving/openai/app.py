@@ -138,7 +138,7 @@ def _answers(dialect: Dialect, fields: ChatFields) -> Callable[[bool], Answer]:
     if tools and dialect.format is None:
         raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
     format = dialect.format if tools or dialect.format is HARMONY else None
-    return lambda thinking: Answer(format, tools, dialect.thoughts, thinking=thinking)
+    return lambda thinking: Answer(format, tools, dialect.reasoning_tags, thinking=thinking)
 
 
 async def _events(
