@@ -157,6 +157,24 @@ def test_choices_of_one_prompt_prefill_it_once(case_of: CaseOf) -> None:
     assert {x.cached_tokens for x in others} == {len(SYSTEM) // BLOCK * BLOCK}
 
 
+def test_chats_over_one_system_prompt_keep_it_once(case_of: CaseOf) -> None:
+    """So that 32 of them fit in little more than what is their own."""
+    case, turns, own = case_of("qwen3"), 3, 2  # blocks that a turn of 25 tokens fills at most
+    cache = PrefixCache(len(SYSTEM) // BLOCK + 32 * turns * own)
+    target, drafter = Engine(case.built.target_engine), Engine(case.built.drafter_engine)
+    scheduler = scheduler_of(
+        in_process(target, drafter), fixed(case), slots=4, prefill_chunk=64, prefix_cache=cache
+    )
+    texts = [[*SYSTEM, chat] for chat in range(32)]
+    for _ in range(turns):
+        answers = run_all(scheduler, [Request(text, 11) for text in texts])
+        assert all(x.cached_tokens > len(x.request.prompt) - 3 * BLOCK for x in answers[1:])
+        texts = [[*x.request.prompt, *x.tokens, *range(14)] for x in answers]
+        for engine in (target, drafter):
+            held = sum(block.nbytes for blocks in engine._blocks.values() for block in blocks)
+            assert held <= cache._most * BLOCK * engine.info.token_bytes
+
+
 def test_nothing_is_shared_between_salts(case_of: CaseOf) -> None:
     case, cache = case_of("qwen3"), PrefixCache(999)
     scheduler = scheduler_of(case.rounds, fixed(case), prefix_cache=cache)
