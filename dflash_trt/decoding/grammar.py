@@ -6,8 +6,9 @@ llguidance is imported when the first grammar is compiled.
 import threading
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LONGEST = 2**18  # bytes of a grammar
 KEPT = 64  # compiled grammars
+SECONDS = 3.0  # for one
 # as json.dumps writes it, and as models have seen most of it; "x-guidance" in a schema says else
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # of one mask: what takes longer ends the text. A fifth of llguidance's own: 15 ms at most here
@@ -49,15 +51,30 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._lock = threading.Lock()
-        self._compiled = lru_cache(KEPT)(self._compile)
+        self._compiled: dict[Grammar, Future[Matcher]] = {}  # the one asked for last at the end
+        self._pool = ThreadPoolExecutor(2, "grammars")
 
     def matcher(self, grammar: Grammar) -> "Matcher":
         """A new one, at the start of a text.
 
-        RequestError, in llguidance's words, for a grammar that cannot be had.
+        RequestError, in llguidance's words, for a grammar that cannot be had. llguidance bounds the
+        memory of most, the time of few: one that takes too long is left to a thread.
         """
         with self._lock:
-            return self._compiled(grammar).copy()
+            compiled = self._compiled.pop(grammar, None)
+            compiled = compiled or self._pool.submit(self._compile, grammar)
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > KEPT:
+                del self._compiled[next(iter(self._compiled))]
+        try:
+            return compiled.result(SECONDS).copy()
+        except TimeoutError as error:
+            with self._lock:
+                if compiled.cancel():  # it had not begun
+                    self._compiled.pop(grammar, None)
+            raise RequestError(
+                f"{grammar.name} takes more than {SECONDS} s to compile", "Send a simpler one."
+            ) from error
 
     def _compile(self, grammar: Grammar) -> "Matcher":
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from functools import cache
 
@@ -298,6 +299,29 @@ def test_a_grammar_that_cannot_be_had_is_refused(kind: str, text: str, says: str
         grammars(byte_level()).matcher(Grammar(kind, text))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 600
+
+
+def test_a_grammar_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused; others are compiled meanwhile, and it can be had when it is done."""
+    made, begun, go_on = grammars(byte_level()), threading.Event(), threading.Event()
+    compile_ = made._compile
+
+    def slowly(grammar: Grammar) -> Matcher:
+        if grammar.text == "slow":
+            begun.set()
+            assert go_on.wait(30)
+        return compile_(grammar)
+
+    monkeypatch.setattr(made, "_compile", slowly)
+    made.matcher(Grammar("regex", "warm"))
+    with monkeypatch.context() as patch:
+        patch.setattr("dflash_trt.decoding.grammar.SECONDS", 1.0)
+        with pytest.raises(RequestError, match="takes more than"):
+            made.matcher(Grammar("regex", "slow"))
+    assert begun.wait(30)
+    assert made.matcher(Grammar("regex", "quick")).forced([])
+    go_on.set()
+    assert made.matcher(Grammar("regex", "slow")).forced([])
 
 
 @pytest.mark.parametrize(
