@@ -157,6 +157,7 @@ def folder(page: str, chat_pair: Path, pycode: Path, tmp_path: Path) -> Path:
         (folder / name).symlink_to(file)
     config = {"name": "x", "engine": {"kind": "onnxruntime"}} | paths(chat_pair)
     (folder / "CONFIG.yaml").write_text(yaml.safe_dump(config))
+    (folder / "PROMPT.txt").write_text("def main():\n")
     (folder / "FILE.jsonl").write_text('{"text": "def main():"}\n{"text": "class A:"}\n')
     return folder
 
