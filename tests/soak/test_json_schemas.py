@@ -19,6 +19,7 @@ from schema_suite import run, suite
 DRAFTS = ("draft4", "draft6", "draft7", "draft2019-09", "draft2020-12")
 
 
+@pytest.mark.soak
 @pytest.mark.skipif("JSON_SCHEMA_SUITE" not in os.environ, reason="JSON_SCHEMA_SUITE is not set")
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_answers_validate(built_pair: BuildPair, draft: str) -> None:
