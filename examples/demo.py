@@ -7,6 +7,7 @@ and ask again without drafts.
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,14 +95,16 @@ def main(name: str) -> None:
     with running_server(ROOT / build) as ports:
         console.print(f"Triton is ready on 127.0.0.1:{ports.grpc} (gRPC) and :{ports.http} (HTTP)")
         tokenizer = load_tokenizer(ROOT / build / "tokenizer")
+        added = tokenizer.get_added_tokens_decoder().items()
+        text = partial(Detokenizer, tokenizer, frozenset(i for i, each in added if each.special))
         with Client(f"127.0.0.1:{ports.grpc}") as client:
             for drafting in (True, False):  # the first answer of a server is its slowest
                 client.generate(PROMPTS[name][-1], max_tokens=64, drafting=drafting)
             for prompt in PROMPTS[name]:
                 asked = prompt if isinstance(prompt, str) else str(prompt[0]["content"])
                 console.print(f"\n[bold]{asked.strip()}[/]\n")
-                drafted, fast = ask(client, prompt, Detokenizer(tokenizer), drafting=True)
-                plain, slow = ask(client, prompt, Detokenizer(tokenizer), drafting=False)
+                drafted, fast = ask(client, prompt, text(), drafting=True)
+                plain, slow = ask(client, prompt, text(), drafting=False)
                 rates = [summary.completion_tokens / summary.seconds for summary in (fast, slow)]
                 table.add_row(
                     asked.splitlines()[0],
