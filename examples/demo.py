@@ -36,13 +36,8 @@ PROMPTS: dict[str, list[Prompt]] = {
     "smollm2": [[{"role": "user", "content": question}] for question in QUESTIONS],
     "pycode": [CODE],
 }
-STYLES = {"drafter": "green", "lookup": "cyan", "grammar": "magenta", "target": "default"}
-BY = {
-    "drafter": "by the drafter",
-    "lookup": "looked up",
-    "grammar": "forced by a grammar",
-    "target": "by the target itself",
-}
+STYLES = {"drafter": "green", "lookup": "cyan", "target": "default"}
+BY = {"drafter": "by the drafter", "lookup": "looked up", "target": "by the target itself"}
 console = Console(highlight=False, soft_wrap=True)
 
 
