@@ -147,6 +147,7 @@ def folder(page: str, chat_pair: Path, pycode: Path, tmp_path: Path) -> Path:
     files = {"TARGET": chat_pair / "target", "DRAFTER": chat_pair / "drafter"}
     files |= {each: chat_pair / each for each in ("ca.pem", "key", "me.key", "me.pem")}
     files |= {"after.json": folder / "before.json", "CONFIG": folder / "CONFIG.yaml"}
+    files["KEY"] = chat_pair / "server.key"
     files["BUILD"] = shutil.copytree(pycode, folder / "build" / "pycode")
     if page != "README.md":  # which builds it
         files["DIR"] = files["BUILD"]
