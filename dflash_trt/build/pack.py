@@ -15,8 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from dflash_trt.atomic import publish, sole_writer
-from dflash_trt.build.manifest import MANIFEST, SIGNATURE, Manifest, file_name, files_of
-from dflash_trt.build.manifest import read_manifest as read
+from dflash_trt.build.manifest import (
+    MANIFEST,
+    SIGNATURE,
+    Manifest,
+    file_name,
+    files_of,
+    read_manifest,
+)
 from dflash_trt.errors import BuildError
 
 Layout = Literal["modelpack", "modelcar"]
@@ -48,7 +54,7 @@ def pack(build: Path, output: Path, layout: Layout, report: Report) -> str:
 
     BuildError for a build with links, or an output that is something else.
     """
-    manifest, output = read(build), output.resolve()
+    manifest, output = read_manifest(build), output.resolve()
     if output.exists() and not (output / "oci-layout").is_file() and any(output.iterdir()):
         raise BuildError(f"{output} exists and is not an OCI layout", "Give another directory")
     files = [*files_of(build), *[build / SIGNATURE] * (build / SIGNATURE).is_file()]

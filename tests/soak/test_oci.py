@@ -5,17 +5,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from builds import config_of, quiet
 from pairs import make_pair
 
 from dflash_trt.build.manifest import check_build
 from dflash_trt.build.pack import pack
 from dflash_trt.build.run import build
-from dflash_trt.config import BuildConfig
 
 pytestmark = pytest.mark.soak
-
-
-def quiet(step: str, done: int, total: int) -> None: ...
 
 
 def run(*command: str | Path) -> str:
@@ -29,8 +26,7 @@ def run(*command: str | Path) -> str:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("oci")
     make_pair(directory)
-    paths = {role: {"path": directory / role} for role in ("target", "drafter")}
-    build(BuildConfig.model_validate({"name": "tiny", **paths}), directory / "built", quiet)
+    build(config_of(directory), directory / "built", quiet)
     return directory / "built"
 
 

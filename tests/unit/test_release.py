@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from builds import config_of, contents, quiet
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cyclonedx.schema import SchemaVersion
@@ -21,18 +22,9 @@ from dflash_trt.build.manifest import SIGNATURE, check_build, differences, read_
 from dflash_trt.build.pack import pack
 from dflash_trt.build.run import build
 from dflash_trt.build.signing import sign, verify_signature
-from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError, DflashError
 
 CARD = "---\nlicense: apache-2.0\ndatasets:\n- org/texts\n---\n# A model\n"
-
-
-def quiet(step: str, done: int, total: int) -> None: ...
-
-
-def config(directory: Path, **sections: object) -> BuildConfig:
-    paths = {role: {"path": directory / role} for role in ("target", "drafter")}
-    return BuildConfig.model_validate({"name": "tiny", **paths, **sections})
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +45,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         (directory / f"{name}.pem").write_bytes(private)
         (directory / f"{name}.pub").write_bytes(public)
-    build(config(directory), directory / "built", quiet)
+    build(config_of(directory), directory / "built", quiet)
     sign(directory / "built", directory / "key.pem")
     return directory
 
@@ -63,15 +55,10 @@ def built(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original / "built", tmp_path / "built"))
 
 
-def files(directory: Path) -> dict[str, bytes]:
-    found = (file for file in directory.rglob("*") if file.is_file())
-    return {file.relative_to(directory).as_posix(): file.read_bytes() for file in found}
-
-
 def test_a_signed_build_holds_and_its_signature_is_no_part_of_it(original: Path) -> None:
     verify_signature(original / "built", original / "key.pub")
     check_build(original / "built", "full")
-    assert not build(config(original), original / "built", quiet).built
+    assert not build(config_of(original), original / "built", quiet).built
     assert (original / "built" / SIGNATURE).is_file()
 
 
@@ -140,19 +127,19 @@ def test_a_source_is_used_only_if_its_signer_signed_it(original: Path, tmp_path:
     pair, made = tmp_path / "pair", tmp_path / "made"
     signed = signing.Config().use_elliptic_key_signer(private_key=pair / "key.pem")
     signed.sign(pair / "target", pair / "target" / SIGNATURE)
-    result = build(config(pair), made, quiet)
+    result = build(config_of(pair), made, quiet)
     assert result.warnings[-1].name == "signature-not-checked"
     target = {"path": pair / "target", "signed_by": pair / "key.pub"}
-    checked = build(config(pair, target=target), made, quiet)
+    checked = build(config_of(pair, target=target), made, quiet)
     assert "signature-not-checked" not in [finding.name for finding in checked.warnings]
     with pytest.raises(BuildError, match="does not hold"):
-        build(config(pair, target={**target, "signed_by": pair / "other.pub"}), made, quiet)
+        build(config_of(pair, target={**target, "signed_by": pair / "other.pub"}), made, quiet)
     drafter = {"path": pair / "drafter", "signed_by": pair / "key.pub"}
     with pytest.raises(BuildError, match="has no signature"):
-        build(config(pair, drafter=drafter), made, quiet)
+        build(config_of(pair, drafter=drafter), made, quiet)
     (pair / "target" / "tokenizer.json").write_text("{}")
     with pytest.raises(BuildError, match=r"tokenizer\.json changed"):
-        build(config(pair, target=target), made, quiet)
+        build(config_of(pair, target=target), made, quiet)
 
 
 def test_the_bill_of_materials_is_valid_and_complete(original: Path) -> None:
@@ -176,7 +163,7 @@ def test_the_bill_of_materials_is_valid_and_complete(original: Path) -> None:
 def test_a_broken_card_costs_its_facts_only(original: Path, tmp_path: Path, card: str) -> None:
     pair = Path(shutil.copytree(original, tmp_path / "pair"))
     (pair / "target" / "README.md").write_bytes(card.encode(errors="surrogateescape"))
-    build(config(pair), pair / "again", quiet)
+    build(config_of(pair), pair / "again", quiet)
     target, _ = json.loads((pair / "again" / BOM).read_text())["components"]
     assert "licenses" not in target
 
@@ -185,7 +172,7 @@ def test_a_broken_card_costs_its_facts_only(original: Path, tmp_path: Path, card
 def test_a_pack_repeats_and_holds_the_build(original: Path, tmp_path: Path, layout: str) -> None:
     digests = [pack(original / "built", tmp_path / each, layout, quiet) for each in "ab"]
     assert digests[0] == digests[1]
-    assert files(tmp_path / "a") == files(tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
     blobs = tmp_path / "a" / "blobs" / "sha256"
     top = json.loads((blobs / digests[0].removeprefix("sha256:")).read_text())
     for layer in top["layers"]:
@@ -194,14 +181,14 @@ def test_a_pack_repeats_and_holds_the_build(original: Path, tmp_path: Path, layo
         with tarfile.open(blob) as archive:
             archive.extractall(tmp_path / "out", filter="data")
     unpacked = tmp_path / "out" / "models" if layout == "modelcar" else tmp_path / "out"
-    assert files(unpacked) == files(original / "built")
+    assert contents(unpacked) == contents(original / "built")
     verify_signature(unpacked, original / "key.pub")
 
 
 def test_a_pack_takes_no_links_and_nobody_elses_directory(original: Path, tmp_path: Path) -> None:
     linked = tmp_path / "linked"
     engine = {"kind": "onnxruntime", "weights": "link"}
-    build(config(original, engine=engine), linked, quiet)
+    build(config_of(original, engine=engine), linked, quiet)
     with pytest.raises(BuildError, match="is a link"):
         pack(linked, tmp_path / "out", "modelpack", quiet)
     assert not (tmp_path / "out").exists()
