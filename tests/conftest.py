@@ -20,6 +20,7 @@ from pairs import make_pair
 from pycode import demo_config
 
 from dflash_trt.build.run import build
+from dflash_trt.decoding.speculation import Adaptive
 
 if TYPE_CHECKING:
     from exact import Case
@@ -91,3 +92,9 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 def case(request: pytest.FixtureRequest, case_of: Callable[[str], Case]) -> Case:
     """`case_of` by parameter."""
     return case_of(request.param)
+
+
+@pytest.fixture
+def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs are made up to force choices: what rounds really take must not correct them."""
+    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)

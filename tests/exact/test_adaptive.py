@@ -24,7 +24,7 @@ from guesses import COSTS, AtRandom, Guesses
 
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, RunRound, SamplingParams, Scheduler, Sequence, in_process
-from dflash_trt.decoding.speculation import Adaptive, Fixed, Row, StepPlan, strategy
+from dflash_trt.decoding.speculation import Fixed, Row, StepPlan, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -49,10 +49,7 @@ class Case:
     texts: list[list[int]]
 
 
-@pytest.fixture(autouse=True)
-def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs are made up here to force choices: what rounds really take must not correct them."""
-    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("made_up_time")
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ from dflash_trt.decoding import (
     in_process,
 )
 from dflash_trt.decoding.grammar import JSON_STYLE
-from dflash_trt.decoding.speculation import Adaptive, Fixed, strategy
+from dflash_trt.decoding.speculation import Fixed, strategy
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine
 
@@ -90,10 +90,7 @@ class Case:
     plain: list[Sequence]
 
 
-@pytest.fixture(autouse=True)
-def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs are made up here to force choices."""
-    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("made_up_time")
 
 
 def case_for(built: BuiltPair) -> Case:

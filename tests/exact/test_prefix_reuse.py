@@ -31,7 +31,7 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.decoding.messages import verify_input
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
-from dflash_trt.decoding.speculation import Adaptive, FeatureBuffer, Fixed, Policy, strategy
+from dflash_trt.decoding.speculation import FeatureBuffer, Fixed, Policy, strategy
 from dflash_trt.engines import KEPT, NOTHING
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import Storage
@@ -43,9 +43,7 @@ DRAWN = SamplingParams(0.8, seed=3)
 scheduler_of = partial(exact.scheduler_of, max_seq_len=MAX_SEQ_LEN)
 
 
-@pytest.fixture(autouse=True)
-def made_up_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Adaptive, "timed", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("made_up_time")
 
 
 @pytest.fixture(scope="module")
