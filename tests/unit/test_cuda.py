@@ -16,7 +16,8 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import pytest
-from builds import build_pair, config_of, contents
+from builds import build_engines, build_pair, config_of, contents
+from families import pair_of
 from pairs import make_pair
 
 from dflash_trt.engines.cuda import PROVIDER, engine
@@ -41,6 +42,17 @@ def test_the_file_is_the_same(built: Path) -> None:
         "drafter/engine.json",
     }
     assert json.loads(cuda["target/engine.json"])["device"] == "cuda"
+
+
+def test_what_weights_alone_go_into_needs_no_kernel(tmp_path: Path) -> None:
+    """Matrices of experts in bf16 are widened and split: once, as the graph is loaded."""
+    pair = pair_of("qwen3-moe", "z-lab", tmp_path, dtype="bfloat16")
+    sizes: dict[str, Any] = {"slots": 2, "max_seq_len": 64, "device": "cuda"}
+    build_engines(pair.target_dir, pair.drafter_dir, tmp_path / "engines", **sizes)
+    path = tmp_path / "engines" / "target" / "model.onnx"
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    assert any(node.op_type == "Split" and len(node.input) == 1 for node in nodes)
+    check_graph(path)
 
 
 @pytest.mark.parametrize(("name", "value"), [("quantize", "int4"), ("tensor_parallel_size", 2)])

@@ -55,12 +55,19 @@ def check_placement(session: ort.InferenceSession, path: Path) -> None:
 
 
 def _nodes(path: Path) -> Iterator[tuple[onnx.NodeProto, str]]:
-    """The nodes of a graph file, each with its inputs' types as the table writes them."""
+    """The nodes of a graph file, each with its inputs' types as the table writes them.
+
+    But for those that weights alone go into: ONNX Runtime computes these once, as it loads.
+    """
     graph = onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False)).graph
     values = (*graph.input, *graph.output, *graph.value_info)
     types = {value.name: value.type.tensor_type.elem_type for value in values}
     types |= {weight.name: weight.data_type for weight in graph.initializer}
+    known = {weight.name for weight in graph.initializer}
     for node in graph.node:
+        if known.issuperset(node.input):
+            known.update(node.output)
+            continue
         inputs = node.input[:1] if node.op_type == "Concat" else node.input
         names = (onnx.TensorProto.DataType.Name(types.get(name, 0)) for name in inputs)
         yield node, " ".join(names).lower()
