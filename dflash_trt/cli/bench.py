@@ -313,7 +313,10 @@ def _some_of(name: str, text: str, known: Collection[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(text.split(",")))
     for each in found:
         if each not in known:
-            raise RequestError(f"--{name}: there is no {each}", f"Known: {', '.join(known)}")
+            raise RequestError(
+                f"--{name}: there is no {name.removesuffix('s')} {each}",
+                f"Known: {', '.join(known)}",
+            )
     return found
 
 
