@@ -27,6 +27,7 @@ SIDE_DOORS = {
     *(
         "build.settings",
         "build.signing",
+        "build.unpack",
         "cli.main",
         "engines.accuracy",
         "engines.onnxruntime",
