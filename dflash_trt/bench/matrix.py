@@ -145,10 +145,12 @@ def run_matrix(
         publish(complete=False)
 
     try:
-        for method, cells in wanted.items():
-            done = {file for file, cell in found.items() if cell.error is None}
-            if left := [cell for cell in cells if matrix.file(cell) not in done]:
-                _measure_method(matrix, left, directory / "builds" / method, report, take)
+        with asyncio.Runner() as runner:  # gRPC goes on telling a loop that was closed
+            for method, cells in wanted.items():
+                done = {file for file, cell in found.items() if cell.error is None}
+                if left := [cell for cell in cells if matrix.file(cell) not in done]:
+                    built = directory / "builds" / method
+                    _measure_method(matrix, left, built, runner, report, take)
     except KeyboardInterrupt:
         return publish(complete=False)
     return publish(complete=True)
@@ -165,6 +167,7 @@ def _measure_method(
     matrix: Matrix,
     cells: Sequence[MatrixCell],
     built: Path,
+    runner: asyncio.Runner,
     report: Report,
     take: Callable[[MatrixCell], None],
 ) -> None:
@@ -183,7 +186,8 @@ def _measure_method(
                 failed = False
                 while left and not failed:
                     url = f"{LOOPBACK}:{ports.grpc}"
-                    cell = _measured(matrix, replace(left[0], gpus=gpu_count), url, options, report)
+                    cell = replace(left[0], gpus=gpu_count)
+                    cell = _measured(matrix, cell, url, options, runner, report)
                     failed = cell.error is not None
                     left.pop(0)
                     take(cell)
@@ -221,7 +225,12 @@ def _refused(tokenizer: Path, asked: set[str]) -> dict[str, str]:
 
 
 def _measured(
-    matrix: Matrix, cell: MatrixCell, url: str, options: Mapping[str, Any], report: Report
+    matrix: Matrix,
+    cell: MatrixCell,
+    url: str,
+    options: Mapping[str, Any],
+    runner: asyncio.Runner,
+    report: Report,
 ) -> MatrixCell:
     """The cell with its level; no prompt finds an earlier one's KV cache."""
     count = max(matrix.requests, 2 * cell.users)
@@ -245,7 +254,7 @@ def _measured(
     load = Load(users=cell.users)
     told = partial(report, str(cell))
     try:
-        asyncio.run(
+        runner.run(
             measure_server(
                 *("triton-grpc", url, None, [load], asks, count, matrix.goal, told, levels),
                 warm_up=warm_up,

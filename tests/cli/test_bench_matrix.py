@@ -71,7 +71,7 @@ def test_one_command_to_the_picture_and_on_where_it_was(tmp_path: Path) -> None:
     command = ("bench", "matrix", CONFIG, "--output", output, *OPTIONS)
     code, out, err = run(*command, "--prompts", f"{long},{short}")
     assert code == 1
-    assert "error: 4 cells failed" in err
+    assert "error: 4 cells failed" in err, out
     first = cells_in(output)
     assert len(first) == 8
     for cell in first.values():

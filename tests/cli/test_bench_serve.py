@@ -297,7 +297,7 @@ def test_times_errors_and_goodput() -> None:
     level = summarise(Load(users=4), chats, 10.0, Goal(first_token=0.5, inter_token=0.1))
     assert (level.requests, level.errors, level.first_error) == (4, 1, "HTTP 503: busy")
     assert (level.tokens, level.rounds, level.seconds) == (15, 7, pytest.approx(0.9))
-    assert level.kept == [1.0, 0.25]
+    assert level.kept == [0.75, 0.25]
     assert level.tau == pytest.approx((15 - 3) / 7)
     assert level.first_token[0] == pytest.approx(0.1)
     assert level.inter_token[0] == pytest.approx(0.05)
