@@ -23,7 +23,7 @@ from dflash_trt.bench.protocols import Ask
 from dflash_trt.bench.results import Level, MatrixCell, MatrixRun, write_run
 from dflash_trt.build.run import build
 from dflash_trt.chat import as_chat, load_chat_template
-from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, RequestError
 from dflash_trt.files import read_as
 from dflash_trt.machine import cpu_model
@@ -198,11 +198,13 @@ def _measure_method(
 
 def _gpus(built: Path, config: BuildConfig) -> int:
     """How many the build takes, 0 where it takes none; EngineError if it cannot run here."""
-    if (engine := built / "engines" / KIND).is_dir():
-        info = read_info(engine)
+    engine = config.engine
+    if isinstance(engine, TensorRTLLM):
+        info = read_info(built / "engines" / KIND)
         check_host(info)
         return info.gpus * info.nodes
-    return config.engine.tensor_parallel_size if config.engine.kind == "tensorrt" else 0
+    on_cpu = isinstance(engine, OnnxRuntime) and engine.device == "cpu"
+    return 0 if on_cpu else engine.tensor_parallel_size
 
 
 def _refused(tokenizer: Path, asked: set[str]) -> dict[str, str]:
