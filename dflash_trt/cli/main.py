@@ -20,7 +20,8 @@ app = typer.Typer(
 )
 for command in (
     *(build.build, build.check, pair.plan, pair.inspect, serve.serve, generate.generate),
-    *(verify.verify, verify.doctor, build.export, build.schema, release.sign, release.pack),
+    *(verify.verify, verify.doctor, build.export, build.schema),
+    *(release.sign, release.pack, release.unpack),
 ):
     app.command()(command)
 app.add_typer(bench.app, name="bench")

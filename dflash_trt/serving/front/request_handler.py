@@ -230,7 +230,8 @@ class RequestHandler:
         state, choice = self._open[sequence]
         failure = (code, message) if sequence.finish_reason == "error" else None
         if sequence.finish_reason is not None:
-            self._metrics.finished(sequence.finish_reason)
+            length = sequence.acceptance_length if sequence.request.drafting else 0.0
+            self._metrics.finished(sequence.finish_reason, length)
             del self._open[sequence]
         try:
             choice.count(self._metrics, streaming=state.streaming)
