@@ -8,17 +8,21 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 from builds import config_of
 from commands import run
 from pairs import make_pair
+from test_deployment import KUBERNETES, SCHEMAS
 
 from dflash_trt.build.export import ENGINES, export
-from dflash_trt.checkpoints import ModelSummary
-from dflash_trt.config import BuildConfig
+from dflash_trt.checkpoints import Located, ModelSummary
+from dflash_trt.config import BuildConfig, Source
 from dflash_trt.errors import ConfigError, PairError
 
+SCRIPTS = [engine for engine in ENGINES if engine != "dynamo"]
 PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.json").read_text())
 
 
@@ -50,7 +54,7 @@ def options(words: list[str]) -> list[str]:
     return [word for word in words if word.startswith("--")]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", SCRIPTS)
 def test_options_are_published_ones(pair: Path, engine: str) -> None:
     (words,) = commands(written(made(pair), engine))
     published = PUBLISHED[engine]
@@ -128,7 +132,37 @@ def test_trtllm_serve_gets_the_arguments_of_a_build(pair: Path) -> None:
     assert "model" not in args
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both resources are of their published schemas, and what they name is there."""
+    with pytest.raises(ConfigError, match="a directory of this machine"):
+        written(made(pair), "dynamo")
+    hub = {role: Source(hub=f"org/{role}", revision="0" * 40) for role in ("target", "drafter")}
+    monkeypatch.setattr(
+        "dflash_trt.build.export.locate",
+        lambda source, role, report, weights: Located(pair / role, source.revision),
+    )
+    text = written(made(pair).model_copy(update=hub), "dynamo")
+    config, graph = yaml.safe_load_all(text)
+    kubernetes_validate.validate(config, KUBERNETES, strict=True)
+    jsonschema.validate(graph, json.loads((SCHEMAS / "dynamographdeployment.json").read_text()))
+    for component in graph["spec"]["components"]:
+        spec = component["podTemplate"]["spec"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+    fetches = [each["command"] + each["args"] for each in spec["initContainers"]]
+    assert fetches[0][:3] == ["hf", "download", "org/target"]
+    assert fetches[1][-4:] == ["--local-dir", "/models/drafter", "--revision", "0" * 40]
+    (server,) = spec["containers"]
+    assert server["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    args = yaml.safe_load(config["data"]["llm_args.yaml"])
+    script = written(made(pair), "trtllm-serve")
+    built = yaml.safe_load(script.split("<<'EOF'\n")[1].split("EOF\n")[0])
+    assert built["speculative_config"].pop("speculative_model") == str(pair / "drafter")
+    assert args["speculative_config"].pop("speculative_model") == "/models/drafter"
+    assert args == built
+
+
+@pytest.mark.parametrize("engine", SCRIPTS)
 def test_the_shell_has_nothing_against_it(pair: Path, tmp_path: Path, engine: str) -> None:
     file = tmp_path / "script.sh"
     file.write_text(written(made(pair), engine))
@@ -161,6 +195,6 @@ def test_the_command(pair: Path, tmp_path: Path) -> None:
     assert out.startswith("#!/usr/bin/env bash\n")
     code, _, err = run("export", "llama.cpp", file)
     assert code == 1
-    assert "Take vllm, sglang, trtllm-serve." in err
+    assert "Take vllm, sglang, trtllm-serve, dynamo." in err
     with pytest.raises(ConfigError, match="says nothing of GPUs"):
         written(config_of(pair), "vllm")

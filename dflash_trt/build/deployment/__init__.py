@@ -4,7 +4,7 @@
 deploy/   Dockerfile; of kind tensorrt_llm start.sh, probe.sh, and over nodes leader.sh, worker.sh
 deploy/kubernetes/   a kustomize base: Deployment or LeaderWorkerSet, Service, NetworkPolicy, ...;
                      hpa/ and keda/ are components that scale it
-deploy/kserve/       ServingRuntime and InferenceService; kserve-canary/ gives it some of the traffic
+deploy/kserve/       ServingRuntime and InferenceService; kserve-canary/ is for some of the traffic
 ```
 
 Each file says how it is used, and what was not tried.
@@ -24,6 +24,13 @@ from dflash_trt.roofline import machine
 from dflash_trt.triton import CHANGES
 
 TEMPLATES = Path(__file__).with_name("templates")
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 LONGEST_NAME = 45  # of what Kubernetes takes 63; the controller appends to it
 GIB = 1 << 30
 
@@ -51,25 +58,18 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
         "workload": "LeaderWorkerSet" if several else "Deployment",
         "workload_api": "leaderworkerset.x-k8s.io/v1" if several else "apps/v1",
     }
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     left_out = {"kubernetes/pod.yaml"}  # macros
     left_out |= set() if values["llm"] else {"kubernetes/cache.yaml"}
     left_out |= {f"kubernetes/{'deployment' if several else 'leaderworkerset'}.yaml"}
     left_out |= set() if several else {"leader.sh", "worker.sh"}
-    for template in environment.list_templates():
+    for template in ENVIRONMENT.list_templates():
         file = template.removeprefix("tensorrt_llm/" if values["llm"] else "serve/")
-        other = file.startswith(("serve/", "tensorrt_llm/", *["kserve"] * several))
+        other = file.startswith(("export/", "serve/", "tensorrt_llm/", *["kserve"] * several))
         if other or file in left_out:
             continue
         at = directory / "deploy" / file
         at.parent.mkdir(parents=True, exist_ok=True)
-        at.write_text(environment.get_template(template).render(values), encoding="utf-8")
+        at.write_text(render(template, **values), encoding="utf-8")
         if file.endswith(".sh"):
             at.chmod(0o755)
 
@@ -128,6 +128,11 @@ def _requirements(plans: str, ranks: int) -> list[str]:
         if marker == f"extra == '{extra}'" or (not marker and project not in builds):
             found.append(requirement)
     return sorted(found)
+
+
+def render(template: str, **values: Any) -> str:
+    """A file of `templates/` filled in; a value that it does not get is an error."""
+    return ENVIRONMENT.get_template(template).render(values)
 
 
 def resource_name(name: str) -> str:
