@@ -99,9 +99,10 @@ def _write(
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
     engine, serving, storage, threads = config.engine, config.serving, Storage(), 1
+    device: Literal["cpu", "cuda"] = "cpu"
     assert isinstance(engine, OnnxRuntime | TensorRT)
     if isinstance(engine, OnnxRuntime):
-        threads = engine.threads
+        threads, device = engine.threads, engine.device
         storage = Storage(engine.weights == "link", BITS.get(engine.quantize))
     else:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
@@ -109,7 +110,7 @@ def _write(
         capabilities(engine)  # raises before the work starts where something is not installed
     engines, ranks = directory / "engines", int(engine.tensor_parallel_size)
     common: dict[str, Any] = {"slots": serving.slots, "max_seq_len": serving.max_seq_len}
-    common |= {"threads": threads, "storage": storage}
+    common |= {"threads": threads, "storage": storage, "device": device}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
     ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
     digests = build_target(target, drafter.spec, engines / "target", **ours)

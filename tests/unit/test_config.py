@@ -35,6 +35,7 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, GOOD))
     assert config.engine.model_dump() == {
         "kind": "onnxruntime",
+        "device": "cpu",
         "tensor_parallel_size": 1,
         "shard_drafter": True,
         "threads": 2,

@@ -30,6 +30,7 @@ SIDE_DOORS = {
         "build.unpack",
         "cli.main",
         "engines.accuracy",
+        "engines.cuda.kernels",
         "engines.onnxruntime",
         "engines.tensorrt.machine",
     ),
