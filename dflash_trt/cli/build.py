@@ -102,7 +102,9 @@ def check(
 
 
 def export(
-    engine: Annotated[str, typer.Argument(help="vllm, sglang, trtllm-serve or dynamo.")],
+    engine: Annotated[
+        str, typer.Argument(help="vllm, sglang, trtllm-serve, transformers or dynamo.")
+    ],
     config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
 ) -> None:
     """Print a script that serves the same pair on another engine, to compare like with like; for
