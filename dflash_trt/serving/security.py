@@ -156,7 +156,7 @@ def check_exposure(security: Security, binary: Path) -> None:
     """Raises `ServerError` when an old tritonserver would be reachable from other machines."""
     if not security.exposed or security.old_server_exposed:
         return
-    if (version := _version(binary)) < OLDEST_EXPOSED:
+    if (version := server_version(binary)) < OLDEST_EXPOSED:
         known = ".".join(map(str, version)) or "of unknown version"
         raise ServerError(
             f"tritonserver {known} has known security holes and may only listen on 127.0.0.1",
@@ -165,7 +165,7 @@ def check_exposure(security: Security, binary: Path) -> None:
         )
 
 
-def _version(binary: Path) -> tuple[int, ...]:
+def server_version(binary: Path) -> tuple[int, ...]:
     """(major, minor), as the server says before it ends for want of a repository; () unknown."""
     ports = [f"--allow-{kind}=false" for kind in ("http", "grpc", "metrics")]
     command = [str(binary), "--model-repository=/nonexistent", *ports]

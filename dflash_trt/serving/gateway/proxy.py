@@ -21,7 +21,6 @@ from dflash_trt.serving.security import GATEWAY_KEY, Security
 
 PUBLIC = (MODEL, f"{MODEL}_infer")  # the models whose fields are known
 JSON_SIZE = "inference-header-content-length"
-PASSED_ON = ("traceparent", "tracestate")  # headers of a request
 PASSED_BACK = ("Content-Type", "Content-Length", "Inference-Header-Content-Length")
 CONNECT_TIME = 5.0  # seconds
 UNPARSED = b'{"error":"Unable to parse '
@@ -51,12 +50,12 @@ def triton_door(
     async def forward(scope: Scope, receive: Receive, send: Send) -> None:
         request, route = Request(scope, receive), _route(scope)
         assert isinstance(route, Route)  # it was admitted
-        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        headers[GATEWAY_KEY] = security.own_key
+        trace = tracing.current()
+        headers = {**tracing.sampled(trace or request.headers), GATEWAY_KEY: security.own_key}
         body = None
         if request.method == "POST":
             size = request.headers.get(JSON_SIZE)
-            who = client_parameters(scope["client"][0], security.client_key) | tracing.current()
+            who = client_parameters(scope["client"][0], security.client_key) | trace
             try:
                 body, json_size, name = checked(
                     await request.body(),
