@@ -28,7 +28,7 @@ class Served:
     openai: int
     builds: dict[str, Path]  # a: that it began with; target, drafter: other ones; bad: a drafter
 
-    def swap(self, build: str | None, least: float = 0.5) -> list[str]:
+    def swap(self, build: str | None, least: float = 0.2) -> list[str]:
         """What it says; build: None goes back."""
         path = None if build is None else str(self.builds[build])
         return list(call(self.ports.http, {"build": path, "least": least, "drain": WAIT}))
@@ -107,19 +107,19 @@ def test_another_drafter_is_loaded_alone(served: Served, clients: Clients) -> No
     assert len(clients.texts()) == 1
 
 
-def test_a_worse_drafter_does_not_stay(served: Served, clients: Clients) -> None:
+def test_a_worse_drafter_does_not_stay(served: Served) -> None:
+    """Without other clients: a busy server drafts so little that it hardly shows."""
     with pytest.raises(ServerError, match="tokens a round"):
         served.swap("bad", least=0.8)
-    assert "from" in served.swap("drafter")[0]
-    served.swap("a")
-    assert len(clients.texts()) == 1
+    assert served.swap("drafter")[0].startswith(f"swap: from {served.builds['a']} to ")
+    served.swap("a", least=0.0)
 
 
 def test_what_cannot_be_swapped_is_said(served: Served, tmp_path: Path) -> None:
     served.builds["none"] = tmp_path
     with pytest.raises(ServerError, match="not a directory that `dflash-trt build` made"):
         served.swap("none")
-    running = threading.Thread(target=served.swap, args=["target"])
+    running = threading.Thread(target=served.swap, args=["drafter"])
     running.start()
     try:
         with pytest.raises(ServerError, match="a swap is under way"):

@@ -67,17 +67,16 @@ class Caller:
             connection.settimeout(CALL_TIME)
             with connection.makefile("rb") as file:
                 call = json.loads(file.readline(LONGEST))
-            free = self._busy.acquire(blocking=False)
             try:
-                if not free:
+                if not self._busy.acquire(blocking=False):
                     raise BUSY
-                self._do(call, tell)
+                try:
+                    self._do(call, tell)
+                finally:
+                    self._busy.release()  # first: the caller may come again at once
                 tell("", "done")
             except ServerError as error:
                 tell(json.dumps([error.problem, error.fix]), "error")
-            finally:
-                if free:
-                    self._busy.release()
 
 
 def call(http_port: int, what: Call) -> Iterator[str]:

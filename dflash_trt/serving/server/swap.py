@@ -179,16 +179,16 @@ class Swaps:
         server, old = self.server, self.server.repository.parent
         drafters = [pid for pid, model in server.stubs().items() if model == DRAFTER]
         check_memory(drafters, old, build, "engines/drafter")
-        last = self._proved = self._proved or acceptance(server)
+        # both under the load that there is, which says how much is drafted
+        self._proved = acceptance(server)
         with server.reloading(DRAFTER):
             server.load_drafter(build)
             try:
-                found = self._prove(server, least, say)
+                self._prove(server, least, say)
             except ServerError:
-                self._proved = last
                 server.load_drafter(old)
                 raise
-        self._proved = found
+        self._proved = None
         say(f"swap: {build} serves; its drafter was loaded, and nothing else")
 
 
