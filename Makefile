@@ -4,7 +4,7 @@ BIN := .venv/bin
 # two at a time, the tests of a file one after another: they share what they built
 TWO := -n 2 --dist loadfile
 
-.PHONY: demo test test-models test-plans soak lint bench clean
+.PHONY: demo test test-models test-plans test-gpu soak lint bench clean
 
 demo: .venv/.server  ## build the demo pair, serve it with Triton, show who wrote which token
 	$(BIN)/python examples/demo.py
@@ -17,6 +17,11 @@ test-models: .venv/.dev  ## every model family and drafter format, and broken fi
 
 test-plans: .venv/.rtx  ## TensorRT plans, built without a GPU; installs NVIDIA's library
 	$(BIN)/python -m pytest -m plans
+
+test-gpu:  ## every test that needs an NVIDIA GPU; installs NVIDIA's libraries; writes build/gpu.xml, to send back
+	@nvidia-smi -L || { echo 'make test-gpu needs an NVIDIA GPU with its driver, and here is none' >&2; exit 1; }
+	$(MAKE) .venv/.gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu --junitxml build/gpu.xml
 
 soak: .venv/.dev  ## the long tests: load, chaos, killed processes, random pairs and traffic
 	$(BIN)/python -m pytest -m soak
@@ -47,4 +52,10 @@ clean:
 
 .venv/.rtx: .venv/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rtx]'
+	touch $@
+
+# both packages write the same files, so that only one of them may be there
+.venv/.gpu: .venv/.rtx
+	$(BIN)/python -m pip uninstall --quiet --yes onnxruntime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'onnxruntime-gpu[cuda,cudnn]>=1.31,<1.32'
 	touch $@

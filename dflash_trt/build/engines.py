@@ -36,12 +36,14 @@ def build_target(
     storage: Storage = COPIED,
     ranks: int = 1,
     kind: Kind = "onnxruntime",
+    device: str = "cpu",
 ) -> dict[Path, Entry]:
     """Write the target's engine; the drafter says which layers are tapped.
 
     `progress` is called with each tensor's name as it is written; `storage`: how the
     weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`);
-    kind: what the graph is for (see `GraphBuilder`). Returns what a manifest says of the large
+    kind: what the graph is for (see `GraphBuilder`); device: that it is to run on, "cpu" or "cuda",
+    where each node must have a kernel. Returns what a manifest says of the large
     files.
     """
     # a round that starts on the last position still writes all its rows
@@ -51,7 +53,9 @@ def build_target(
         graph = target_graph(
             target, drafter.target_layer_ids, cache_len, kind, storage=storage, rank=rank
         )
-        info = _info("target", target, drafter, slots, max_seq_len, cache_len, threads, graph)
+        info = _info(
+            "target", target, drafter, slots, max_seq_len, cache_len, threads, graph, device
+        )
         written |= _save(graph, info, directory, progress)
     return written
 
@@ -67,6 +71,7 @@ def build_drafter(
     progress: Progress = lambda _: None,
     storage: Storage = COPIED,
     ranks: int = 1,
+    device: str = "cpu",
 ) -> dict[Path, Entry]:
     """Write the drafter's engine, with what it shares with the target; see `build_target`."""
     spec = drafter.spec
@@ -76,7 +81,9 @@ def build_drafter(
     cache_len, written = _aligned(rows), dict[Path, Entry]()
     for rank in (Rank(index, ranks) for index in range(ranks)):
         graph = drafter_graph(drafter, target, cache_len, storage=storage, rank=rank)
-        info = _info("drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph)
+        info = _info(
+            "drafter", drafter, spec, slots, max_seq_len, cache_len, threads, graph, device
+        )
         written |= _save(graph, info, directory, progress)
     return written
 
@@ -92,6 +99,11 @@ def _save(
     at = rank_directory(directory, info.rank)
     at.mkdir(parents=True, exist_ok=True)
     written = graph.save(at, progress)
+    if info.device == "cuda":
+        # imported here: it takes a while to load
+        from dflash_trt.engines.cuda.kernels import check_graph  # noqa: PLC0415
+
+        check_graph(at / "model.onnx")
     write_info(at, info)
     return written
 
@@ -105,6 +117,7 @@ def _info(
     cache_len: int,
     threads: int,
     graph: GraphBuilder,
+    device: str,
 ) -> EngineInfo:
     own, _ = share(model.spec, model.weights, graph.rank)
     return EngineInfo(
@@ -127,4 +140,5 @@ def _info(
         originals={name: stamp(file) for file, name in graph.links.items()},
         rank=graph.rank.index,
         ranks=graph.rank.of,
+        device=device,
     )

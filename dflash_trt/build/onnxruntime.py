@@ -38,11 +38,14 @@ DEFAULT_MAX_SEQ_LEN = 4096
 BITS: dict[str | None, Literal[4, 8]] = {"int4": 4, "int8": 8}
 
 
-def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
+def prepare(
+    config: BuildConfig, target_at: Located, drafter_at: Located | None, report: Report
+) -> Job:
     """Check a pair that the graphs are to run.
 
     Raises ConfigError, CheckpointError or PairError.
     """
+    assert drafter_at is not None
     target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
     speculation, serving = config.speculation, config.serving
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
@@ -98,9 +101,10 @@ def _write(
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
     engine, serving, storage, threads = config.engine, config.serving, Storage(), 1
+    device: Literal["cpu", "cuda"] = "cpu"
     assert isinstance(engine, OnnxRuntime | TensorRT)
     if isinstance(engine, OnnxRuntime):
-        threads = engine.threads
+        threads, device = engine.threads, engine.device
         storage = Storage(engine.weights == "link", BITS.get(engine.quantize))
     else:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
@@ -108,7 +112,7 @@ def _write(
         capabilities(engine)  # raises before the work starts where something is not installed
     engines, ranks = directory / "engines", int(engine.tensor_parallel_size)
     common: dict[str, Any] = {"slots": serving.slots, "max_seq_len": serving.max_seq_len}
-    common |= {"threads": threads, "storage": storage}
+    common |= {"threads": threads, "storage": storage, "device": device}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
     ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
     digests = build_target(target, drafter.spec, engines / "target", **ours)

@@ -34,6 +34,7 @@ IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
 IMAGE_LAYER = "application/vnd.oci.image.layer.v1.tar"
 FILE_PATH = "org.cncf.model.filepath"
 REF_NAME = "org.opencontainers.image.ref.name"
+IN_IMAGE = "models/"  # where the files of a modelcar lie
 LARGE = 16 << 20  # bytes from which on a file has a layer of its own
 CHUNK = 1 << 20
 
@@ -122,7 +123,7 @@ def _layers(sizes: Mapping[str, int]) -> list[Layer]:
 
 
 def _layer(blobs: Blobs, build: Path, layer: Layer, layout: Layout) -> Json:
-    prefix = "models/" if layout == "modelcar" else ""
+    prefix = IN_IMAGE if layout == "modelcar" else ""
 
     def write(stream: BinaryIO) -> None:
         with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:

@@ -93,7 +93,8 @@ def _explained(problem: str, fix: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """The files that differ, or what the library says."""
     said = str(error).strip()
-    differing = re.findall(r"Hash mismatch for '([^']+)'", said)
+    # its list of texts has quotes escaped where a digest's bytes are a quote
+    differing = re.findall(r"Hash mismatch for \\?'([^'\\]+)", said)
     differing += re.findall(r"Missing files in model '[^']*': ([^'\"\]]+)", said)
     if differing:
         return f"{', '.join(differing)} changed since"

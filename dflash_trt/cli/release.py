@@ -1,4 +1,4 @@
-"""`dflash-trt sign` and `pack`: a build on its way to a registry."""
+"""`dflash-trt sign`, `pack` and `unpack`: a build on its way to a registry, and from it."""
 # ruff: noqa: PLC0415
 
 from pathlib import Path
@@ -55,3 +55,15 @@ def pack(
     else:
         print(f"packed {output} ({layout}): {digest}")
         print(f"copy it: skopeo copy oci:{output} docker://REGISTRY/NAME:TAG")
+
+
+def unpack(
+    layout: Annotated[Path, typer.Argument(help="OCI image layout, as `pack` writes it.")],
+    output: Annotated[Path, typer.Argument(help="Directory of the build.")],
+) -> None:
+    """Write the build that a layout holds, after a look at every digest."""
+    from dflash_trt.build.unpack import unpack as run
+
+    with reporting() as report:
+        run(layout, output, report)
+    print(f"unpacked {output}; check who signed it: dflash-trt check {output} --key KEY")

@@ -48,10 +48,15 @@ class Sharded(Section):
 
 
 class OnnxRuntime(Sharded):
-    """Graphs on any CPU."""
+    """Graphs on any CPU, or by the CUDA provider."""
 
     kind: Literal["onnxruntime"] = Field(
         default="onnxruntime", description="onnxruntime: run on any CPU"
+    )
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        description="cpu: run on the CPU; cuda: run the same file on one NVIDIA GPU, by ONNX "
+        "Runtime's CUDA provider (never run yet)",
     )
     threads: Count = Field(
         default=2, description="sets the CPU threads of one engine call, per rank"
@@ -66,6 +71,16 @@ class OnnxRuntime(Sharded):
         description="quantizes linear layers to int8 or int4, one scale for 32 weights; `build` "
         "measures the loss of accuracy. Unset: keep the checkpoint's precision",
     )
+
+    @model_validator(mode="after")
+    def _cuda_is_one_gpu(self) -> "OnnxRuntime":
+        if self.device == "cuda" and (self.quantize or self.tensor_parallel_size > 1):
+            raise PydanticCustomError(
+                "one_gpu",
+                "device: cuda runs on one GPU, in the checkpoint's precision; leave out "
+                "tensor_parallel_size and quantize",
+            )
+        return self
 
 
 class TensorRT(Sharded):

@@ -64,6 +64,7 @@ class EngineInfo:
     rank: int = 0
     ranks: Size = 1
     plan: PlanInfo | None = None  # of kind tensorrt
+    device: str = "cpu"  # of kind onnxruntime: "cpu" or "cuda"
 
     @property
     def widest(self) -> int:

@@ -3,7 +3,7 @@
 import importlib
 from pathlib import Path
 
-from dflash_trt.engines.info import ENGINE_FILE
+from dflash_trt.engines.info import ENGINE_FILE, read_info
 from dflash_trt.engines.step import Engine
 from dflash_trt.errors import EngineError
 from dflash_trt.files import read_json
@@ -12,6 +12,7 @@ MODULES = {  # where a kind's `Engine` is
     "onnxruntime": "dflash_trt.engines.onnxruntime",
     "tensorrt": "dflash_trt.engines.tensorrt.engine",
 }
+ON_CUDA = "dflash_trt.engines.cuda.engine"  # of a graph that is for a GPU
 
 
 def engine_kind(directory: Path) -> str:
@@ -30,6 +31,8 @@ def engine_kind(directory: Path) -> str:
 
 def load_engine(directory: Path) -> Engine:
     """Load a target or a drafter; EngineError when it cannot be."""
-    module = importlib.import_module(MODULES[engine_kind(directory)])
+    kind = engine_kind(directory)
+    on_cuda = read_info(directory, kind).device == "cuda"
+    module = importlib.import_module(ON_CUDA if on_cuda else MODULES[kind])
     engine: Engine = module.Engine(directory)
     return engine

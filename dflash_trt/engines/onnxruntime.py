@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 KIND = "onnxruntime"
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
 BOUND_STEPS = 1024  # 16 sequences, as many tokens of each, a few lengths: 0.2 ms to bind one
+CPU: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
 
 Array = npt.NDArray[np.generic]
 
@@ -123,11 +124,15 @@ def use_one_pool(threads: int) -> None:
 
 
 def load_session(
-    directory: Path, info: EngineInfo, options: ort.SessionOptions, piece: bytes | None = None
+    directory: Path,
+    info: EngineInfo,
+    options: ort.SessionOptions,
+    piece: bytes | None = None,
+    provider: tuple[str, dict[str, str]] = CPU,
 ) -> ort.InferenceSession:
     """The graph of an engine directory, with its weights; EngineError when it cannot be loaded.
 
-    piece: a part of it as a model, to be loaded in its place.
+    piece: a part of it as a model, to be loaded in its place. provider: name and options.
     """
     use_one_pool(info.threads)
     options.use_per_session_threads = False
@@ -142,7 +147,7 @@ def load_session(
             files = [_mapped(directory / name) for name in names]
             sizes = [len(file) for file in files]
             options.add_external_initializers_from_files_in_memory(names, files, sizes)
-        return ort.InferenceSession(piece or path, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(piece or path, options, providers=[provider])
     except Exception as error:  # onnxruntime raises its own classes, all unlike each other
         raise EngineError(
             f"ONNX Runtime cannot load {path}: {error}",

@@ -186,9 +186,9 @@ class ExecutionContext:
 
 
 class Memory:
-    """`engines.tensorrt.gpu.Gpu`; a recorded graph does the same work on the same memory again."""
+    """`engines.gpu.Gpu`; a recorded graph does the same work on the same memory again."""
 
-    stream = 7
+    device, stream = "cpu", 7
     recorded = 0
 
     def __init__(self, index: int) -> None:

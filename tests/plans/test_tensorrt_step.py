@@ -1,4 +1,5 @@
-"""The TensorRT engine's step, over a stand-in of TensorRT's runtime (see stand_in_tensorrt.py).
+"""The step of engines on a GPU: TensorRT's over a stand-in of its runtime (stand_in_tensorrt.py),
+ONNX Runtime's over its CPU provider, both in this process's memory.
 
 What it binds, when and where, is what a GPU would get; what comes out shows whether it was right.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,11 @@ from dflash_trt.config import TensorRT
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import PrefixCache, Request, check_lossless, in_process
 from dflash_trt.decoding.speculation import Fixed
+from dflash_trt.engines.cuda import engine as cuda
+from dflash_trt.engines.cuda import kernels
+from dflash_trt.engines.info import read_info, write_info
 from dflash_trt.engines.load import load_engine
+from dflash_trt.engines.onnxruntime import CPU
 from dflash_trt.engines.tensorrt import engine as engine_module
 from dflash_trt.engines.tensorrt import machine
 from dflash_trt.engines.tensorrt import plan as plan_module
@@ -41,6 +47,23 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Memory, "recorded", 0)
 
 
+@pytest.fixture(params=["tensorrt", "cuda"])
+def engines(request: pytest.FixtureRequest, built: BuiltPair, tmp_path: Path) -> Path:
+    """Both engines of a pair, for a GPU."""
+    if request.param == "tensorrt":
+        return Path(request.getfixturevalue("plans"))
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setattr(cuda, "check_machine", lambda: None)
+    monkeypatch.setattr(cuda, "Gpu", Memory)
+    monkeypatch.setattr(cuda, "_provider", lambda gpu: CPU)
+    monkeypatch.setattr(kernels, "PROVIDER", CPU[0])
+    shutil.copytree(built.target_engine.parent, tmp_path / "engines")
+    for role in ("target", "drafter"):
+        directory = tmp_path / "engines" / role
+        write_info(directory, replace(read_info(directory, "onnxruntime"), device="cuda"))
+    return tmp_path / "engines"
+
+
 @pytest.fixture
 def built(built_pair: BuildPair) -> BuiltPair:
     return built_pair()
@@ -55,10 +78,10 @@ def plans(built: BuiltPair, gpu: None, tmp_path: Path) -> Path:
     return tmp_path / "engines"
 
 
-def test_greedy_text_is_the_targets_own(built: BuiltPair, plans: Path) -> None:
+def test_greedy_text_is_the_targets_own(built: BuiltPair, engines: Path) -> None:
     prompts = [text[:40] for text in built.texts[:3]]
     whole = Speculation(draft_tokens=7)
-    report = check_lossless(plans, prompts, 24, whole, lambda done: None)
+    report = check_lossless(engines, prompts, 24, whole, lambda done: None)
     assert report.identical == report.total == 3
     assert report.tau > 2  # the drafter knows these texts
     # float16 may part from float32 where two tokens are as good; these texts have no such place
@@ -66,8 +89,8 @@ def test_greedy_text_is_the_targets_own(built: BuiltPair, plans: Path) -> None:
     assert report.outputs == alone.outputs
 
 
-def test_rows_share_a_round_and_move(built: BuiltPair, plans: Path) -> None:
-    rounds = in_process(load_engine(plans / "target"), load_engine(plans / "drafter"))
+def test_rows_share_a_round_and_move(built: BuiltPair, engines: Path) -> None:
+    rounds = in_process(load_engine(engines / "target"), load_engine(engines / "drafter"))
     scheduler = scheduler_of(rounds, Fixed(7), prefill_chunk=CHUNK)
     # of several lengths, so that rows end in turn and others move into them
     asked = [Request(text[: 12 + 7 * i], 40 - 8 * i) for i, text in enumerate(built.texts[:5])]
@@ -77,8 +100,8 @@ def test_rows_share_a_round_and_move(built: BuiltPair, plans: Path) -> None:
         assert sequence.tokens == text[start : start + request.max_tokens]
 
 
-def test_a_prefix_that_is_kept_is_read_back(built: BuiltPair, plans: Path) -> None:
-    rounds = in_process(load_engine(plans / "target"), load_engine(plans / "drafter"))
+def test_a_prefix_that_is_kept_is_read_back(built: BuiltPair, engines: Path) -> None:
+    rounds = in_process(load_engine(engines / "target"), load_engine(engines / "drafter"))
     text, found = built.texts[0], []
     for cache in (None, PrefixCache(20)):
         scheduler = scheduler_of(rounds, Fixed(7), prefill_chunk=CHUNK, prefix_cache=cache)
@@ -91,8 +114,8 @@ def test_a_prefix_that_is_kept_is_read_back(built: BuiltPair, plans: Path) -> No
     assert [each.cached_tokens for each in on] == [0, 48, 48]
 
 
-def test_what_is_kept_of_a_tree_goes_on_as_a_chain(plans: Path) -> None:
-    assert_kept_tokens_are_a_chain(load_engine(plans / "target"), 0.02)
+def test_what_is_kept_of_a_tree_goes_on_as_a_chain(engines: Path) -> None:
+    assert_kept_tokens_are_a_chain(load_engine(engines / "target"), 0.02)
 
 
 def test_rounds_are_recorded_when_they_come_again_and_chunks_are_not(
@@ -109,8 +132,8 @@ def test_rounds_are_recorded_when_they_come_again_and_chunks_are_not(
     assert round_.runs == chunk.runs == 3
 
 
-def test_logits_come_when_they_are_asked_for(built: BuiltPair, plans: Path) -> None:
-    ours, whole = load_engine(plans / "target"), load_engine(built.target_engine)
+def test_logits_come_when_they_are_asked_for(built: BuiltPair, engines: Path) -> None:
+    ours, whole = load_engine(engines / "target"), load_engine(built.target_engine)
     found = [fill(engine.step(2, 1, 8, 32, 8)) for engine in (ours, whole)]
     assert "logits" not in found[0]
     for name in ("logits", "features", "top_logits"):

@@ -310,6 +310,15 @@ def test_the_time_to_the_first_token_of_a_stream_counts_its_sending(model: Count
     assert whole.time_to_first_token == [pytest.approx(second, abs=1e-3)]
 
 
+def test_each_drafted_text_has_its_acceptance(model: CountingModel) -> None:
+    triton = Triton()
+    with open_front(model, triton=triton) as front:
+        ask(front, max_tokens=10).next()  # 3 rounds for 9 tokens
+        ask(front, max_tokens=1).next()  # no round
+        ask(front, max_tokens=10, drafting=False).next()
+    assert triton.value("dflash_request_acceptance_length") == [3.0]
+
+
 def test_a_deadline_ends_a_text_as_it_is(front: RequestHandler, model: CountingModel) -> None:
     model.seconds = 0.05
     running = [ask(front, timeout=0.3, max_tokens=300, ignore_eos=True) for _ in range(2)]

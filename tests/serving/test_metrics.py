@@ -21,9 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from triton_metrics import Triton
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from dflash_trt.decoding.speculation import CostProfile
+from dflash_trt.decoding.speculation import VERIFIED, CostProfile
 from dflash_trt.serving.front import metrics as module
-from dflash_trt.serving.front.metrics import HISTOGRAM, REASONS, TALLY, VERIFIED, Metrics, families
+from dflash_trt.serving.front.metric_table import HISTOGRAM, REASONS, TALLY, families
+from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import Server
 
@@ -106,9 +107,10 @@ def test_a_request_from_queue_to_end(triton: Triton) -> None:
     metrics.tokens(3, 0.006)
     metrics.tokens(0, 0.1)  # a round that gave a request nothing
     metrics.state(active=2, waiting=0, kv_rows=3)
-    metrics.finished("stop")
+    metrics.finished("stop", acceptance_length=2.5)
     metrics.finished("refused")
     metrics.close()
+    assert triton.value("dflash_request_acceptance_length") == [2.5]
     assert triton.value("trtllm_prompt_tokens_total") == 600
     assert triton.value("dflash_prefill_seconds_total") == pytest.approx(0.3)
     assert triton.value("trtllm_request_queue_time_seconds") == [0.5]
@@ -247,7 +249,7 @@ def test_triton_shows_them_all() -> None:
         ["prefill", {"tokens": 10, "seconds": 0.5}],
         ["started", {"queued": 0.02}],
         ["first_token", {"seconds": 0.3}],
-        ["finished", {"reason": "length"}],
+        ["finished", {"reason": "length", "acceptance_length": 1.25}],
         ["state", {"active": 3, "waiting": 2, "kv_rows": 4}],
         ["costs", {"costs": COSTS.as_json()}],
     ]
@@ -278,6 +280,9 @@ def test_triton_shows_them_all() -> None:
         "dflash_acceptance_length_sum": 12_000,
         "dflash_acceptance_length_bucket,le=3": 2000,
         "dflash_acceptance_length_bucket,le=+Inf": 3000,
+        "dflash_request_acceptance_length_bucket,le=1.5": 1000,
+        "dflash_request_acceptance_length_bucket,le=1": 0,
+        "dflash_request_acceptance_length_sum": 1250,
         "dflash_inter_token_latency_seconds_count": 4000,
         "dflash_inter_token_latency_seconds_sum": 8,
         "dflash_inter_token_latency_seconds_bucket,le=0.0025": 4000,

@@ -1,28 +1,49 @@
 """What a pipeline does with a build: sign it, check it, describe it, pack it."""
 
+import io
 import json
 import random
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builds import config_of, contents, quiet
+from commands import run
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from live import serving
 from model_signing import signing
 from pairs import make_pair
 
 from dflash_trt.build.bom import BOM
-from dflash_trt.build.manifest import SIGNATURE, check_build, differences, read_manifest
-from dflash_trt.build.pack import pack
+from dflash_trt.build.manifest import (
+    MANIFEST,
+    SIGNATURE,
+    check_build,
+    differences,
+    read_manifest,
+)
+from dflash_trt.build.pack import MANIFEST_TYPE, MODEL_LAYER, Blobs, pack
 from dflash_trt.build.run import build
 from dflash_trt.build.signing import sign, verify_signature
+from dflash_trt.build.unpack import unpack
 from dflash_trt.errors import BuildError, DflashError
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.ports import free_ports
+
+
+def blob_of(layout: Path, descriptor: dict[str, Any]) -> Path:
+    return layout / "blobs" / str(descriptor["digest"]).replace(":", "/")
+
 
 CARD = "---\nlicense: apache-2.0\ndatasets:\n- org/texts\n---\n# A model\n"
 
@@ -100,26 +121,106 @@ def test_one_flipped_bit_anywhere_is_named(original: Path, built: Path) -> None:
     verify_signature(built, original / "key.pub")
 
 
-def test_mutated_signatures_are_refused_with_a_sentence(original: Path, built: Path) -> None:
-    kept, chance = (built / SIGNATURE).read_bytes(), random.Random(2)
-    refused = 0
-    for _ in range(300):
+def mutations(kept: bytes, count: int, seed: int) -> Iterator[bytes]:
+    """One to three bytes changed; half of them are cut as well. None is what it was."""
+    chance = random.Random(seed)
+    while count:
         mutated = bytearray(kept)
         for _ in range(chance.randrange(1, 4)):
             mutated[chance.randrange(len(mutated))] = chance.randrange(256)
         cut = chance.choice([len(mutated), chance.randrange(len(mutated))])
-        (built / SIGNATURE).write_bytes(mutated[:cut])
-        try:
-            verify_signature(built, original / "key.pub")
-        except DflashError as error:
-            said = str(error)
-        else:  # white space, or a byte put in the place of itself
-            assert json.loads(mutated[:cut]).keys() == json.loads(kept).keys()
+        if mutated[:cut] != kept:
+            count -= 1
+            yield bytes(mutated[:cut])
+
+
+def refusal(run: Callable[[], object]) -> str | None:
+    """The sentence that refuses; None if nothing does."""
+    try:
+        run()
+    except DflashError as error:
+        said = str(error)
+        assert "\n" not in said
+        assert len(said) < 1000
+        return said
+    return None
+
+
+def test_mutated_signatures_are_refused(original: Path, built: Path) -> None:
+    kept = (built / SIGNATURE).read_bytes()
+    refused = 0
+    for mutated in mutations(kept, 334, seed=2):
+        (built / SIGNATURE).write_bytes(mutated)
+        said = refusal(lambda: verify_signature(built, original / "key.pub"))
+        if said is None:  # white space, or a field that is not signed
+            assert json.loads(mutated).keys() == json.loads(kept).keys()
             continue
         assert said.startswith("the signature of")
-        assert "\n" not in said
         refused += 1
-    assert refused > 290
+    assert refused > 325
+
+
+def test_mutated_manifests_are_refused(original: Path, built: Path) -> None:
+    """By the signature each; without one it is no file of a build, or differs from the files."""
+    unreadable = 0
+    for mutated in mutations((built / MANIFEST).read_bytes(), 333, seed=3):
+        (built / MANIFEST).write_bytes(mutated)
+        said = refusal(lambda: verify_signature(built, original / "key.pub"))
+        assert said is not None
+        assert f"{MANIFEST} changed" in said
+        unreadable += refusal(lambda: check_build(built, "full")) is not None
+    assert unreadable > 200
+
+
+def test_mutated_layouts_are_refused(original: Path, tmp_path: Path) -> None:
+    """What says the same is unpacked to the same files."""
+    layout, out, chance = tmp_path / "layout", tmp_path / "out", random.Random(4)
+    refused = 0
+    for kind in ("modelpack", "modelcar"):
+        pack(original / "built", layout, kind, quiet)
+        (top,) = json.loads((layout / "index.json").read_text())["manifests"]
+        blobs = sorted((layout / "blobs" / "sha256").iterdir())
+        index, manifest = layout / "index.json", blob_of(layout, top)
+        config = blob_of(layout, json.loads(manifest.read_text())["config"])
+        files = [index] * 80 + [manifest] * 50 + chance.choices(blobs, k=37 - (kind == "modelcar"))
+        for seed, file in enumerate(files):
+            kept = file.read_bytes()
+            (mutated,) = mutations(kept, 1, seed)
+            file.write_bytes(mutated)
+            said = refusal(lambda: unpack(layout, out, quiet))
+            file.write_bytes(kept)
+            if said is None:
+                assert file in (index, config)
+                assert contents(out) == contents(original / "built")
+                shutil.rmtree(out)
+                continue
+            assert said.startswith(f"{layout} cannot be unpacked: ")
+            assert not out.exists()
+            refused += 1
+    assert refused > 270
+
+
+def test_a_layout_writes_nowhere_else(original: Path, tmp_path: Path) -> None:
+    """Of archives with right digests: links, devices and paths that lead out are refused."""
+    for number, (name, kind) in enumerate(
+        (
+            *((name, tarfile.REGTYPE) for name in ("../out", "/out", "models/../../out")),
+            *(("x", kind) for kind in (tarfile.FIFOTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)),
+        )
+    ):
+        layout, member = tmp_path / f"layout{number}", tarfile.TarInfo(name)
+        member.type, member.linkname = kind, "/etc"
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            archive.addfile(member)
+        blobs = Blobs(layout)
+        layer = blobs.add(MODEL_LAYER.format("code"), methodcaller("write", data.getvalue()))
+        top = blobs.add_json(MANIFEST_TYPE, {"layers": [layer]})
+        (layout / "index.json").write_text(json.dumps({"manifests": [top]}))
+        said = refusal(partial(unpack, layout, tmp_path / "there" / "build", quiet))
+        assert said is not None
+        assert not list((tmp_path / "there").iterdir())
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_source_is_used_only_if_its_signer_signed_it(original: Path, tmp_path: Path) -> None:
@@ -173,16 +274,35 @@ def test_a_pack_repeats_and_holds_the_build(original: Path, tmp_path: Path, layo
     digests = [pack(original / "built", tmp_path / each, layout, quiet) for each in "ab"]
     assert digests[0] == digests[1]
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    blobs = tmp_path / "a" / "blobs" / "sha256"
-    top = json.loads((blobs / digests[0].removeprefix("sha256:")).read_text())
-    for layer in top["layers"]:
-        blob = blobs / layer["digest"].removeprefix("sha256:")
-        assert blob.stat().st_size == layer["size"]
-        with tarfile.open(blob) as archive:
-            archive.extractall(tmp_path / "out", filter="data")
-    unpacked = tmp_path / "out" / "models" if layout == "modelcar" else tmp_path / "out"
-    assert contents(unpacked) == contents(original / "built")
-    verify_signature(unpacked, original / "key.pub")
+    unpack(tmp_path / "a", tmp_path / "out", quiet)
+    assert contents(tmp_path / "out") == contents(original / "built")
+    verify_signature(tmp_path / "out", original / "key.pub")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("kept")
+    with pytest.raises(BuildError, match="is not a build"):
+        unpack(tmp_path / "a", tmp_path / "mine", quiet)
+
+
+def test_sign_pack_unpack_check_serve(original: Path, built: Path, tmp_path: Path) -> None:
+    """By the commands; the text of what was unpacked elsewhere is that of what was built."""
+    texts, moved = [], tmp_path / "elsewhere" / "build"
+    (built / SIGNATURE).unlink()
+    for command in (
+        ("sign", built, "--key", original / "key.pem"),
+        ("pack", built, tmp_path / "layout", "--as", "modelcar"),
+        ("unpack", tmp_path / "layout", moved),
+        ("check", moved, "--key", original / "key.pub"),
+    ):
+        code, _, err = run(*command)
+        assert code == 0, err
+    for directory in (original / "built", moved):
+        ports = free_ports()
+        with (
+            serving(directory, ports, f"--require-signature={original / 'key.pub'}"),
+            Client(f"127.0.0.1:{ports.grpc}") as client,
+        ):
+            texts.append(client.generate("def main():", max_tokens=24).text)
+    assert texts[0] == texts[1] != ""
 
 
 def test_a_pack_takes_no_links_and_nobody_elses_directory(original: Path, tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ SIDE_DOORS = {
     *(
         "build.settings",
         "build.signing",
+        "build.unpack",
         "cli.main",
         "engines.accuracy",
+        "engines.cuda.kernels",
         "engines.onnxruntime",
         "engines.tensorrt.machine",
     ),

@@ -6,7 +6,6 @@ of TensorRT's runtime. It has never run on a GPU.
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Callable
 from functools import partial
@@ -15,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflash_trt.engines.base import LoadedEngine
+from dflash_trt.engines.gpu import Gpu, GpuEngine, Outputs
 from dflash_trt.engines.info import EngineInfo, read_info
-from dflash_trt.engines.step import Step, step_tensors
+from dflash_trt.engines.step import Step
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
-from dflash_trt.engines.tensorrt.gpu import Gpu
 from dflash_trt.engines.tensorrt.library import make_log, sizes, trt
 from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.errors import EngineError
@@ -27,11 +25,10 @@ from dflash_trt.errors import EngineError
 if TYPE_CHECKING:
     from dflash_trt.engines.ranks import Follower, Leader
 
-LARGE = ("features", "logits")  # tensors whose memory all steps share; of others each has its own
 BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 
 
-class Engine(LoadedEngine):
+class Engine(GpuEngine):
     """A loaded plan with its KV caches.
 
     A step of a round is recorded as a CUDA graph when it comes for the second time.
@@ -67,22 +64,13 @@ class Engine(LoadedEngine):
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         return self._gpu.memory(shape, self._plan.dtype)
 
-    def _copy(self, source: torch.Tensor, destination: torch.Tensor) -> None:
-        self._gpu.copy(source, destination)
-
     def _bind(self, row: int, n: int, width: int, visible: int, scored: int, context: int) -> Step:
         """A step of these shapes, in its own execution context: a CUDA graph belongs to one."""
         info, gpu = self.info, self._gpu
-        given, taken = step_tensors(info, n, width, visible, scored, context)
-        shapes = {name: shape for name, (_, shape) in {**given, **taken}.items()}
-        inputs, outputs = (
-            {name: self._buffers(name, dtype.__name__, shape) for name, (dtype, shape) in x.items()}
-            for x in (given, taken)
-        )
+        inputs, outputs = self._tensors(n, width, visible, scored, context)
         bound = {name: memory for name, (_, memory) in {**inputs, **outputs}.items()}
         for name, cache in self._caches.items():
             bound[name] = bound[f"new_{name}"] = cache[row : row + n]
-            shapes[name] = shapes[f"new_{name}"] = tuple(bound[name].shape)
         in_round = max(width, context) <= info.most_verified
         large = outputs.pop("logits")
 
@@ -94,18 +82,12 @@ class Engine(LoadedEngine):
             for host, memory in outputs.values():
                 gpu.copy(memory, host)
 
-        def logits() -> Any:
-            gpu.copy(large[1], large[0])
-            gpu.wait()
-            return large[0].numpy()
-
-        make = partial(self._context, 0 if in_round else 1, bound, shapes)
+        make = partial(self._context, 0 if in_round else 1, bound)
         run: Callable[[], object] = _Run(gpu, make, work, recorded=in_round).run
         arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
         if self._group is not None:
             run = self._with_others(arrays, (row, n, width, visible, scored, context), run)
-        found = {name: host.numpy() for name, (host, _) in outputs.items()}
-        return Step(arrays, _Outputs(found, logits), run)
+        return Step(arrays, Outputs(gpu, outputs, large), run)
 
     def _with_others(
         self, inputs: dict[str, Any], key: tuple[int, ...], run: Callable[[], object]
@@ -127,23 +109,9 @@ class Engine(LoadedEngine):
 
         return follow if leader is None else lead
 
-    def _buffers(
-        self, name: str, dtype: str, shape: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for a tensor on the host and on the GPU."""
-        dtype, gpu = dtype.rstrip("_"), self._gpu  # numpy's bool_
-        if name not in LARGE:
-            return gpu.host(shape, dtype), gpu.memory(shape, dtype)
-        both = self._buffer(
-            name, shape, lambda size: (gpu.host((size,), dtype), gpu.memory((size,), dtype))
-        )
-        host, memory = (whole[: math.prod(shape)].view(shape) for whole in both)
-        return host, memory
-
-    def _context(
-        self, profile: int, bound: dict[str, torch.Tensor], shapes: dict[str, tuple[int, ...]]
-    ) -> trt.IExecutionContext:
-        """A context whose tensors are `bound` with these shapes."""
+    def _context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
+        """A context whose tensors are `bound`."""
+        shapes = {name: tuple(memory.shape) for name, memory in bound.items()}
         execution = self._engine.create_execution_context(self._config)
         execution.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
         fits = execution.set_optimization_profile_async(profile, self._gpu.stream)
@@ -228,16 +196,3 @@ def _is_capturable(execution: trt.IExecutionContext, stream: int) -> bool:
     """Whether a CUDA graph can be recorded: not while TensorRT-RTX still compiles kernels."""
     asked = getattr(execution, "is_stream_capturable", None)
     return asked is None or bool(asked(stream))
-
-
-class _Outputs(dict[str, Any]):
-    """Outputs by name; logits, which few rounds look at, are copied when they are asked for."""
-
-    def __init__(self, arrays: dict[str, Any], logits: Callable[[], Any]) -> None:
-        super().__init__(arrays)
-        self._logits = logits
-
-    def __missing__(self, name: str) -> Any:
-        if name == "logits":
-            return self._logits()
-        raise KeyError(name)

@@ -14,107 +14,46 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from dflash_trt.decoding.speculation import VERIFIED, CostProfile
+from dflash_trt.decoding.speculation import CostProfile
+from dflash_trt.serving.front.metric_table import (
+    ACCEPTANCE_LENGTH,
+    ACCEPTED_AT,
+    ACCEPTED_TOKENS,
+    ACTIVE,
+    CACHE_BYTES,
+    CACHED_TOKENS,
+    CHOICES,
+    COST_SECONDS,
+    COUNTER,
+    DRAFT_TOKENS,
+    DRAFTED_AT,
+    FIRST_TOKEN,
+    GAPS,
+    GENERATION_TOKENS,
+    HISTOGRAM,
+    INTER_TOKEN,
+    KV_ROWS,
+    PHASES,
+    PREFILL_SECONDS,
+    PROMPT_TOKENS,
+    QUEUE_TIME,
+    REQUEST_ACCEPTANCE,
+    REQUESTS,
+    ROUND_SECONDS,
+    ROUNDS,
+    TALLY,
+    WAITING,
+    Family,
+    bounds,
+    families,
+)
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 1.0  # seconds between two sends
 CLOSE_TIMEOUT = 2.0  # seconds
 
-COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
-TALLY = "histogram as counters"  # for values by the thousand a second: see docs/metrics.md
-
-PHASES = ("verify", "draft", "hop", "scheduler")
-REASONS = ("stop", "length", "cancelled", "error", "refused")
-
-DRAFT_TOKENS = "trtllm_spec_decode_num_draft_tokens_total"
-ACCEPTED_TOKENS = "trtllm_spec_decode_num_accepted_tokens_total"
-DRAFTED_AT = "trtllm_spec_decode_drafted_tokens_total"
-ACCEPTED_AT = "trtllm_spec_decode_accepted_tokens_total"
-ACCEPTANCE_LENGTH = "dflash_acceptance_length"
-ROUNDS = "dflash_rounds_total"
-CHOICES = "dflash_choices_total"
-ROUND_SECONDS = "dflash_round_seconds_total"
-PROMPT_TOKENS = "trtllm_prompt_tokens_total"
-PREFILL_SECONDS = "dflash_prefill_seconds_total"
-GENERATION_TOKENS = "trtllm_generation_tokens_total"
-QUEUE_TIME = "trtllm_request_queue_time_seconds"
-FIRST_TOKEN = "trtllm_time_to_first_token_seconds"
-INTER_TOKEN = "dflash_inter_token_latency_seconds"
-REQUESTS = "dflash_requests_total"
-ACTIVE = "trtllm_num_requests_running"
-WAITING = "trtllm_num_requests_waiting"
-KV_ROWS = "dflash_kv_rows_used"
-CACHED_TOKENS = "dflash_cached_prompt_tokens_total"
-CACHE_BYTES = "dflash_prefix_cache_bytes"
-COST_SECONDS = "dflash_cost_seconds"
-# only who runs the rounds knows these
-OF_ROUNDS = (
-    *(ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS, CACHE_BYTES),
-)
-
 PROGRESS = (PROMPT_TOKENS, GENERATION_TOKENS)  # see `Metrics.progress`
-
-# bucket bounds in seconds
-GAPS = tuple(n * 10.0**e for e in range(-4, 1) for n in (1.0, 2.5, 5.0))[:-1]
-WAITS = (*GAPS[3:], 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
-
-
-@dataclass(frozen=True)
-class Family:
-    """A metric, with the values of its first label or its bucket bounds."""
-
-    name: str
-    kind: str
-    unit: str
-    description: str
-    label: str = ""
-    values: tuple[str, ...] = ("",)
-    more: tuple[str, ...] = ()  # labels of series that are made when their values are known
-    buckets: tuple[float, ...] = ()
-
-
-def families(max_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
-    """All metrics of a server; max_drafts: of a sequence in a round.
-
-    rounds: whether it runs the rounds itself; otherwise `OF_ROUNDS` are not known.
-    """
-    positions = ("token_position", tuple(map(str, range(max_drafts))))
-    committed = "Tokens a sequence committed in a round: accepted drafts and the bonus token"
-    by_kind = "Rounds of single sequences, by what was verified"
-    cost = "A step with few tokens in the cache, as measured on this machine"
-    lengths = tuple(map(float, range(1, max_drafts + 2)))
-    table = (
-        Family(DRAFT_TOKENS, COUNTER, "tokens", "Draft tokens proposed"),
-        Family(ACCEPTED_TOKENS, COUNTER, "tokens", "Draft tokens accepted"),
-        Family(DRAFTED_AT, COUNTER, "tokens", "Draft tokens proposed, by position", *positions),
-        Family(ACCEPTED_AT, COUNTER, "tokens", "Draft tokens accepted, by position", *positions),
-        Family(ACCEPTANCE_LENGTH, TALLY, "tokens", committed, buckets=lengths),
-        Family(ROUNDS, COUNTER, "rounds", "Rounds of verify and draft, each of all sequences"),
-        Family(CHOICES, COUNTER, "rounds", by_kind, "verified", VERIFIED),
-        Family(ROUND_SECONDS, COUNTER, "seconds", "Time in rounds, by phase", "phase", PHASES),
-        Family(PROMPT_TOKENS, COUNTER, "tokens", "Prompt tokens processed"),
-        Family(CACHED_TOKENS, COUNTER, "tokens", "Those of them that were reused, not computed"),
-        Family(PREFILL_SECONDS, COUNTER, "seconds", "Time in prompt chunks"),
-        Family(GENERATION_TOKENS, COUNTER, "tokens", "Tokens committed and given to requests"),
-        *(
-            Family(name, HISTOGRAM, "seconds", f"From a request to its first {what}", buckets=WAITS)
-            for name, what in ((QUEUE_TIME, "chunk"), (FIRST_TOKEN, "token"))
-        ),
-        Family(INTER_TOKEN, TALLY, "seconds", "Between two tokens of a request", buckets=GAPS),
-        Family(REQUESTS, COUNTER, "requests", "Requests ended", "finished_reason", REASONS),
-        Family(ACTIVE, GAUGE, "requests", "Sequences that hold a slot"),
-        Family(WAITING, GAUGE, "requests", "Sequences that wait for a slot"),
-        Family(KV_ROWS, GAUGE, "rows", "Slots in use"),
-        Family(CACHE_BYTES, GAUGE, "bytes", "KV cache kept for prompts to come"),
-        Family(COST_SECONDS, GAUGE, "seconds", cost, "step", (), ("rows", "tokens")),
-    )
-    return tuple(each for each in table if rounds or each.name not in OF_ROUNDS)
-
-
-def _bounds(buckets: Sequence[float]) -> tuple[str, ...]:
-    """As Prometheus writes them."""
-    return (*(f"{bound:g}" for bound in buckets), "+Inf")
 
 
 class _Tally:
@@ -140,7 +79,7 @@ class _Pending:
     acceptance: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # see `drafted`
     gauges: dict[str, float] = field(default_factory=dict)
     costs: CostProfile | None = None
-    observed: list[tuple[str, float]] = field(default_factory=list)  # two per request
+    observed: list[tuple[str, float]] = field(default_factory=list)  # three per request
 
 
 class Metrics:
@@ -214,9 +153,9 @@ class Metrics:
         """From a request to its first token; in a stream, until Triton has taken it."""
         self._observe(FIRST_TOKEN, seconds)
 
-    def _observe(self, name: str, seconds: float) -> None:
+    def _observe(self, name: str, value: float) -> None:
         with self._lock:
-            self._pending.observed.append((name, seconds))
+            self._pending.observed.append((name, value))
 
     def tokens(self, count: int, seconds: float) -> None:
         """`count` tokens of one request, `seconds` after its previous ones."""
@@ -225,9 +164,14 @@ class Metrics:
             with self._lock:
                 self._pending.gaps.add(seconds / count, count)
 
-    def finished(self, reason: str) -> None:
-        """A request ended; `reason` is one of REASONS."""
+    def finished(self, reason: str, acceptance_length: float = 0.0) -> None:
+        """A request ended; `reason` is one of REASONS.
+
+        acceptance_length: of its text; 0: it had no rounds that drafted.
+        """
         self._add((REQUESTS, reason, 1))
+        if acceptance_length:
+            self._observe(REQUEST_ACCEPTANCE, acceptance_length)
 
     def state(
         self, *, active: int, waiting: int, kv_rows: int | None = None, kept: int = 0
@@ -278,7 +222,7 @@ class _Series:
         self._gauges: dict[str, float] = {}
         for each in table:
             if each.kind == TALLY:
-                self._add(f"{each.name}_bucket", COUNTER, each, "le", _bounds(each.buckets))
+                self._add(f"{each.name}_bucket", COUNTER, each, "le", bounds(each.buckets))
                 self._add(f"{each.name}_sum", COUNTER, each)
                 self._add(f"{each.name}_count", COUNTER, each)
             else:
@@ -300,7 +244,7 @@ class _Series:
             self._metrics[name, value] = family.Metric(labels=labels, **buckets)
 
     def send(self, pending: _Pending) -> None:
-        """Hands everything over: as many calls as series have changed, and two per request."""
+        """Hands everything over: as many calls as series have changed, and three per request."""
         lengths = _Tally(self._lengths)
         for (drafted, depth, accepted), times in pending.acceptance.items():
             lengths.add(accepted + 1, times)
@@ -327,7 +271,7 @@ class _Series:
         self._increment(f"{name}_sum", "", tally.sum)
         self._increment(f"{name}_count", "", totals[-1])
         # from the widest on: a scrape in between never sees a bucket above a wider one
-        for label, total in zip(reversed(_bounds(tally.bounds)), reversed(totals), strict=True):
+        for label, total in zip(reversed(bounds(tally.bounds)), reversed(totals), strict=True):
             self._increment(f"{name}_bucket", label, total)
 
     def _send_costs(self, costs: CostProfile) -> None:

@@ -51,7 +51,11 @@ def openai_door(settings: Settings, state: State, client: AsyncClient) -> Door:
     directory = settings.directory / "tokenizer"
     tokenizer = load_tokenizer(directory)
     security = settings.security
-    drafts = max_draft_tokens(speculation_of(manifest), manifest["drafter"]["block_size"], by_llm)
+    if by_llm:
+        drafts = (serving.get("speculative_config") or {}).get("max_draft_len") or 0
+    else:
+        block = manifest.get("drafter", {}).get("block_size", 1)
+        drafts = max_draft_tokens(speculation_of(manifest), block, by_llm)
     served = Served(
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
         max_model_len=serving["max_seq_len"],

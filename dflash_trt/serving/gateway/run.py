@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from dflash_trt.errors import DflashError
+from dflash_trt.serving import tracing
 from dflash_trt.serving.gateway.connections import BACKLOG, Connection
 from dflash_trt.serving.gateway.door import State
 from dflash_trt.serving.gateway.relay import Relay
@@ -31,7 +32,9 @@ async def run() -> None:
     )
     settings = codec.validate_json(await said.readline())
     sockets = {name: socket.socket(fileno=number) for name, number in settings.listeners.items()}
+    tracing.tracer()  # what it imports takes long
     async with AsyncExitStack() as stack:
+        stack.callback(tracing.close)
         state = State()
         places = Places(await Upstream.open(settings, state), state)
         stack.push_async_callback(places.close)

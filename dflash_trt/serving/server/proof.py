@@ -67,7 +67,7 @@ def check_memory(pids: Iterable[int], old: Path, new: Path, part: str = "engines
     share = _size(new / part) / max(1, _size(old / part))
     need, free = share * sum(map(memory_of, pids)), _free()
     where = "memory"
-    if any(kind != "onnxruntime" for kind in (_kind(old), _kind(new))):
+    if _on_gpu(old) or _on_gpu(new):
         for gpu in gpus():
             used = share * (gpu.memory_bytes - gpu.free_bytes)
             if used - gpu.free_bytes > need - free:
@@ -97,8 +97,9 @@ def same_but_drafter(old: Path, new: Path) -> bool:
     return mode == "ensemble" and one["name"] == other["name"] and rest(one) == rest(other)
 
 
-def _kind(build: Path) -> str:
-    return str(read_manifest(build)["config"]["engine"]["kind"])
+def _on_gpu(build: Path) -> bool:
+    engine = read_manifest(build)["config"]["engine"]
+    return engine["kind"] != "onnxruntime" or engine.get("device") == "cuda"
 
 
 def _size(files: Path) -> int:

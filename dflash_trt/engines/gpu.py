@@ -1,16 +1,25 @@
-"""Memory of one GPU, and one stream of work on it."""
+"""Memory of one GPU, one stream of work on it, and what engines on GPUs do alike."""
 
+import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from dflash_trt.engines.base import LoadedEngine
+from dflash_trt.engines.step import step_tensors
+
+LARGE = ("features", "logits")  # tensors whose memory all steps share; of others each has its own
+Both = tuple[torch.Tensor, torch.Tensor]  # a tensor's memory on the host and on the GPU
 SPIN = 0.001  # seconds of polling without a pause
 PAUSE = 0.0001  # seconds between two polls after that
 
 
 class Gpu:
     """A GPU and one stream: calls run in order, and `wait` waits for them."""
+
+    device = "cuda"
 
     def __init__(self, index: int) -> None:
         torch.cuda.set_device(index)
@@ -60,3 +69,48 @@ class Gpu:
             if seconds > SPIN:
                 self.check(0, seconds)
                 time.sleep(PAUSE)
+
+
+class GpuEngine(LoadedEngine):
+    """An engine whose caches lie on a GPU; a step's inputs and outputs are there and here."""
+
+    _gpu: Gpu
+
+    def _copy(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        self._gpu.copy(source, destination)
+
+    def _tensors(
+        self, n: int, width: int, visible: int, scored: int, context: int
+    ) -> tuple[dict[str, Both], dict[str, Both]]:
+        """Memory for the inputs and outputs of a step of these sizes, see `step_tensors`."""
+        inputs, outputs = (
+            {name: self._buffers(name, dtype.__name__, shape) for name, (dtype, shape) in x.items()}
+            for x in step_tensors(self.info, n, width, visible, scored, context)
+        )
+        return inputs, outputs
+
+    def _buffers(self, name: str, dtype: str, shape: tuple[int, ...]) -> Both:
+        dtype, gpu = dtype.rstrip("_"), self._gpu  # numpy's bool_
+        if name not in LARGE:
+            return gpu.host(shape, dtype), gpu.memory(shape, dtype)
+        both = self._buffer(
+            name, shape, lambda size: (gpu.host((size,), dtype), gpu.memory((size,), dtype))
+        )
+        host, memory = (whole[: math.prod(shape)].view(shape) for whole in both)
+        return host, memory
+
+
+class Outputs(dict[str, Any]):
+    """Outputs by name; logits, which few rounds look at, are copied when they are asked for."""
+
+    def __init__(self, gpu: Gpu, outputs: dict[str, Both], logits: Both) -> None:
+        super().__init__((name, host.numpy()) for name, (host, _) in outputs.items())
+        self._gpu, self._logits = gpu, logits
+
+    def __missing__(self, name: str) -> Any:
+        if name != "logits":
+            raise KeyError(name)
+        host, memory = self._logits
+        self._gpu.copy(memory, host)
+        self._gpu.wait()
+        return host.numpy()

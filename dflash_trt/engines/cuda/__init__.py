@@ -1,0 +1,3 @@
+"""ONNX Runtime's CUDA provider: the same graph, on one NVIDIA GPU (docs/cuda.md)."""
+
+PROVIDER = "CUDAExecutionProvider"

@@ -1,0 +1,98 @@
+"""What needs an NVIDIA GPU: `make test-gpu`, which writes a report. None of this has run yet."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builds import build_engines
+from families import FAMILIES, FORMATS, pair_of
+from llm_build import write_llm_build
+from pycode import PYCODE, prompt_ids
+
+from dflash_trt.build.run import build
+from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.config import BuildConfig
+from dflash_trt.config.build import Speculation
+from dflash_trt.decoding import check_lossless
+from dflash_trt.engines import Engine, load_engine
+from dflash_trt.engines.tensorrt.machine import compute_capabilities
+from dflash_trt.engines.tensorrt.plan import DTYPES
+from dflash_trt.tensorrt_llm.judgement import refused_arguments
+
+pytestmark = pytest.mark.gpu
+
+CELLS = [(family, "z-lab") for family in FAMILIES]
+CELLS += [("qwen3", form) for form in FORMATS if form != "z-lab"]
+RTX = ("8.0", "8.6", "8.9", "12.0", "12.1")  # what TensorRT for RTX builds for
+
+
+def assert_lossless(directory: Path, **engine: object) -> None:
+    """A build of the demo pair: its drafts change no text, and enough of them are accepted."""
+    paths = {role: {"path": PYCODE / role} for role in ("target", "drafter")}
+    config = BuildConfig.model_validate({"name": "pycode", "engine": engine, **paths})
+    build(config, directory, lambda *_: None)
+    found = check_lossless(directory / "engines", prompt_ids(8), 64, Speculation(), lambda _: None)
+    assert found.identical == found.total == 8
+    assert found.tau > 2
+
+
+def test_the_cuda_provider_runs_the_demo_pair(tmp_path: Path) -> None:
+    assert_lossless(tmp_path / "built", kind="onnxruntime", device="cuda")
+
+
+@pytest.mark.parametrize(("family", "form"), CELLS)
+def test_the_cuda_providers_logits_are_the_cpus(family: str, form: str, tmp_path: Path) -> None:
+    """Each node on the GPU, too: see `check_placement`."""
+    pair, found = pair_of(family, form, tmp_path), {}
+    for device in ("cpu", "cuda"):
+        build_engines(
+            pair.target_dir,
+            pair.drafter_dir,
+            tmp_path / device,
+            slots=2,
+            max_seq_len=64,
+            device=device,
+        )
+        for role in ("target", "drafter"):
+            found[role, device] = logits(load_engine(tmp_path / device / role))
+    for role in ("target", "drafter"):
+        np.testing.assert_allclose(found[role, "cuda"], found[role, "cpu"], atol=2e-3, rtol=0)
+
+
+def logits(engine: Engine) -> np.ndarray:
+    """Of 8 tokens of the second slot, all of which see those before them."""
+    context = 0 if engine.info.role == "target" else 3
+    step = engine.step(1, 1, 8, 32, 8, context)
+    for name, array in step.inputs.items():
+        array[...] = (
+            0 if name != "features" else np.linspace(-1, 1, array.size).reshape(array.shape)
+        )
+    tokens = step.inputs["tokens" if context == 0 else "block"]
+    tokens[...] = np.arange(5, 13)
+    step.inputs["positions"][...] = np.arange(context + 8)
+    step.inputs["mask"][0, 0, :, : context + 8] = np.tri(8, context + 8, context, dtype=bool)
+    step.inputs["head_rows"][...] = np.arange(8)
+    step.run()
+    return np.array(step.outputs["logits"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("library", ["tensorrt", "tensorrt_rtx"])
+def test_plans_run_the_demo_pair(library: str, dtype: str, tmp_path: Path) -> None:
+    if find_spec("tensorrt" if library == "tensorrt" else "tensorrt_rtx_bindings") is None:
+        pytest.skip(f"{library} is not installed")
+    if library == "tensorrt_rtx" and compute_capabilities()[0] not in RTX:
+        pytest.skip(f"tensorrt_rtx builds for no GPU of {compute_capabilities()[0]}")
+    assert_lossless(tmp_path / "built", kind="tensorrt", library=library, dtype=dtype)
+
+
+def test_tensorrt_llm_takes_the_arguments_of_a_bundle(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_llm", exc_type=ImportError)
+    bundle = write_llm_build(tmp_path / "llm", PYCODE, {"max_batch_size": 2, "max_seq_len": 512})
+    try:
+        assert refused_arguments(bundle / "engines" / "tensorrt_llm") == []
+    except NotKnown as error:
+        pytest.skip(str(error))
