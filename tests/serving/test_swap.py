@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,9 +64,9 @@ def clients(served: Served) -> Iterator[Clients]:
     assert clients.errors == []
 
 
-def _wait_for(condition: object) -> None:
+def _wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -119,13 +118,12 @@ def test_what_cannot_be_swapped_is_said(served: Served, tmp_path: Path) -> None:
     served.builds["none"] = tmp_path
     with pytest.raises(ServerError, match="not a directory that `dflash-trt build` made"):
         served.swap("none")
-    running = threading.Thread(target=served.swap, args=["drafter"])
-    running.start()
-    try:
-        with pytest.raises(ServerError, match="a swap is under way"):
-            _wait_for(lambda: served.swap("none") and False)
-    finally:
-        running.join(WAIT)
+    drafter = {"build": str(served.builds["drafter"]), "least": 0.0, "drain": WAIT}
+    said = call(served.ports.http, drafter)
+    next(said)
+    with pytest.raises(ServerError, match="a swap is under way"):
+        served.swap("none")
+    assert "loaded" in list(said)[-1]
     served.swap(None)
     with pytest.raises(ServerError, match=r"no `dflash-trt serve` of yours has HTTP port 1\."):
         list(call(1, {}))

@@ -99,7 +99,7 @@ def same_but_drafter(old: Path, new: Path) -> bool:
 
 def _on_gpu(build: Path) -> bool:
     engine = read_manifest(build)["config"]["engine"]
-    return engine["kind"] != "onnxruntime" or engine.get("device") == "cuda"
+    return bool(engine["kind"] != "onnxruntime" or engine.get("device") == "cuda")
 
 
 def _size(files: Path) -> int:
