@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.job import Input, Job, Written
 from dflash_trt.build.repository import write_repository
 from dflash_trt.chat import try_chat_template
@@ -38,11 +39,14 @@ DEFAULT_MAX_SEQ_LEN = 4096
 BITS: dict[str | None, Literal[4, 8]] = {"int4": 4, "int8": 8}
 
 
-def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
+def prepare(
+    config: BuildConfig, target_at: Located, drafter_at: Located | None, report: Report
+) -> Job:
     """Check a pair that the graphs are to run.
 
     Raises ConfigError, CheckpointError or PairError.
     """
+    assert drafter_at is not None
     target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
     speculation, serving = config.speculation, config.serving
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
@@ -121,6 +125,7 @@ def _write(
         build_plans(engines, engine, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(directory, config, target.spec, drafter.spec)
+    write_deployment(directory, config, int(engine.tensor_parallel_size))
     if storage.bits is None:
         return Written(digests)
     return Written(digests, _accuracy(engines, target, drafter.spec, common, report))
