@@ -28,12 +28,12 @@ class Engine:
     """Decodes the requests it is given, and says every `stream_interval` iterations how far."""
 
     def __init__(self, args: dict[str, Any]) -> None:
-        speculative = args.get("speculative_config")
+        speculative = args.get("speculative_config") or {}
         target = load_target(Path(args["model"]))
         # without a drafter its spec still says how our target's graph is made
-        beside = Path(args["model"]).parent / "drafter"
-        drafter = load_drafter(Path(speculative["speculative_model"]) if speculative else beside)
-        drafts = speculative["max_draft_len"] if speculative else 0
+        beside = (Path(args["model"]) / "config.json").resolve().parents[1] / "drafter"
+        drafter = load_drafter(Path(speculative.get("speculative_model") or beside))
+        drafts = speculative.get("max_draft_len", 0)
         if drafts > drafter.spec.block_size - 1:
             raise ValueError(f"lower max_draft_len to at most {drafter.spec.block_size - 1}")
         sizes = {
@@ -62,7 +62,6 @@ class Engine:
         self._end_ids = target.spec.eos_token_ids
         self._interval: int = args.get("stream_interval", 1)
         self._plain = not speculative
-        speculative = speculative or {}
         self._enable_penalty: bool = speculative.get("enable_penalty", False)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._live: dict[int, tuple[Sequence, RequestOutput]] = {}
