@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from dflash_trt.atomic import replace_text
 from dflash_trt.bench.load import Goal, Load, measure_server
@@ -23,7 +23,7 @@ from dflash_trt.bench.protocols import Ask
 from dflash_trt.bench.results import Level, MatrixCell, MatrixRun, write_run
 from dflash_trt.build.run import build
 from dflash_trt.chat import as_chat, load_chat_template
-from dflash_trt.config import BuildConfig, Method, OnnxRuntime, TensorRTLLM, variants
+from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM, variants
 from dflash_trt.errors import ConfigError, DflashError, RequestError
 from dflash_trt.files import read_as
 from dflash_trt.machine import cpu_model
@@ -32,7 +32,7 @@ from dflash_trt.serving.server import LOOPBACK, running_server
 from dflash_trt.tensorrt_llm import KIND, check_host, gpus, read_info
 
 WARM_UP_TOKENS = 16
-METHODS: tuple[str, ...] = get_args(Method)
+METHODS = ("none", "ngram", "eagle3", "dflash", "lilicorr")
 # what a chat template is told; default: nothing
 THINKING: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -46,15 +46,15 @@ Variant = tuple[BuildConfig, Mapping[str, Any]]  # and options of each request
 
 def variant(config: BuildConfig, method: str) -> Variant:
     """The config that runs this method; ConfigError where it cannot."""
-    found = {str(name): each for name, each in variants(config).items()}
-    if method in found:
-        return found[method], {}
-    if method == "none":  # our own engines decode plainly at a request's word
+    found = {str(name): made for name, made in variants(config).items()}
+    if method == "none" and "none" not in found:
         return config, {"drafting": False}
-    raise ConfigError(
-        f"the config has no variant of {method}: {', '.join(found)}",
-        "Name its drafter under drafters; our own engines run dflash and none",
-    )
+    if method not in found:
+        raise ConfigError(
+            f"{config.name} has no method {method}",
+            f"Take {', '.join(found)}, or name its drafter under drafters",
+        )
+    return found[method], {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +128,13 @@ def run_matrix(
     found = {file: cell for file in files if (cell := _read(folder / file)) is not None}
 
     def publish(*, complete: bool) -> MatrixRun:
-        config, drafter = matrix.config, matrix.config.drafter
+        config = matrix.config
         run = MatrixRun(
             name=config.name,
-            hub={"target": config.target.hub or "", "drafter": (drafter and drafter.hub) or ""},
+            hub={
+                "target": config.target.hub or "",
+                "drafter": (config.drafter and config.drafter.hub) or "",
+            },
             options=options,
             cells=[found[file] for file in files if file in found],
             price=price,
