@@ -23,6 +23,7 @@ LOOKS = ("model-config", "statistics")  # behind the admin key when there is one
 GATEWAY_KEY = "gateway-key"
 APIS = (*CHANGES, *LOOKS, "health", "metadata", "inference")
 API_KEY = "DFLASH_TRT_API_KEY"  # or the name with _FILE: a file that holds it
+CONNECTION_AGE = 60_000  # ms, with TLS: then Triton alone can have clients come over a new one
 KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 
@@ -75,6 +76,7 @@ class Security:
             arguments.append(_restrict(("inference",), "inference-key", self.inference_key))
         if self.tls:
             arguments += [
+                f"--grpc-max-connection-age={CONNECTION_AGE}",
                 "--grpc-use-ssl=true",
                 f"--grpc-server-cert={self.tls.cert}",
                 f"--grpc-server-key={self.tls.key}",

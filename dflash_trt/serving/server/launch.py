@@ -84,7 +84,7 @@ def command(
         "--load-model=*",
         f"--http-address={LOOPBACK}",
         f"--grpc-address={LOOPBACK}",
-        f"--metrics-address={security.host}",
+        f"--metrics-address={LOOPBACK}",
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
