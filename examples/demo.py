@@ -1,7 +1,7 @@
 """`make demo`: build a pair, serve it with Triton, ask it questions, show who wrote which token,
 and ask again without drafts.
 
-    python examples/demo.py [pycode | smollm2]
+    python examples/demo.py [smollm2 | pycode]
 """
 
 import subprocess
@@ -113,4 +113,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "pycode")
+    main(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
