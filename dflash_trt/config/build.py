@@ -1,6 +1,6 @@
 """The build config: the one schema a user writes, as YAML."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -15,12 +15,20 @@ RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
-# how texts are decoded; TensorRT-LLM has all of them, our own engines what they have graphs for
+# how texts are decoded; TensorRT-LLM has all of them, our own engines GRAPHS and, on onnxruntime,
+# what needs no drafter
 Method = Literal["dflash", "lilicorr", "eagle3", "ngram", "none"]
 DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
 BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
-OUR_METHODS: tuple[Method, ...] = ("dflash",)
+GRAPHS: tuple[Method, ...] = ("dflash",)
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
+
+
+def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ...]:
+    """What an engine kind can decode by."""
+    if isinstance(engine, TensorRTLLM):
+        return get_args(Method)
+    return (*GRAPHS, *DRAFTERLESS) if isinstance(engine, OnnxRuntime) else GRAPHS
 
 
 def no_effect(names: list[str], beside: str) -> PydanticCustomError:
@@ -177,8 +185,10 @@ class BuildConfig(Section):
     def _what_the_engine_has(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
         engine = info.data.get("engine")
         if not isinstance(engine, TensorRTLLM):
-            if engine is not None and speculation.method not in OUR_METHODS:
-                raise PydanticCustomError("method", "that method needs engine.kind tensorrt_llm")
+            if engine is not None and speculation.method not in methods_of(engine):
+                message = "of engine.kind {kind} the methods are {methods}"
+                known = {"kind": engine.kind, "methods": ", ".join(methods_of(engine))}
+                raise PydanticCustomError("method", message, known)
             return speculation
         asked = [name for name in OF_ADAPTIVE if name in speculation.model_fields_set]
         if idle := [name for name in asked if getattr(speculation, name)]:

@@ -5,8 +5,7 @@ from typing import get_args
 
 import yaml
 
-from dflash_trt.config.build import DRAFTERLESS, OUR_METHODS, BuildConfig, Method, Speculation
-from dflash_trt.config.engines import TensorRTLLM
+from dflash_trt.config.build import DRAFTERLESS, BuildConfig, Method, Speculation, methods_of
 from dflash_trt.config.errors import repeated, together, wrong_fields
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
@@ -67,9 +66,7 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
         drafters = {whose: config.drafter} | drafters
     found: dict[Method, BuildConfig] = {}
     for method in get_args(Method):
-        if method not in (*drafters, *DRAFTERLESS):
-            continue
-        if not isinstance(config.engine, TensorRTLLM) and method not in OUR_METHODS:
+        if method not in (*drafters, *DRAFTERLESS) or method not in methods_of(config.engine):
             continue
         speculation = own if method == own.method else Speculation(method=method)
         changed = {"drafter": drafters.get(method), "drafters": drafters}

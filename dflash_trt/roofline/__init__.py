@@ -23,7 +23,6 @@ from dflash_trt.roofline.published import (
     tau_of,
 )
 from dflash_trt.roofline.rounds import (
-    EAGLE_ACCEPTANCE,
     EAGLE_CHAIN,
     PLAIN,
     Constants,
@@ -34,6 +33,7 @@ from dflash_trt.roofline.rounds import (
     dflash,
     eagle,
     expected_acceptance,
+    expected_eagle,
     fastest,
     fit_errors,
     prefill_time,
