@@ -1,34 +1,21 @@
 """The build config: the one schema a user writes, as YAML."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
 from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import Source, TargetSource
-from dflash_trt.errors import ConfigError
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
-# how texts are decoded; TensorRT-LLM has all of them, our own engines GRAPHS and, on onnxruntime,
-# what needs no drafter
-Method = Literal["dflash", "lilicorr", "eagle3", "ngram", "none"]
-DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
-BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
-GRAPHS: tuple[Method, ...] = ("dflash",)
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
-
-
-def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ...]:
-    """What an engine kind can decode by."""
-    if isinstance(engine, TensorRTLLM):
-        return get_args(Method)
-    return (*GRAPHS, *DRAFTERLESS) if isinstance(engine, OnnxRuntime) else GRAPHS
 
 
 def no_effect(names: list[str], beside: str) -> PydanticCustomError:
@@ -212,24 +199,3 @@ class BuildConfig(Section):
         if by_llm and (idle := sorted(OF_ROUNDS & serving.model_fields_set)):
             raise no_effect(idle, "engine.kind tensorrt_llm (see engine.concurrency)")
         return serving
-
-
-def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
-    """The config with another `engine.tensor_parallel_size`; ConfigError if it cannot be that."""
-    engine = config.engine
-    values = {**engine.model_dump(), "tensor_parallel_size": ranks}
-    try:
-        return config.model_copy(update={"engine": type(engine).model_validate(values)})
-    except ValidationError:
-        raise ConfigError(
-            f"an engine of kind {engine.kind} cannot be cut for {ranks} ranks",
-            "Give 1, 2, 4 or 8, and an engine kind that has tensor_parallel_size",
-        ) from None
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a build config, for editors."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **BuildConfig.model_json_schema(),
-    }
