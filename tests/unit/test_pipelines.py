@@ -1,6 +1,7 @@
 """The example pipelines: their commands are ours, their files are what each system takes.
 
-None was run on its system. kfp's compiler and actionlint are in `tests/soak/test_pipelines.py`.
+None was run on its system; kfp's compiler and actionlint are in
+`tests/soak/test_pipeline_tools.py`, which also runs Argo's steps in a shell.
 """
 
 from __future__ import annotations
