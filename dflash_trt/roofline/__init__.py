@@ -17,6 +17,7 @@ from dflash_trt.roofline.model_size import (
     target_size,
 )
 from dflash_trt.roofline.published import (
+    lowest_believed,
     published_acceptance,
     published_data,
     published_rows,

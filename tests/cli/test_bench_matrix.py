@@ -141,13 +141,19 @@ def test_over_tensorrt_llms_published_api(tmp_path: Path, monkeypatch: pytest.Mo
     config = config_of(PYCODE, engine=engine, serving={"max_seq_len": 512})
     monkeypatch.syspath_prepend(str(STANDINS))
     with standins():
-        made = run_matrix(matrix_of(config), tmp_path, {}, None, quiet)
-    for cell in made.cells:
-        assert cell.error is None
+        matrix = matrix_of(config, methods=("none", "eagle3", "dflash"))
+        made = run_matrix(matrix, tmp_path, {}, None, quiet)
+    *others, eagle1, eagle2 = sorted(made.cells, key=lambda cell: cell.method == "eagle3")
+    assert "has no method eagle3" in str(eagle1.error)
+    assert eagle2.error == eagle1.error
+    assert [cell.method for cell in others] == ["none", "none", "dflash", "dflash"]
+    for cell in others:
+        assert cell.error is None, cell
         assert cell.gpus == 1
         assert cell.level
         assert cell.level.tokens == 16 * cell.users
-        assert cell.level.kept[0] > 0.3
+        assert cell.method != "dflash" or cell.level.kept[0] > 0.3
+        assert cell.method != "none" or not cell.level.kept
     assert made.gpus == ["NVIDIA B300 SXM6 AC"]
     assert "1 x NVIDIA B300 SXM6 AC" in (tmp_path / "report.md").read_text()
 
