@@ -29,10 +29,14 @@ def engine_kind(directory: Path) -> str:
     return kind
 
 
-def load_engine(directory: Path) -> Engine:
-    """Load a target or a drafter; EngineError when it cannot be."""
+def load_engine(directory: Path, alone: bool = False) -> Engine:
+    """Load a target or a drafter; EngineError when it cannot be.
+
+    alone: in its process, while one of another process takes turns with it on the same cores.
+    """
     kind = engine_kind(directory)
     on_cuda = read_info(directory, kind).device == "cuda"
     module = importlib.import_module(ON_CUDA if on_cuda else MODULES[kind])
-    engine: Engine = module.Engine(directory)
+    turns = {"alone": True} if alone and kind == "onnxruntime" and not on_cuda else {}
+    engine: Engine = module.Engine(directory, **turns)
     return engine
