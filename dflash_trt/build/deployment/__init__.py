@@ -1,7 +1,8 @@
 """Write what deploys a `tensorrt_llm` build: a Dockerfile and Kubernetes manifests.
 
 ```
-deploy/   Dockerfile, start.sh, probe.sh; over several nodes leader.sh and worker.sh
+deploy/   Dockerfile, start.sh, probe.sh; fetch.sh where the target is on the Hub; over several nodes
+          leader.sh and worker.sh
 deploy/kubernetes/   a kustomize base: Deployment or LeaderWorkerSet, Service, PodMonitor, ...
 ```
 
@@ -55,6 +56,7 @@ def write_deployment(directory: Path, config: BuildConfig, machine: Machine, ran
     }
     several = values["nodes"] != 1
     files = [*EVERYWHERE, *(("leader.sh", "worker.sh") if several else ())]
+    files += ["fetch.sh"] if values["hub"] else []
     workload = "leaderworkerset" if several else "deployment"
     files += [f"kubernetes/{kind}.yaml" for kind in (*MANIFESTS, workload)]
     environment = Environment(
