@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 
 from dflash_trt.bench.passes import Decoder, Pass, TimedEngine, run_in_turns
-from dflash_trt.bench.results import Cell
+from dflash_trt.bench.results import Cell, kept
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import DraftModel, Request, SamplingParams, in_process, rounds_with
 from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strategy
@@ -157,18 +157,14 @@ def _decoder(
 def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
     """The cell with its acceptance by position, and how many texts equal plain decoding's."""
     committed = [n for each in decoder.passes for text in each for n in text.committed_per_round]
-    kept = [
-        sum(count > i for count in committed) / len(committed)
-        for i in range(1, max(committed, default=1))
-    ]
     if plain is None:
-        return replace(decoder.cell, kept=kept)
+        return replace(decoder.cell, kept=kept(committed))
     same = [
         own.tokens == its.tokens
         for ours, theirs in zip(decoder.passes, plain.passes, strict=True)
         for own, its in zip(ours, theirs, strict=True)
     ]
-    return replace(decoder.cell, kept=kept, identical=(sum(same), len(same)))
+    return replace(decoder.cell, kept=kept(committed), identical=(sum(same), len(same)))
 
 
 def of_length(prompts: Sequence[list[int]], context: int | None) -> list[list[int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.bench.protocols import Answer, Ask, Asking, open_client
-from dflash_trt.bench.results import PERCENTILES, Level
+from dflash_trt.bench.results import PERCENTILES, Level, kept
 from dflash_trt.chat import as_chat
 from dflash_trt.errors import BenchError
 
@@ -46,11 +46,12 @@ async def measure_server(
     done: list[Level],
     turns: int = 1,
     system: str = "",
+    warm_up: Sequence[Ask] = (),
 ) -> None:
     """Append a level for each load, of `count` requests; cancelled, `done` keeps what is whole.
 
     turns: so many of `asks` in a row are turns of one chat, which is sent back whole each time;
-    system: what each chat begins with.
+    system: what each chat begins with. warm_up: in place of the first two of `asks`.
     BenchError when the first request fails, so that a wrong URL does not run for minutes.
     """
     answered, total = 0, count * len(loads)
@@ -64,8 +65,9 @@ async def measure_server(
             progress(answered, total)
             return answer
 
-        for which in islice(cycle(asks), WARM_UP):
-            if (error := (await asking(which)).error) is not None:
+        first = [Chat([which]) for which in warm_up or islice(cycle(asks), WARM_UP)]
+        for [answered_first] in await _closed(asking, first, connections if warm_up else 1):
+            if (error := answered_first.error) is not None:
                 raise BenchError(
                     f"{url} does not answer by {protocol}: {error}",
                     "Check that the server runs, and its port and protocol",
@@ -141,6 +143,7 @@ def summarise(load: Load, chats: Sequence[Sequence[Answer]], start: float, goal:
         a <= goal.first_token and b <= goal.inter_token for a, b in zip(first, inter, strict=True)
     )
     rounds, cached = ([getattr(x, name) for x in fine] for name in ("rounds", "cached_tokens"))
+    committed = [tokens for answer in fine for tokens in answer.round_tokens]
     errors = [answer.error or "no text came" for answer in answers if answer not in fine]
     return Level(
         users=load.users,
@@ -159,6 +162,7 @@ def summarise(load: Load, chats: Sequence[Sequence[Answer]], start: float, goal:
         good=good / seconds if seconds else 0.0,
         cached_tokens=None if None in cached else sum(cached),
         later_first_token=_percentiles([x.came[0] - x.sent for x in later if x.came]),
+        kept=kept(committed),
     )
 
 

@@ -28,12 +28,14 @@ class Ask:
     max_tokens: int
     temperature: float
     seed: int
+    template: Mapping[str, Any] = field(default_factory=lambda: TEMPLATE_OPTIONS)  # of messages
+    more: Mapping[str, Any] = field(default_factory=dict)  # options of our own server
 
     @property
     def options(self) -> dict[str, Any]:
         """Those that every protocol calls by the same name."""
         options = {name: getattr(self, name) for name in ("max_tokens", "temperature", "seed")}
-        return {**options, "ignore_eos": True}
+        return {**options, "ignore_eos": True, **self.more}
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Answer:
     error: str | None = None
     cached_tokens: int | None = None  # of the prompt, reused; None: the server does not say
     text: str = ""
+    round_tokens: list[int] = field(default_factory=list)  # by round, where the server tells
 
 
 Asking = Callable[[Ask], Awaitable[Answer]]
@@ -80,12 +83,13 @@ async def open_client(
 
 async def _ask_grpc(client: AsyncClient, ask: Ask) -> Answer:
     answer = Answer(time.perf_counter())
-    template = None if isinstance(ask.prompt, str) else TEMPLATE_OPTIONS
+    template = None if isinstance(ask.prompt, str) else ask.template
     try:
         async for chunk in client.stream(
             ask.prompt, **ask.options, chat_template_kwargs=template, timeout=TIMEOUT
         ):
             answer.text += chunk.text
+            answer.round_tokens += chunk.round_tokens
             if chunk.token_ids:
                 answer.came.append(time.perf_counter())
                 answer.tokens += len(chunk.token_ids)
@@ -103,7 +107,7 @@ async def _ask_triton(http: httpx.AsyncClient, ask: Ask) -> Answer:
     answer = Answer(time.perf_counter(), rounds=0)
     prompt: dict[str, Any] = {"text_input": ask.prompt}
     if not isinstance(ask.prompt, str):
-        messages, template = json.dumps(ask.prompt), json.dumps(TEMPLATE_OPTIONS)
+        messages, template = json.dumps(ask.prompt), json.dumps(ask.template)
         prompt = {"messages": messages, "chat_template_kwargs": template}
     body = {**prompt, **ask.options, "stream": True}
     async for event in _events(http, "/v2/models/dflash/generate_stream", body, answer):
@@ -123,7 +127,7 @@ async def _ask_openai(http: httpx.AsyncClient, model: str, ask: Ask) -> Answer:
     prompt: dict[str, Any] = {"prompt": ask.prompt}
     if not isinstance(ask.prompt, str):
         path = CHAT
-        prompt = {"messages": ask.prompt, "chat_template_kwargs": TEMPLATE_OPTIONS}
+        prompt = {"messages": ask.prompt, "chat_template_kwargs": ask.template}
     body = {"model": model, **prompt, **ask.options, "stream": True}
     body["stream_options"] = {"include_usage": True}
     async for event in _events(http, path, body, answer):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dflash_trt.bench.page import Page, Table
-from dflash_trt.bench.results import GROUP, PERCENTILES, Cell, Level, Run, ServerRun
+from dflash_trt.bench.results import GROUP, PERCENTILES, Cell, Run, ServerRun
 from dflash_trt.bench.stats import describe, phases, plain_of, rates, speedups, spread, verified
 from dflash_trt.charts import Bars, Curve, bars, curves
 from dflash_trt.roofline import published_rows
@@ -17,7 +17,7 @@ def engine_page(run: Run) -> Page:
     about = [
         f"Target: {run.target}. Drafter: {run.drafter}.",
         *measured_on(run.machine, run.versions),
-        f"Options: {_in_words(run.options)}. Peak memory {run.peak_memory / 2**20:.0f} MiB.",
+        f"Options: {in_words(run.options)}. Peak memory {run.peak_memory / 2**20:.0f} MiB.",
         "Median of the passes, in brackets the smallest and the largest. A speedup compares each "
         "pass with the pass of plain decoding beside it.",
         *[INTERRUPTED] * (not run.complete),
@@ -114,17 +114,18 @@ def server_page(run: ServerRun) -> Page:
     about = [
         f"Server: {run.url}, asked by {run.protocol}. What follows is the client's.",
         *measured_on(run.machine, run.versions),
-        f"Options: {_in_words(run.options)}.",
+        f"Options: {in_words(run.options)}.",
         *[INTERRUPTED] * (not run.complete),
     ]
     rows = [
         {
-            "load": load_name(level),
+            "load": str(level),
             "answers": str(level.requests - level.errors),
             "errors": str(level.errors),
             "tokens": str(level.tokens),
             "tokens/s in all": f"{level.total:.0f}",
             "tokens/s of one": f"{level.per_user:.0f}",
+            "after its first token": f"{level.after_first:.0f}",
             "rounds": "" if level.rounds is None else str(level.rounds),
             "tau": "" if level.tau is None else f"{level.tau:.2f}",
             "good answers/s": f"{level.good:.2f}",
@@ -140,7 +141,7 @@ def server_page(run: ServerRun) -> Page:
     tables = [Table("Throughput", note, rows)]
     rows = [
         {
-            "load": load_name(level),
+            "load": str(level),
             "to the first token": _ms(level.first_token),
             "in later turns": _ms(level.later_first_token),
             "between tokens": _ms(level.inter_token),
@@ -152,15 +153,9 @@ def server_page(run: ServerRun) -> Page:
     note = f"Milliseconds, percentiles {percents}. Between tokens: an answer's mean."
     tables.append(Table("Latency", note, rows))
     failed = [(level, level.first_error) for level in run.levels if level.first_error]
-    rows = [{"load": load_name(level), "error": error} for level, error in failed]
+    rows = [{"load": str(level), "error": error} for level, error in failed]
     tables.append(Table("Errors", "The first of each load.", rows))
     return Page(f"{run.url}: server benchmark", about, list(_server_charts(run)), tables)
-
-
-def load_name(level: Level) -> str:
-    if level.users is None:
-        return f"{level.rate:g} requests/s"
-    return f"{level.users} user{'s' * (level.users != 1)}"
 
 
 def _server_charts(run: ServerRun) -> Iterator[str]:
@@ -176,7 +171,7 @@ def _server_charts(run: ServerRun) -> Iterator[str]:
             Bars(f"p{percent}", [(1e3 * level.first_token[k],) * 3 for level in timed])
             for k, percent in enumerate(PERCENTILES)
         ]
-        yield bars("Time to the first token", "milliseconds", [*map(load_name, timed)], first)
+        yield bars("Time to the first token", "milliseconds", [*map(str, timed)], first)
 
 
 def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list[str]:
@@ -189,7 +184,7 @@ def measured_on(machine: Mapping[str, Any], versions: Mapping[str, str]) -> list
     ]
 
 
-def _in_words(options: Mapping[str, Any]) -> str:
+def in_words(options: Mapping[str, Any]) -> str:
     """The options that were given, as one line."""
     chosen = {name.replace("_", " "): value for name, value in options.items() if value != "None"}
     return ", ".join(f"{name} {value}" for name, value in chosen.items())

@@ -1,7 +1,7 @@
 """What a benchmark measured, as it lies in its JSON file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,14 @@ from dflash_trt.machine import machine, versions
 PERCENTILES = (50, 90, 99)
 GROUP = ("task", "batch", "context", "threads", "temperature")
 SETTING = (*GROUP, "method", "draft_tokens")
+
+
+def kept(committed: Sequence[int]) -> list[float]:
+    """Share of rounds that kept draft 1, 2, ..; committed: tokens of each round."""
+    return [
+        sum(count > i for count in committed) / len(committed)
+        for i in range(1, max(committed, default=1))
+    ]
 
 
 @dataclass(kw_only=True)
@@ -103,11 +111,22 @@ class Level:
     good: float  # answers a second that met the goal
     cached_tokens: int | None = None  # of the prompts', reused; None: the server does not say
     later_first_token: list[float] = field(default_factory=list)  # of turns after the first
+    kept: list[float] = field(default_factory=list)  # as of a `Cell`; [] where the server tells not
+
+    def __str__(self) -> str:
+        if self.users is None:
+            return f"{self.rate:g} requests/s"
+        return f"{self.users} user{'s' * (self.users != 1)}"
 
     @property
     def total(self) -> float:
         """Tokens/s of the server."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def after_first(self) -> float:
+        """Tokens/s of an answer after its first token: median."""
+        return 1 / self.inter_token[0] if self.inter_token and self.inter_token[0] else 0.0
 
     @property
     def tau(self) -> float | None:
@@ -131,23 +150,58 @@ class ServerRun:
     format: int = 1
 
 
-def write_run(path: Path, run: Run | ServerRun) -> None:
+@dataclass(frozen=True, kw_only=True)
+class MatrixCell:
+    """One load on the server of one method."""
+
+    method: str
+    users: int
+    prompts: str  # by name
+    thinking: str  # "default": the chat template is told nothing
+    gpus: int = 0  # of the server; 0: it runs on a CPU
+    level: Level | None = None
+    error: str | None = None  # why it is not measured, or not whole
+
+    def __str__(self) -> str:
+        parts = [self.method, f"{self.users} user{'s' * (self.users != 1)}", self.prompts]
+        return ", ".join([*parts, *[f"thinking {self.thinking}"] * (self.thinking != "default")])
+
+    @property
+    def per_gpu(self) -> float:
+        """Tokens/s of a GPU, of the whole machine where there is none."""
+        return self.level.total / max(self.gpus, 1) if self.level else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixRun:
+    """`bench matrix` of a config."""
+
+    name: str
+    hub: Mapping[str, str]  # ids there of target and drafter
+    options: Mapping[str, Any]
+    cells: list[MatrixCell]
+    price: float | None  # of the machine for an hour
+    complete: bool
+    machine: Mapping[str, Any] = field(default_factory=machine)
+    versions: Mapping[str, str] = field(default_factory=versions)
+    gpus: list[str] = field(default_factory=list)  # of the machine, by name
+    format: int = 1
+
+
+AnyRun: Any = Run | ServerRun | MatrixRun
+
+
+def write_run(path: Path, run: Run | ServerRun | MatrixRun) -> None:
     path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
 
 
-def read_run(path: Path) -> Run:
-    """RequestError when the file is not a run of engines that `write_run` wrote."""
+def read_run(path: Path) -> Run | ServerRun | MatrixRun:
+    """RequestError when the file is not a run that `write_run` wrote."""
     try:
-        run: Run | ServerRun = read_as(path, Run | ServerRun)  # type: ignore[arg-type]
+        run: Run | ServerRun | MatrixRun = read_as(path, AnyRun)
     except (OSError, ValueError) as error:
         raise RequestError(
-            f"{path} is not a result of `dflash-trt bench engine` ({error})",
-            "Give the file that it wrote with --output",
+            f"{path} is not a result of `dflash-trt bench` ({error})",
+            "Give the file that it wrote with --output, of `bench matrix` its matrix.json",
         ) from error
-    if isinstance(run, Run):
-        return run
-    raise RequestError(
-        f"{path} is a result of `dflash-trt bench serve`; only runs of `bench engine` are "
-        "compared, whose passes ran in turns",
-        "Put the reports of the two server runs side by side (--report)",
-    )
+    return run

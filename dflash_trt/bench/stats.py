@@ -7,14 +7,16 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dflash_trt.bench.results import Cell, Run
+from dflash_trt.bench.results import Cell, Level, MatrixRun, Run, ServerRun
 from dflash_trt.decoding.speculation import VERIFIED
 from dflash_trt.errors import BenchError
 
 RESAMPLES = 2000
 CONFIDENCE = 0.99
-Figure = Literal["speedup", "tau", "identical texts", "tokens/s"]
-Verdict = Literal["worse", "better", "same"]
+Figure = Literal[
+    "speedup", "tau", "identical texts", "tokens/s", "of a user", "first token, s", "good answers/s"
+]
+Verdict = Literal["worse", "better", "same", "once"]  # once: measured so, the noise is unknown
 
 
 class Spread(NamedTuple):
@@ -99,6 +101,43 @@ def change(before: Sequence[float], after: Sequence[float]) -> Spread:
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(ratios, [tail, 1 - tail])
     return Spread(median(after) / median(before) - 1, float(low), float(high))
+
+
+def compare_servers(before: ServerRun | MatrixRun, after: ServerRun | MatrixRun) -> list[Change]:
+    """What each load that both ran got of either server, or of two matrices' cells.
+
+    Each was measured once, so that nothing is said to be worse. BenchError for no load in common.
+    """
+    old = _levels(before)
+    found = [
+        Change(
+            setting=setting, figure=figure, before=was, after=now, relative=share, verdict="once"
+        )
+        for setting, level in _levels(after).items()
+        if setting in old
+        for (figure, was), (_, now) in zip(_told(old[setting]), _told(level), strict=True)
+        if was and now
+        for share in [Spread(*(now / was - 1,) * 3)]
+    ]
+    if not found:
+        raise BenchError(
+            "the two runs have no load in common that was answered", "Run both with the same loads"
+        )
+    return found
+
+
+def _levels(run: ServerRun | MatrixRun) -> dict[str, Level]:
+    if isinstance(run, ServerRun):
+        return {str(level): level for level in run.levels}
+    return {str(cell): cell.level for cell in run.cells if cell.level is not None}
+
+
+def _told(level: Level) -> Iterator[tuple[Figure, float]]:
+    yield "tokens/s", level.total
+    yield "of a user", level.after_first
+    yield "first token, s", level.first_token[0] if level.first_token else 0.0
+    yield "tau", level.tau or 0.0
+    yield "good answers/s", level.good
 
 
 def compare(before: Run, after: Run, limit: float, absolute: bool) -> list[Change]:

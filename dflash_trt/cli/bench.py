@@ -3,6 +3,7 @@
 
 import json
 import sys
+from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_trt.cli.output import Built, Json, print_json, reporting, writing
+from dflash_trt.cli.output import Built, Config, Json, print_json, reporting, writing
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ ReportFolder = Annotated[
 SERVE_OPTIONS = (
     *("requests", "prompts", "turns", "system", "max_tokens", "temperature", "seed"),
     *("goal_first_token", "goal_inter_token", "model"),
+)
+MATRIX_OPTIONS = (
+    *("prompts", "requests", "max_tokens", "goal_first_token", "goal_inter_token", "price"),
 )
 OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # options that no cell says
 
@@ -62,9 +66,6 @@ def engine(
 
     options = {name: str(value) for name, value in locals().items() if name in OPTIONS}
     manifest = read_manifest(directory)
-    named = tuple(methods.split(","))
-    if unknown := [name for name in named if name not in METHODS]:
-        raise RequestError(f"there is no method {unknown[0]}", f"Known: {', '.join(METHODS)}")
     labels = [Path(name).name for name in prompts]  # short for files
     if len({*labels}) < len(labels):
         labels = prompts
@@ -81,7 +82,7 @@ def engine(
     plan = Plan(
         tasks=tasks,
         max_tokens=max_tokens,
-        methods=named,
+        methods=_some_of("methods", methods, METHODS),
         draft_tokens=_numbers("draft-tokens", draft_tokens, int, "auto"),
         batches=_numbers("batch", batch, int),
         contexts=_numbers("context", context, int, "as-is"),
@@ -172,8 +173,66 @@ def serve(
 
 
 @app.command()
+def matrix(
+    config: Config,
+    output: Annotated[
+        Path, typer.Option(help="Folder of cells, builds and report; what it holds is kept.")
+    ],
+    methods: Annotated[str, typer.Option(help="Some of none, dflash.")] = "none,dflash",
+    concurrency: Annotated[str, typer.Option(help="Users who wait for answers.")] = "1,8",
+    prompts: Annotated[
+        str, typer.Option(help="pycode, tasks such as gsm8k, files of JSON lines.")
+    ] = "pycode",
+    thinking: Annotated[
+        str,
+        typer.Option(help="What the chat template is told: default, off, on, low, medium, high."),
+    ] = "default",
+    requests: Annotated[int, typer.Option(min=1, help="Of a cell; or twice its users.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    goal_first_token: Annotated[float, typer.Option(help="Milliseconds, for goodput.")] = 500.0,
+    goal_inter_token: Annotated[float, typer.Option(help="Milliseconds, for goodput.")] = 50.0,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, help="Of the machine for an hour, in any money.")
+    ] = None,
+) -> None:
+    """Serve and measure each method with each number of users and prompts; go on where it was."""
+    from dflash_trt.bench import (
+        SERVED_METHODS,
+        THINKING,
+        Goal,
+        Matrix,
+        matrix_page,
+        read_prompt_sets,
+        run_matrix,
+        to_markdown,
+    )
+    from dflash_trt.config import load_config
+
+    options = {name: str(value) for name, value in locals().items() if name in MATRIX_OPTIONS}
+    users: tuple[int, ...] = _numbers("concurrency", concurrency, int, least=1)
+    plan = Matrix(
+        config=load_config(config),
+        methods=_some_of("methods", methods, SERVED_METHODS),
+        users=users,
+        prompts=read_prompt_sets(prompts.split(","), max(requests, 2 * max(users))),
+        thinking=_some_of("thinking", thinking, THINKING),
+        requests=requests,
+        max_tokens=max_tokens,
+        goal=Goal(first_token=goal_first_token / 1e3, inter_token=goal_inter_token / 1e3),
+    )
+    with writing(output, "--output"), reporting() as progress:
+        run = run_matrix(plan, output, options, price, progress)
+    print(to_markdown(matrix_page(run)))
+    if not run.complete:
+        raise typer.Exit(130)
+    if failed := sum(cell.error is not None for cell in run.cells):
+        print(f"error: {failed} cells failed; the report says why.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
 def compare(
-    before: Annotated[Path, typer.Argument(help="A file of `bench engine --output`.")],
+    before: Annotated[Path, typer.Argument(help="A file of `bench .. --output`.")],
     after: Annotated[Path, typer.Argument(help="A later one.")],
     limit: Annotated[
         float, typer.Option(min=0.0, help="How much worse is too much, as a share.")
@@ -183,11 +242,19 @@ def compare(
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Say what changed between two runs beyond noise; exit 1 if something became worse."""
+    """Say what changed between two runs, of engines beyond noise; exit 1 if it became worse."""
+    from dflash_trt.bench import Run, compare_servers, read_run
     from dflash_trt.bench import compare as compared
-    from dflash_trt.bench import read_run
 
-    found = compared(read_run(before), read_run(after), limit, absolute)
+    old, new = read_run(before), read_run(after)
+    if isinstance(old, Run) and isinstance(new, Run):
+        found = compared(old, new, limit, absolute)
+    elif isinstance(old, Run) or isinstance(new, Run):
+        raise RequestError(
+            "one is a run of engines and the other of servers", "Compare two of a kind"
+        )
+    else:
+        found = compare_servers(old, new)
     if json_:
         print_json(changes=[asdict(each) for each in found])
     for each in found if not json_ else []:
@@ -239,6 +306,18 @@ def _text_of(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"cannot read {file}: {error}", "Give a text file in UTF-8") from None
+
+
+def _some_of(name: str, text: str, known: Collection[str]) -> tuple[str, ...]:
+    """Words with commas between them, each once."""
+    found = tuple(dict.fromkeys(text.split(",")))
+    for each in found:
+        if each not in known:
+            raise RequestError(
+                f"--{name}: there is no {name.removesuffix('s')} {each}",
+                f"Known: {', '.join(known)}",
+            )
+    return found
 
 
 def _numbers(

@@ -57,7 +57,7 @@ def measured(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
     """Tokens, rounds, tau and texts, exactly."""
-    measured_run = read_run(measured / "run.json")
+    measured_run = engine_run(measured / "run.json")
     assert len(measured_run.cells) == 2 * 2 * (1 + 4)
     report = check_lossless(
         built / "engines", prompt_ids(3), TOKENS, Speculation(draft_tokens=7), lambda done: None
@@ -85,7 +85,7 @@ def test_figures_are_those_of_verify(measured: Path, built: Path) -> None:
 
 
 def test_the_report_holds_the_runs_figures(measured: Path) -> None:
-    measured_run = read_run(measured / "run.json")
+    measured_run = engine_run(measured / "run.json")
     html = (measured / "report" / "report.html").read_text()
     markdown = (measured / "report" / "report.md").read_text()
     assert html == to_html(engine_page(measured_run))
@@ -245,6 +245,12 @@ def a_run(cells: list[Cell]) -> Run:
     return Run(name="x", target="t", drafter="d", options={}, cells=cells, peak_memory=1)
 
 
+def engine_run(file: Path) -> Run:
+    found = read_run(file)
+    assert isinstance(found, Run)
+    return found
+
+
 def drawn_run(random: np.random.Generator, *, slower: float = 1.0, machine: float = 1.0) -> Run:
     """Plain decoding at 100 tokens/s and DFlash at 250 on a machine with noise of some percent."""
     cells = []
@@ -338,10 +344,11 @@ def test_compare_by_files(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="is not a result"):
         read_run(tmp_path / "c.json")
     write_run(d, ServerRun(url="u", protocol="openai", options={}, levels=[]))
-    code, _, err = run("bench", "compare", d, d)
-    assert code == 1
-    assert "d.json is a result of `dflash-trt bench serve`; only" in err
-    empty = replace(read_run(a), cells=[])
+    for other, said in ((a, "one is a run of engines"), (d, "no load in common")):
+        code, _, err = run("bench", "compare", d, other)
+        assert code == 1
+        assert said in err
+    empty = replace(engine_run(a), cells=[])
     with pytest.raises(BenchError, match="no setting in common"):
         compare(empty, empty, 0.05, False)
 

@@ -288,15 +288,16 @@ def measure(protocol: str, url: str, model: str | None = None) -> None:
 def test_times_errors_and_goodput() -> None:
     """Four answers of 5 tokens: two good, one late in between, one that failed."""
     answers = [
-        Answer(10.0, [10.1, 10.2, 10.3], 7, 5, 2),
+        Answer(10.0, [10.1, 10.2, 10.3], 7, 5, 2, round_tokens=[3, 1]),
         Answer(10.0, [10.4, 10.6], 7, 5, 3),
-        Answer(10.0, [10.1, 10.9], 7, 5, 2),
+        Answer(10.0, [10.1, 10.9], 7, 5, 2, round_tokens=[2, 2]),
         Answer(10.0, [], error="HTTP 503: busy"),
     ]
     chats = [[each] for each in answers]
     level = summarise(Load(users=4), chats, 10.0, Goal(first_token=0.5, inter_token=0.1))
     assert (level.requests, level.errors, level.first_error) == (4, 1, "HTTP 503: busy")
     assert (level.tokens, level.rounds, level.seconds) == (15, 7, pytest.approx(0.9))
+    assert level.kept == [0.75, 0.25]
     assert level.tau == pytest.approx((15 - 3) / 7)
     assert level.first_token[0] == pytest.approx(0.1)
     assert level.inter_token[0] == pytest.approx(0.05)
@@ -305,5 +306,5 @@ def test_times_errors_and_goodput() -> None:
     assert level.good == pytest.approx(2 / 0.9)
     assert level.total == pytest.approx(15 / 0.9)
     page = server_page(ServerRun(url="x", protocol="openai", options={}, levels=[level]))
-    assert "| 4 users | 3 | 1 | 15 | 17 | 8 | 7 | 1.71 | 2.22 |" in to_markdown(page)
+    assert "| 4 users | 3 | 1 | 15 | 17 | 8 | 20 | 7 | 1.71 | 2.22 |" in to_markdown(page)
     assert "HTTP 503: busy" in to_html(page)
