@@ -35,8 +35,8 @@ FIRST_HOUR = "docs/first-hour.md"
 # walks of more than 10 s
 LONG = ("README.md", FIRST_HOUR, "docs/metrics.md", "docs/models.md", "docs/structure.md")
 STANDIN_TOOLS = (
-    *("aiperf", "dflash-trt", "docker", "git", "kubectl", "make", "pip", "pytest", "python"),
-    *("python3", "rsync", "ssh"),
+    *("aiperf", "dflash-trt", "docker", "enroot", "git", "kubectl", "make", "pip", "pytest"),
+    *("python", "python3", "rsync", "sbatch", "scancel", "srun", "ssh"),
 )
 OVER_LLM = ("docs/bundles.md", "docs/serving_tensorrt_llm.md")  # their BUILD is TensorRT-LLM's
 COMMIT = "b5c939de8f754692c1647ca79fbf85e8c1e70f8a"  # of gpt-oss-120b, in the published configs

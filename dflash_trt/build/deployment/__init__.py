@@ -1,8 +1,8 @@
 """Write what deploys a `tensorrt_llm` build: a Dockerfile and Kubernetes manifests.
 
 ```
-deploy/   Dockerfile, start.sh, probe.sh; fetch.sh where the target is on the Hub; over several nodes
-          leader.sh and worker.sh
+deploy/   Dockerfile, start.sh, probe.sh; fetch.sh where the target is on the Hub; leader.sh and
+          worker.sh over several nodes
 deploy/kubernetes/   a kustomize base: Deployment or LeaderWorkerSet, Service, PodMonitor, ...
 ```
 
