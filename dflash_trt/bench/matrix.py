@@ -23,7 +23,7 @@ from dflash_trt.bench.protocols import Ask
 from dflash_trt.bench.results import Level, MatrixCell, MatrixRun, write_run
 from dflash_trt.build.run import build
 from dflash_trt.chat import as_chat, load_chat_template
-from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM
+from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM, variants
 from dflash_trt.errors import ConfigError, DflashError, RequestError
 from dflash_trt.files import read_as
 from dflash_trt.machine import cpu_model
@@ -32,7 +32,7 @@ from dflash_trt.serving.server import LOOPBACK, running_server
 from dflash_trt.tensorrt_llm import KIND, check_host, gpus, read_info
 
 WARM_UP_TOKENS = 16
-METHODS = ("none", "dflash")
+METHODS = ("none", "ngram", "eagle3", "dflash", "lilicorr")
 # what a chat template is told; default: nothing
 THINKING: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -46,11 +46,15 @@ Variant = tuple[BuildConfig, Mapping[str, Any]]  # and options of each request
 
 def variant(config: BuildConfig, method: str) -> Variant:
     """The config that runs this method; ConfigError where it cannot."""
-    if method == "dflash":
-        return config, {}
-    if isinstance(config.engine, TensorRTLLM):
-        raise ConfigError(f"engine.kind tensorrt_llm cannot run {method} yet", "Leave it out")
-    return config, {"drafting": False}
+    found = {str(name): made for name, made in variants(config).items()}
+    if method == "none" and "none" not in found:
+        return config, {"drafting": False}
+    if method not in found:
+        raise ConfigError(
+            f"{config.name} has no method {method}",
+            f"Take {', '.join(found)}, or name its drafter under drafters",
+        )
+    return found[method], {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +131,10 @@ def run_matrix(
         config = matrix.config
         run = MatrixRun(
             name=config.name,
-            hub={"target": config.target.hub or "", "drafter": config.drafter.hub or ""},
+            hub={
+                "target": config.target.hub or "",
+                "drafter": (config.drafter and config.drafter.hub) or "",
+            },
             options=options,
             cells=[found[file] for file in files if file in found],
             price=price,

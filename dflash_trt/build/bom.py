@@ -35,8 +35,10 @@ Json = dict[str, Any]
 def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
     """Write `bom.cdx.json`; inputs: what the manifest says of them."""
     text = json.dumps(inputs, sort_keys=True)
-    models = {"target": job.target, "drafter": job.drafter}
+    models = job.models
     components = [_model(role, model.at.directory, inputs) for role, model in models.items()]
+    # a drafter is nothing without the target's embeddings and head, and its features
+    needs = [{"ref": "drafter", "dependsOn": ["target"]}] if job.drafter else []
     bom = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -47,10 +49,7 @@ def write_bom(directory: Path, inputs: Manifest, job: Job) -> None:
             "tools": {"components": [_own(inputs["dflash_trt"]), *_libraries()]},
         },
         "components": components,
-        "dependencies": [
-            {"ref": "build", "dependsOn": list(models)},
-            {"ref": "drafter", "dependsOn": ["target"]},  # its embeddings and head, its features
-        ],
+        "dependencies": [{"ref": "build", "dependsOn": list(models)}, *needs],
     }
     (directory / BOM).write_text(json.dumps(bom, indent=2) + "\n", encoding="utf-8")
 

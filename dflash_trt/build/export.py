@@ -22,12 +22,13 @@ from dflash_trt.checkpoints import (
     locate,
     pair_findings,
 )
-from dflash_trt.config import BuildConfig, Source, TensorRTLLM
+from dflash_trt.config import BLOCKS, DRAFTERLESS, BuildConfig, Method, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.roofline import Machine, machine
 from dflash_trt.tensorrt_llm import LlmArgs, check_args, choose_args, env_vars
 
 Options = Sequence[tuple[str, object]]  # None: the option alone
+MATCH = "speculative_config.max_matching_ngram_size"
 
 
 def export(config: BuildConfig, engine: str, report: Report) -> str:
@@ -37,13 +38,12 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
     """
     made_for = _machine(config)
     target = locate(config.target, "target", report, weights=False)
-    drafter = locate(config.drafter, "drafter", report, weights=False)
-    config = config.model_copy(
-        update={
-            "target": config.target.pinned(target.commit),
-            "drafter": config.drafter.pinned(drafter.commit),
-        }
-    )
+    drafter, pinned = None, config.drafter
+    if pinned is not None:
+        drafter = locate(pinned, "drafter", report, weights=False)
+        pinned = pinned.pinned(drafter.commit)
+    changed = {"target": config.target.pinned(target.commit), "drafter": pinned}
+    config = config.model_copy(update=changed)
     pair = summarize(config, target, drafter)
     args = choose_args(config, pair, made_for)
     if args.tensor_parallel_size > made_for.gpus:
@@ -57,7 +57,8 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
     lines = ENGINES[engine](config, pair, args)
     head = [
         "#!/usr/bin/env bash",
-        f"# {config.name} on {engine}, by `dflash-trt export`; whoever wrote it has not run it.",
+        f"# {config.name} on {engine}, method {config.speculation.method}, by `dflash-trt export`; "
+        "whoever wrote it has not run it.",
         *_caveats(engine, args),
         "set -euo pipefail",
     ]
@@ -87,17 +88,19 @@ def _caveats(engine: str, args: LlmArgs) -> list[str]:
 
 
 def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    drafter: dict[str, object] = {
-        "method": "dflash",
-        "model": _name(config.drafter),
-        "num_speculative_tokens": args.speculative_config.max_draft_len,
-    }
-    if config.drafter.revision:
-        drafter["revision"] = config.drafter.revision
+    method, drafts = config.speculation.method, {"num_speculative_tokens": args.drafts}
+    blocks = method in BLOCKS
+    drafter: dict[str, object] = {"method": "dflash" if blocks else method, **drafts}
+    if config.drafter is not None:
+        drafter["model"] = _name(config.drafter)
+        drafter |= {"revision": config.drafter.revision} if config.drafter.revision else {}
+    else:
+        drafter["prompt_lookup_max"] = args.value(MATCH)
     # Gemma 4 needs a backend that always masks causally; drafts need one that does not
     gemma = pair.target.architecture.startswith("Gemma4")
-    if gemma:
+    if gemma and blocks:
         drafter["attention_backend"] = "flash_attn"
+    backend = "triton_attn" if gemma else "flash_attn"
     options: Options = [
         *_revision("--revision", config.target),
         ("--tensor-parallel-size", args.tensor_parallel_size),
@@ -106,9 +109,9 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         ("--max-num-seqs", _sequences(args)),
         *_without_reuse(args, "--no-enable-prefix-caching"),
         # as in the drafters' published recipes
-        ("--attention-backend", "triton_attn" if gemma else "flash_attn"),
+        *([("--attention-backend", backend)] if blocks else []),
         ("--max-num-batched-tokens", 32768),
-        ("--speculative-config", json.dumps(drafter)),
+        *([("--speculative-config", json.dumps(drafter))] if args.drafts else []),
     ]
     return [
         "# Take a release from after July 2026: older ones accept hardly any draft on Blackwell.",
@@ -126,15 +129,29 @@ def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         ("--context-length", args.max_seq_len),
         ("--max-running-requests", _sequences(args)),
         *_without_reuse(args, "--disable-radix-cache"),
-        ("--speculative-algorithm", "DFLASH"),
-        ("--speculative-draft-model-path", _name(config.drafter)),
-        *_revision("--speculative-draft-model-revision", config.drafter),
-        # a block counts the anchor
-        ("--speculative-dflash-block-size", (args.speculative_config.max_draft_len or 0) + 1),
-        # otherwise SGLang takes the drafter to be quantized as the target is
-        *([("--speculative-draft-model-quantization", "unquant")] if quantised else []),
+        *_sglang_drafts(config.speculation.method, args.drafts),
     ]
+    if config.drafter is not None:
+        options = [
+            *options,
+            ("--speculative-draft-model-path", _name(config.drafter)),
+            *_revision("--speculative-draft-model-revision", config.drafter),
+            # otherwise SGLang takes the drafter to be quantized as the target is
+            *([("--speculative-draft-model-quantization", "unquant")] if quantised else []),
+        ]
     return _command(["python", "-m", "sglang.launch_server"], options)
+
+
+def _sglang_drafts(method: Method, drafts: int) -> Options:
+    """Its counts include the anchor."""
+    algorithm = ("--speculative-algorithm", "DFLASH" if method in BLOCKS else method.upper())
+    tokens = ("--speculative-num-draft-tokens", drafts + 1)
+    if method == "eagle3":
+        chain: Options = [("--speculative-num-steps", drafts), ("--speculative-eagle-topk", 1)]
+        return [algorithm, *chain, tokens]
+    if method in BLOCKS:
+        return [algorithm, ("--speculative-dflash-block-size", drafts + 1)]
+    return [algorithm, tokens] if drafts else []
 
 
 def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
@@ -146,14 +163,10 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     values = args.to_dict()
     for given in ("model", "revision"):  # on the command line
         values.pop(given, None)
-    fetch = []
-    if config.drafter.hub is None:
-        values["speculative_config"]["speculative_model"] = _name(config.drafter)
-    else:  # a Hub id is not resolved where the drafter's config.json is read
-        fetch = _command(
-            ["hf", "download", config.drafter.hub],
-            [("--revision", config.drafter.revision), ("--local-dir", "drafter")],
-        )
+    fetch: list[str] = []
+    if config.drafter is not None:
+        # a Hub id is not resolved where a DFlash drafter's config.json is read
+        values["speculative_config"]["speculative_model"], fetch = _local(config.drafter, "drafter")
     environment = env_vars(config, pair, _machine(config))
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     options: Options = [
@@ -167,6 +180,47 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         f"cat > llm_args.yaml <<'EOF'\n{text}EOF",
         *_command(["trtllm-serve", "serve", _name(config.target)], options),
     ]
+
+
+def _transformers(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
+    """One text, of the prompt that the script is given: transformers' own server drafts nothing."""
+    method = config.speculation.method
+    if method == "dflash" and config.drafter is not None:
+        (target, fetch), (drafter, more) = (
+            _local(config.target, "target"),
+            _local(config.drafter, "drafter"),
+        )
+        options: Options = [("--model", target), ("--draft", drafter)]
+        options = [*options, ("--block-size", args.drafts + 1)]
+        command = _command(["dflash", "generate", "transformers"], options)
+        return ["# needs dflash and transformers", *fetch, *more, f'{command[0]} "$@"']
+    if method not in DRAFTERLESS:
+        raise PairError(f"transformers has no {method}", "Export it for vllm or sglang")
+    revision = f", revision={config.target.revision!r}" if config.target.revision else ""
+    lookup = ""
+    if args.drafts:
+        lookup = f", prompt_lookup_num_tokens={args.drafts}"
+        lookup += f", max_matching_ngram_size={args.value(MATCH)}"
+    code = f"""import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+name = {_name(config.target)!r}
+tokenizer = AutoTokenizer.from_pretrained(name{revision})
+model = AutoModelForCausalLM.from_pretrained(name{revision}, dtype="auto", device_map="auto")
+messages = [{{"role": "user", "content": sys.argv[1]}}]
+chat = dict(add_generation_prompt=True, return_dict=True, return_tensors="pt")
+inputs = tokenizer.apply_chat_template(messages, **chat).to(model.device)
+output = model.generate(**inputs, max_new_tokens=2048, do_sample=False{lookup})
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+"""
+    return ["# needs transformers and accelerate", f"""python - "$1" <<'EOF'\n{code}EOF"""]
+
+
+def _local(source: Source, folder: str) -> tuple[str, list[str]]:
+    """A directory, and what fetches it where it is on the Hub."""
+    if source.hub is None:
+        return str(source.path), []
+    options: Options = [("--revision", source.revision), ("--local-dir", folder)]
+    return folder, _command(["hf", "download", source.hub], options)
 
 
 def _sequences(args: LlmArgs) -> int | None:
@@ -204,4 +258,5 @@ ENGINES: dict[str, Callable[[BuildConfig, Pair, LlmArgs], list[str]]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "trtllm-serve": _trtllm_serve,
+    "transformers": _transformers,
 }

@@ -33,6 +33,11 @@ class Written:
 class Job:
     config: BuildConfig  # with what it leaves open filled in
     target: Input
-    drafter: Input
+    drafter: Input | None  # None: the method needs none
     warnings: list[Finding]
     write: Callable[[Path], Written]  # into an empty directory: engines and model repository
+
+    @property
+    def models(self) -> dict[str, Input]:
+        """By role."""
+        return {"target": self.target} | ({"drafter": self.drafter} if self.drafter else {})

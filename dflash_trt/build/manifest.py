@@ -45,7 +45,7 @@ class _Manifest(BaseModel):
     max_seq_len: Annotated[Size | None, _at("config", "serving", "max_seq_len")] = None
     speculation: Annotated[dict[str, Any], _at("config", "speculation")]
     vocab_size: Annotated[Size, _at("target", "vocab_size")]
-    block_size: Annotated[Size, _at("drafter", "block_size")]
+    block_size: Annotated[Size | None, _at("drafter", "block_size")] = None  # DFlash's alone
     hub: dict[str, dict[str, str]] = {}
     files: dict[str, _File]
 

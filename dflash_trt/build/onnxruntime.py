@@ -38,11 +38,14 @@ DEFAULT_MAX_SEQ_LEN = 4096
 BITS: dict[str | None, Literal[4, 8]] = {"int4": 4, "int8": 8}
 
 
-def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
+def prepare(
+    config: BuildConfig, target_at: Located, drafter_at: Located | None, report: Report
+) -> Job:
     """Check a pair that the graphs are to run.
 
     Raises ConfigError, CheckpointError or PairError.
     """
+    assert drafter_at is not None
     target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
     speculation, serving = config.speculation, config.serving
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)

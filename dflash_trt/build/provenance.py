@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import dflash_trt
-from dflash_trt.build.job import Input, Job
+from dflash_trt.build.job import Job
 from dflash_trt.build.manifest import (
     MANIFEST,
     Manifest,
@@ -19,10 +19,12 @@ from dflash_trt.build.repository import templates
 from dflash_trt.checkpoints import Report
 from dflash_trt.digests import Entry, entry, sha256
 
+LEFT_OUT = {"name", "target", "drafter", "drafters"}  # of the config: said by what they hold
+
 
 def inputs_manifest(job: Job, report: Report) -> Manifest:
     """Everything that decides a build's bytes: no path and no time, so that builds repeat."""
-    config, models = job.config, _models(job)
+    config, models = job.config, job.models
     inputs = {
         role: digests(model.at.directory, sorted(set(model.files)), report, f"hashing the {role}")
         for role, model in models.items()
@@ -30,7 +32,7 @@ def inputs_manifest(job: Job, report: Report) -> Manifest:
     manifest = {
         "dflash_trt": {"version": dflash_trt.__version__, "sha256": _own_digest()},
         "name": config.name,
-        "config": config.model_dump(mode="json", exclude={"name", "target", "drafter"}),
+        "config": config.model_dump(mode="json", exclude=LEFT_OUT),
         **{role: model.known for role, model in models.items()},
         "inputs": inputs,
         "hub": {
@@ -52,7 +54,7 @@ def write_manifest(
     """
     originals = {
         (model.at.directory / name).resolve(): entry
-        for role, model in _models(job).items()
+        for role, model in job.models.items()
         for name, entry in inputs["inputs"][role].items()
     }
     found = files_of(directory)
@@ -86,10 +88,6 @@ def digests(directory: Path, files: Iterable[Path], report: Report, step: str) -
         found[file_name(directory, file)] = entry(file)
     report(step, len(files), len(files))
     return found
-
-
-def _models(job: Job) -> dict[str, Input]:
-    return {"target": job.target, "drafter": job.drafter}
 
 
 def _own_digest() -> str:

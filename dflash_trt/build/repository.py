@@ -105,8 +105,11 @@ def read_config(path: Path) -> Any:
 def _llmapi_yaml(directory: Path) -> str:
     """The arguments of `LLM(...)`, and what Triton must know; paths start at the build."""
     args, root = read_llm_args(directory / "engines" / KIND), directory.resolve()
-    for values, name in ((args, "model"), (args["speculative_config"], "speculative_model")):
-        if Path(values[name]).is_relative_to(root):  # otherwise it is an id of the Hub
+    drafter = args.get("speculative_config") or {}
+    for values, name in ((args, "model"), (drafter, "speculative_model")):
+        if name in values and Path(values[name]).is_relative_to(
+            root
+        ):  # otherwise it is an id of the Hub
             values[name] = str(Path(values[name]).relative_to(root))
     return yaml.safe_dump({**args, "triton_config": LLMAPI_TRITON}, sort_keys=False)
 

@@ -27,7 +27,7 @@ from dflash_trt.errors import BuildError
 if TYPE_CHECKING:
     from dflash_trt.engines.accuracy import Accuracy
 
-PREPARE = {
+PREPARE: dict[str, Callable[[BuildConfig, Located, Located | None, Report], Job]] = {
     "onnxruntime": onnxruntime.prepare,
     "tensorrt": onnxruntime.prepare,
     "tensorrt_llm": tensorrt_llm.prepare,
@@ -96,11 +96,10 @@ def _prepare(config: BuildConfig, report: Report) -> Job:
     engine = config.engine
     by_id = isinstance(engine, TensorRTLLM) and engine.checkpoints == "hub"
     target = locate(config.target, "target", report, weights=not by_id)
-    drafter = locate(config.drafter, "drafter", report)
-    unchecked = [
-        *_check_signature("target", config.target, target),
-        *_check_signature("drafter", config.drafter, drafter),
-    ]
+    unchecked, drafter = _check_signature("target", config.target, target), None
+    if config.drafter:
+        drafter = locate(config.drafter, "drafter", report)
+        unchecked += _check_signature("drafter", config.drafter, drafter)
     job = PREPARE[engine.kind](config, target, drafter, report)
     return replace(job, warnings=[*job.warnings, *unchecked])
 

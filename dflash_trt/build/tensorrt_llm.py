@@ -12,6 +12,7 @@ from dflash_trt.build.job import Input, Job, Written
 from dflash_trt.build.repository import write_llm_repository
 from dflash_trt.chat import try_chat_template
 from dflash_trt.checkpoints import (
+    NO_DRAFTER,
     READER_CHECKS,
     Located,
     ModelSummary,
@@ -40,7 +41,9 @@ from dflash_trt.tensorrt_llm import (
 )
 
 
-def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report: Report) -> Job:
+def prepare(
+    config: BuildConfig, target_at: Located, drafter_at: Located | None, report: Report
+) -> Job:
     """Check a pair for TensorRT-LLM, which may run what the graphs refuse.
 
     Raises ConfigError, CheckpointError or PairError.
@@ -54,7 +57,10 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
         raise pair.target.refusal
     target_files = checkpoint_files(pair.target, weights=not by_id)
     tokenizer_files(pair.target.directory)  # raises where there is none
-    drafter_files = checkpoint_files(pair.drafter)
+    drafter = None
+    if drafter_at is not None:
+        known = {"name": drafter_name(config), **_known(pair.drafter)}
+        drafter = Input(drafter_at, checkpoint_files(pair.drafter), known)
     hardware = machine(section.hardware)
     checks = [check for check in pair_findings(pair) if check.name not in READER_CHECKS]
     warnings = warnings_of(checks, PairError)
@@ -67,19 +73,20 @@ def prepare(config: BuildConfig, target_at: Located, drafter_at: Located, report
         config,
         # by id: the same bytes, whether or not the weights happen to be here
         Input(target_at, target_files, dict(pair.target.values) if by_id else _known(pair.target)),
-        Input(drafter_at, drafter_files, {"name": drafter_name(config), **_known(pair.drafter)}),
+        drafter,
         warnings,
         partial(_write, config=config, pair=pair, args=args, report=report),
     )
 
 
-def summarize(config: BuildConfig, target: Located, drafter: Located) -> Pair:
+def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> Pair:
     """Both models as far as they can be read, and what the config asks of them."""
     return Pair(
         summarize_target(target.directory),
-        summarize_drafter(drafter.directory),
+        summarize_drafter(drafter.directory) if drafter else NO_DRAFTER,
         config.speculation.draft_tokens,
         config.serving.max_seq_len,
+        config.speculation.method,
     )
 
 

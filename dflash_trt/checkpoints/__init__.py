@@ -35,6 +35,7 @@ from dflash_trt.checkpoints.spec import (
 from dflash_trt.checkpoints.speculators import draft_token_ids
 from dflash_trt.checkpoints.stored import Span
 from dflash_trt.checkpoints.summary import (
+    NO_DRAFTER,
     ModelSummary,
     Pair,
     config_values,

@@ -67,6 +67,24 @@ def other_method(config: Mapping[str, Any]) -> str | None:
     return next((what for part, what in OTHERS.items() if part in names), None)
 
 
+def is_lilicorr(config: Mapping[str, Any]) -> bool:
+    """A DFlash drafter with LiLiCorr's head, by the marks that TensorRT-LLM, vLLM and SGLang know.
+
+    config: as it lies in the file, or flat.
+    """
+    own = {**config, **(config.get("dflash_config") or {})}
+    named = "LiLiCorrDraftModel" in str(own.get("architectures"))
+    return named or own.get("projector_type") == "lilicorr" or own.get("lilicorr_enabled") is True
+
+
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """An EAGLE-3 head; its authors' checkpoints have the architecture of a plain Llama."""
+    kind, _, architectures = _method(config)
+    marked = "Eagle3" in str(architectures) or kind == "eagle3"
+    plain = not is_drafter(config) and not is_lilicorr(config)
+    return marked or (plain and "draft_vocab_size" in config)
+
+
 def is_drafter(config: Mapping[str, Any]) -> bool:
     """Whether config.json is a DFlash drafter's, in one of the two formats."""
     architectures = config.get("architectures")

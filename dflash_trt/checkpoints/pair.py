@@ -6,7 +6,9 @@ from typing import Any
 from dflash_trt.checkpoints.checks import (
     Check,
     Finding,
+    checks_for,
     checks_of,
+    eagle3,
     numerics,
     run,
     sizes,
@@ -23,7 +25,8 @@ from dflash_trt.errors import PairError
 
 TARGET_CHECKS: list[Check[[Pair]]] = checks_of(target)
 PAIR_CHECKS: list[Check[[Pair]]] = checks_of(target, sizes, taps, tokens, tensors, numerics)
-# what TensorRT-LLM's DFlash worker takes: an error stands against the pair, a note does not
+EAGLE3_CHECKS: list[Check[[Pair]]] = checks_of(target, eagle3)
+# what TensorRT-LLM's workers take: an error stands against the pair, a note does not
 TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = checks_of(tensorrt_llm)
 # checks of what only our own reader refuses
 READER_CHECKS = ("target-tensors", "drafter-tensors")
@@ -57,7 +60,8 @@ def check_pair(
 
 def pair_findings(pair: Pair) -> Iterator[Finding]:
     """Every check's, in order; without a drafter those of the target."""
-    return run(TARGET_CHECKS if pair.drafter.absent else PAIR_CHECKS, pair)
+    checks = EAGLE3_CHECKS if pair.method == "eagle3" else PAIR_CHECKS
+    return run(TARGET_CHECKS if pair.drafter.absent else checks, pair)
 
 
 def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -77,7 +81,7 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
     ]
     # it reads tensors itself
     upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
-    found = list(run(TENSORRT_LLM_CHECKS, pair))
+    found = list(run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair))
     upstream += [each.found for each in found if each.result == "error"]
     notes = [each.found for each in found if each.result == "note"]
     return [

@@ -16,6 +16,7 @@ from dflash_trt.checkpoints.spec import LayerSpec
 from dflash_trt.checkpoints.target import Target, load_target
 from dflash_trt.checkpoints.tokenizer import REQUIRED, load_tokenizer
 from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.config import Method
 from dflash_trt.errors import CheckpointError
 
 Loaded = TypeVar("Loaded", Target, Drafter)
@@ -108,12 +109,13 @@ NO_DRAFTER: ModelSummary[Drafter] = ModelSummary("drafter", Path(), {})
 
 @dataclass(frozen=True)
 class Pair:
-    """What is checked; the last two come from the build config, None where there is none."""
+    """What is checked; all but the models comes from the build config, None where there is none."""
 
     target: ModelSummary[Target]
     drafter: ModelSummary[Drafter]
     draft_tokens: int | None = None
     max_seq_len: int | None = None
+    method: Method = "dflash"
 
 
 def summarize_target(directory: Path) -> ModelSummary[Target]:

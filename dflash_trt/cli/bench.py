@@ -178,7 +178,9 @@ def matrix(
     output: Annotated[
         Path, typer.Option(help="Folder of cells, builds and report; what it holds is kept.")
     ],
-    methods: Annotated[str, typer.Option(help="Some of none, dflash.")] = "none,dflash",
+    methods: Annotated[
+        str, typer.Option(help="Some of none, ngram, eagle3, dflash, lilicorr.")
+    ] = "none,dflash",
     concurrency: Annotated[str, typer.Option(help="Users who wait for answers.")] = "1,8",
     prompts: Annotated[
         str, typer.Option(help="pycode, tasks such as gsm8k, files of JSON lines.")

@@ -102,7 +102,7 @@ def check(
 
 
 def export(
-    engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm-serve.")],
+    engine: Annotated[str, typer.Argument(help="vllm, sglang, trtllm-serve or transformers.")],
     config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
 ) -> None:
     """Print a script that serves the same pair on another engine, to compare like with like."""

@@ -32,7 +32,7 @@ def plan(
     from dflash_trt.checkpoints import locate
     from dflash_trt.cli.plan_report import show_plan
     from dflash_trt.config import load_config
-    from dflash_trt.planning import draw
+    from dflash_trt.planning import dflash_drafter, draw
     from dflash_trt.planning import plan as run
     from dflash_trt.roofline import machine as named
 
@@ -40,7 +40,7 @@ def plan(
     hardware = None if machine is None else named(machine)
     with reporting() as report:
         target = locate(settings.target, "target", report, weights=False).directory
-        drafter = locate(settings.drafter, "drafter", report, weights=False).directory
+        drafter = locate(dflash_drafter(settings), "drafter", report, weights=False).directory
     found = run(
         settings,
         target,

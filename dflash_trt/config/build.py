@@ -1,24 +1,25 @@
 """The build config: the one schema a user writes, as YAML."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
-from dflash_trt.config.errors import repeated, together, wrong_fields
 from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import Source, TargetSource
 from dflash_trt.errors import ConfigError
-from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
+# how texts are decoded; TensorRT-LLM has all of them, our own engines what they have graphs for
+Method = Literal["dflash", "lilicorr", "eagle3", "ngram", "none"]
+DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
+BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
+OUR_METHODS: tuple[Method, ...] = ("dflash",)
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
@@ -30,6 +31,12 @@ def no_effect(names: list[str], beside: str) -> PydanticCustomError:
 class Speculation(Section):
     """What each round proposes, and how many tokens of it are verified."""
 
+    method: Method = Field(
+        default="dflash",
+        description="dflash: draft blocks with a DFlash drafter; lilicorr: with one that has "
+        "LiLiCorr's head; eagle3: draft token by token with an EAGLE-3 head; ngram: propose what "
+        "followed the same tokens earlier, without a drafter; none: decode plainly",
+    )
     policy: Literal["adaptive", "fixed"] = Field(
         default="adaptive",
         description="adaptive: verify in each round what pays most by measured costs, which may be "
@@ -38,7 +45,8 @@ class Speculation(Section):
     )
     draft_tokens: Count | None = Field(
         default=None,
-        description="limits the draft tokens of a round; unset: block size - 1, the most possible",
+        description="limits the draft tokens of a round; unset: block size - 1, the most possible "
+        "(tensorrt_llm: 3 of eagle3 and ngram)",
     )
     lookup: bool = Field(
         default=True, description="adaptive: propose what followed the same tokens earlier"
@@ -55,14 +63,19 @@ class Speculation(Section):
     def _fixed_by_a_number(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        if values.get("draft_tokens") is not None:
+        method = values.get("method")
+        if values.get("draft_tokens") is not None or method == "none":
             values = {"policy": "fixed"} | values
         fixed = values.get("policy") == "fixed"
-        return dict.fromkeys(OF_ADAPTIVE, False) | values if fixed else values
+        found = dict.fromkeys(OF_ADAPTIVE, False) | values if fixed else values
+        return {"tree": False} | found if method == "ngram" else found
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> "Speculation":
         idle = [name for name in OF_ADAPTIVE if getattr(self, name)]
+        if self.method == "none" and (self.draft_tokens or idle or self.policy != "fixed"):
+            given = sorted(self.model_fields_set & {"policy", "draft_tokens", *OF_ADAPTIVE})
+            raise no_effect(given, "speculation.method none")
         if self.policy == "fixed" and idle:
             raise no_effect(idle, "speculation.policy fixed")
         return self
@@ -115,14 +128,23 @@ class Serving(Section):
 
 
 class BuildConfig(Section):
-    """A deployment of one target with its DFlash drafter."""
+    """A deployment of one target, usually with its DFlash drafter."""
 
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]*$",
         description="names the build and its default output folder",
     )
     target: TargetSource = Field(description="selects the model whose output distribution is kept")
-    drafter: Source = Field(description="selects the DFlash drafter trained for the target")
+    drafter: Source | None = Field(
+        default=None,
+        description="selects the drafter trained for the target, of speculation.method; not needed "
+        "for ngram and none",
+    )
+    drafters: dict[Method, Source] = Field(
+        default={},
+        description="selects drafters by speculation.method, where a config is for several: of one "
+        "that is not here, `drafter` is taken",
+    )
     engine: Engine = OnnxRuntime()
     speculation: Speculation = Field(default=Speculation(), validate_default=True)
     serving: Serving = Serving()
@@ -132,10 +154,31 @@ class BuildConfig(Section):
     def _has_a_kind(cls, engine: object) -> object:
         return {"kind": "onnxruntime"} | engine if isinstance(engine, dict) else engine
 
+    @field_validator("drafters")
+    @classmethod
+    def _are_drafters(cls, drafters: dict[Method, Source]) -> dict[Method, Source]:
+        if not drafters.keys().isdisjoint(DRAFTERLESS):
+            raise PydanticCustomError("method", "ngram and none have no drafter")
+        return drafters
+
+    @field_validator("speculation")
+    @classmethod
+    def _has_its_drafter(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
+        known = {"drafter", "drafters"} <= info.data.keys()  # otherwise one is wrong itself
+        method = speculation.method
+        if not known or method in (*DRAFTERLESS, *info.data["drafters"]):
+            return speculation
+        if info.data["drafter"] is None:
+            raise PydanticCustomError("no_drafter", "drafter is missing")
+        return speculation
+
     @field_validator("speculation")
     @classmethod
     def _what_the_engine_has(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
-        if not isinstance(info.data.get("engine"), TensorRTLLM):
+        engine = info.data.get("engine")
+        if not isinstance(engine, TensorRTLLM):
+            if engine is not None and speculation.method not in OUR_METHODS:
+                raise PydanticCustomError("method", "that method needs engine.kind tensorrt_llm")
             return speculation
         asked = [name for name in OF_ADAPTIVE if name in speculation.model_fields_set]
         if idle := [name for name in asked if getattr(speculation, name)]:
@@ -180,40 +223,3 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **BuildConfig.model_json_schema(),
     }
-
-
-def load_config(path: Path) -> BuildConfig:
-    """Read and check a config; source paths become absolute (relative ones start at its folder).
-
-    Raises ConfigError naming the file, the line where there is one, the field and the fix.
-    """
-    try:
-        root = compose_yaml(read_text(path, MAX_YAML))
-        complaints = list(repeated(path, root)) if root else []
-        data = parse_yaml(root)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the config {path}: {error.strerror}",
-            "Give the path of a YAML file such as build_configs/pycode.yaml",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text", "Save the config as UTF-8") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        what = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{where}: not valid YAML: {what}", "Correct that line") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}", "Correct it") from error
-    if not isinstance(root, yaml.MappingNode) or not isinstance(data, dict):
-        raise ConfigError(
-            f"{path} does not hold a mapping of fields",
-            "Start from build_configs/pycode.yaml: it needs name, target and drafter",
-        )
-    complaints += wrong_fields(path, root, BuildConfig, data)
-    if complaints:
-        raise together(path, sorted(complaints))
-    config = BuildConfig.model_validate(data)
-    folder = path.resolve().parent
-    sources = {"target": config.target.below(folder), "drafter": config.drafter.below(folder)}
-    return config.model_copy(update=sources)

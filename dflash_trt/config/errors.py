@@ -89,6 +89,8 @@ def _explain(path: Path, root: yaml.Node, model: type[BaseModel], error: ErrorDe
     kind, message, loc, given = error["type"], error["msg"], _path(error["loc"]), error["input"]
     if kind == "union_tag_invalid":
         loc, given = (*loc, "kind"), error["ctx"]["tag"]
+    if kind == "no_drafter":
+        kind, loc = "missing", ("drafter",)
     field, line = ".".join(str(part) for part in loc), _line(root, loc)
     if loc[:2] == ("engine", "hardware"):
         problem = f"{field} {'is missing' if kind == 'missing' else f'is wrong: {message}'}"

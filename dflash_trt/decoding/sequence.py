@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from dflash_trt.decoding.grammar import Grammar, Matcher
 from dflash_trt.decoding.logits_processor import LogitsProcessor
@@ -68,6 +69,7 @@ class Sequence:
     seen: int = 0  # tokens in the drafter's KV cache, from the first one on
     buffered: int = 0  # tokens in the target's KV cache that the drafter has not seen yet
     out_of_sync: bool = field(init=False)  # it never will see them all, and drafts nothing here
+    watch: Callable[[Any], None] | None = None  # told the `StepReport` of each step with news of it
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
     dropped: bool = False  # nobody waits for it any more

@@ -79,7 +79,8 @@ def faults_known(patient: Patient) -> Found:
 @check("error")
 def drafter_attention(patient: Patient) -> Found:
     """The drafter's own attention kernels: their GPUs, and the package that has them."""
-    backend = patient.args["speculative_config"].get("attention_backend", "VANILLA")
+    drafter = patient.args.get("speculative_config") or {}
+    backend = drafter.get("attention_backend", "VANILLA")
     what = f"attention_backend {backend}"
     if backend == "VANILLA" and importlib.util.find_spec("flash_attn") is None:
         return Found(False, f"{what} needs flash-attn, which is not installed", FLASH_ATTN)

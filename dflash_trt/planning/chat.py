@@ -17,7 +17,9 @@ def chat(deployment: Deployment, args: LlmArgs) -> dict[str, Any]:
 
     "on" says whether the build reuses prompts; where it does not, what it would bring.
     """
-    tail = args.speculative_config.context_recompute_tail or recompute_tail(deployment.drafter)
+    tail = args.value("speculative_config.context_recompute_tail") or recompute_tail(
+        deployment.drafter
+    )
     return {
         "system": SYSTEM,
         "question": QUESTION,

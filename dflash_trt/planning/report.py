@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints import Pair, config_values, summarize_drafter, summarize_target
-from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.config import BLOCKS, BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning.chat import chat
 from dflash_trt.planning.curves import Deployment, Point, curve, front
@@ -71,7 +71,7 @@ def plan(
     block = _block(config, draft_values)
     backend = "TRTLLM" if hardware.gpu.sm in PAGED else "VANILLA"
     if args is not None:
-        backend = args.speculative_config.attention_backend
+        backend = args.value("speculative_config.attention_backend") or backend
     deployment = Deployment(
         machine=hardware,
         gpus=gpus or hardware.all_gpus,
@@ -83,7 +83,7 @@ def plan(
     )
     tau, source = acceptance, "given"
     if tau is None:
-        tau, source = expected_acceptance(config.drafter.hub or "", block - 1)
+        tau, source = expected_acceptance(dflash_drafter(config).hub or "", block - 1)
     elif not 1 <= tau <= block:
         raise ConfigError(
             f"--acceptance {tau:g} is not from 1 to {block}, the tokens of a round",
@@ -108,7 +108,7 @@ def plan(
             "gpus": deployment.gpus,
         },
         "target": _model(size, config.target.hub or target.name),
-        "drafter": _model(deployment.drafter, config.drafter.hub or drafter.name),
+        "drafter": _model(deployment.drafter, dflash_drafter(config).hub or drafter.name),
         "assumed": {
             "context": context,
             "block": block,
@@ -123,13 +123,24 @@ def plan(
             "layout": str(layout_of(args.model_dump())),
             "max_batch_size": args.max_batch_size,
             "max_seq_len": args.max_seq_len,
-            "draft_len_schedule": args.speculative_config.draft_len_schedule,
+            "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),
         },
         "chat": args and chat(deployment, args),
         "memory": _memory(deployment),
         "speed": [_point(point, point in front(points)) for points in curves for point in points],
         "errors": fit_errors(),
     }
+
+
+def dflash_drafter(config: BuildConfig) -> Source:
+    """Whose rounds are planned, whatever method the config builds. ConfigError if it names none."""
+    other = config.drafter if config.speculation.method in BLOCKS else None
+    if found := config.drafters.get("dflash", other):
+        return found
+    raise ConfigError(
+        "a plan is of a DFlash drafter beside other methods, and the config names none",
+        "Name it: drafters: {dflash: {hub: ORG/NAME, revision: COMMIT}}",
+    )
 
 
 def _block(config: BuildConfig, values: Values) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
-from dflash_trt.checkpoints.checks import Finding, NotKnown, run
+from dflash_trt.checkpoints.checks import Finding, NotKnown, checks_for, run
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Machine
@@ -24,7 +24,7 @@ def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
     Raises ConfigError, naming the argument, for what the version does not take.
     """
     context = Context(config, pair, machine)
-    for check in ARGUMENT_CHECKS:
+    for check in checks_for(ARGUMENT_CHECKS, context.method):
         finding = check(context)
         if finding.result == "error":
             raise ConfigError(finding.found, finding.fix)
@@ -45,7 +45,7 @@ def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
             chosen.append(Chosen(rule.argument, value, rule.how, rule.source))
     chosen += [Chosen(name, value, "given", "engine.args") for name, value in overrides.items()]
     try:
-        typed = llm_args_class().model_validate(nest(values.data))
+        typed = llm_args_class(context.method).model_validate(nest(values.data))
     except ValidationError as error:  # for what the checkpoints say
         first = error.errors(include_url=False)[0]
         raise ConfigError(
@@ -64,9 +64,9 @@ def check_args(
     The pair itself has its own checks (`checkpoints.pair_findings`).
     """
     context = Context(config, pair, machine)
-    yield from run(ARGUMENT_CHECKS, context)
-    yield from run(TENSORRT_LLM_CHECKS, pair)
-    yield from run(CHECKS, context, args)
+    yield from run(checks_for(ARGUMENT_CHECKS, context.method), context)
+    yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), pair)
+    yield from run(checks_for(CHECKS, context.method), context, args)
 
 
 def env_vars(config: BuildConfig, pair: Pair, machine: Machine) -> dict[str, str]:

@@ -12,11 +12,18 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from dflash_trt.config import Version
+from dflash_trt.config import Method, Version
 from dflash_trt.errors import EngineError
 
 VERSIONS: tuple[Version, ...] = get_args(Version)  # oldest first
 ROOT = "TorchLlmArgs"  # upstream's class of the arguments that lie in no section
+SPECULATIVE = "SpeculativeConfig"  # stands for the class of the method
+SPECULATIVE_OF: dict[Method, str] = {
+    "dflash": "DFlashDecodingConfig",
+    "lilicorr": "DFlashDecodingConfig",  # upstream tells them apart by the checkpoint
+    "eagle3": "Eagle3DecodingConfig",
+    "ngram": "NGramDecodingConfig",
+}
 
 
 class Upstream(BaseModel):
@@ -48,8 +55,11 @@ def read_table(name: str) -> Any:
 
 @cache
 def classes() -> dict[str, dict[str, Argument]]:
-    """Arguments by upstream's class and their names in it."""
+    """Arguments by upstream's class and their names in it; SPECULATIVE has those of all methods."""
     rows: dict[str, dict[str, dict[str, Any]]] = read_table("arguments.yaml")["classes"]
+    rows[SPECULATIVE] = {}
+    for name in SPECULATIVE_OF.values():
+        rows[SPECULATIVE] = rows[name] | rows[SPECULATIVE]
 
     def section(row: Mapping[str, Any]) -> str:
         kind = str(row["type"]).removesuffix(" | None")
@@ -61,12 +71,21 @@ def classes() -> dict[str, dict[str, Argument]]:
     }
 
 
+def class_of(name: str, method: Method) -> str:
+    """Upstream's class in place of SPECULATIVE; SPECULATIVE itself without drafts."""
+    return SPECULATIVE_OF.get(method, name) if name == SPECULATIVE else name
+
+
 @cache
-def llm_args_class() -> type[Upstream]:
+def llm_args_class(method: Method) -> type[Upstream]:
     """Upstream's `TorchLlmArgs` with the classes of its sections."""
     names: dict[str, Any] = {"Annotated": Annotated, "Any": Any, "Field": Field, "Literal": Literal}
     names |= _types(read_table("arguments.yaml")["types"], names)
     for name, own in classes().items():
+        if name == SPECULATIVE:
+            continue
+        if name == ROOT:
+            names[SPECULATIVE] = names.get(class_of(SPECULATIVE, method), type(None))
         types = _types({key: argument.type for key, argument in own.items()}, names)
         fields: dict[str, Any] = {}
         for key, argument in own.items():
@@ -116,6 +135,11 @@ class LlmArgs:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.typed, name)
 
+    @property
+    def drafts(self) -> int:
+        """Draft tokens of a round, 0 without speculation."""
+        return self.value("speculative_config.max_draft_len") or 0
+
     def value(self, name: str) -> Any:
         """An argument by its dotted name; None where the section that it is in is null."""
         found: Any = self.typed
@@ -139,7 +163,13 @@ def typed_args(version: str, given: Mapping[str, Any]) -> LlmArgs:
             f"the bundle is for TensorRT-LLM {version}, which is not known here",
             "Use the dflash-trt that built it",
         )
-    return LlmArgs(version, (), llm_args_class().model_validate(given))
+    kind = (given.get("speculative_config") or {}).get("decoding_type")
+    types = {name: method for method, name in SPECULATIVE_OF.items()}
+    return LlmArgs(
+        version,
+        (),
+        llm_args_class(types.get(f"{kind}DecodingConfig", "none")).model_validate(given),
+    )
 
 
 def find(name: str) -> Argument:

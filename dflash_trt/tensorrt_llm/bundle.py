@@ -43,7 +43,9 @@ def write_bundle(
     assert isinstance(section, TensorRTLLM)
     by_id, link = section.checkpoints == "hub", section.checkpoints == "link"
     engine = directory / "engines" / KIND
-    _put(pair.drafter, engine / "drafter", report, link=link)
+    engine.mkdir(parents=True)
+    if not pair.drafter.absent:
+        _put(pair.drafter, engine / "drafter", report, link=link)
     if not by_id:
         _put(pair.target, engine / "target", report, link=link)
 
@@ -60,7 +62,7 @@ def write_bundle(
 
     ranks = args.tensor_parallel_size
     gpus = min(ranks, made_for.gpus)
-    known = published_acceptance(drafter_name(config), args.speculative_config.max_draft_len)
+    known = published_acceptance(drafter_name(config), args.drafts or None)
     info = BundleInfo(
         kind=KIND,
         version=section.version,
@@ -95,8 +97,10 @@ def _put(model: ModelSummary[Any], directory: Path, report: Report, *, link: boo
 
 
 def drafter_name(config: BuildConfig) -> str:
-    """Of its id, or of the directory it was downloaded to: what figures are published under."""
-    return Path(config.drafter.hub or str(config.drafter.path)).name
+    """Of its id, or of the directory it was downloaded to: what figures are published under; ""
+    where there is none."""
+    drafter = config.drafter
+    return Path(drafter.hub or str(drafter.path)).name if drafter else ""
 
 
 def _write_scripts(directory: Path, info: BundleInfo) -> None:

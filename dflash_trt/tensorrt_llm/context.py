@@ -16,7 +16,7 @@ from dflash_trt.checkpoints import (
     read_json,
 )
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.config import RECOMPUTE_TAIL, BuildConfig, TensorRTLLM
+from dflash_trt.config import BLOCKS, RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.roofline import (
     ARENA_SHARE,
@@ -76,6 +76,15 @@ class Context:
         return asked or self.machine.all_gpus
 
     @property
+    def method(self) -> Method:
+        return self.config.speculation.method
+
+    @property
+    def in_blocks(self) -> bool:
+        """A DFlash drafter fills them, whose context lies beside the target's."""
+        return self.method in BLOCKS
+
+    @property
     def target(self) -> ModelSummary[Target]:
         return self.pair.target
 
@@ -128,11 +137,18 @@ class Context:
         return target_values(self.target.directory, self.target.values)
 
     @cached_property
-    def sizes(self) -> tuple[ModelSize, ModelSize]:
-        """Target and drafter; NotKnown where a config.json does not state them."""
+    def target_size(self) -> ModelSize:
+        """NotKnown where its config.json does not state it."""
         try:
-            target = target_size(self.target_values)
-            return target, drafter_size(self.drafter.values, target)
+            return target_size(self.target_values)
+        except CheckpointError as error:
+            raise NotKnown(str(error)) from None
+
+    @cached_property
+    def sizes(self) -> tuple[ModelSize, ModelSize]:
+        """Target and DFlash drafter; NotKnown where a config.json does not state them."""
+        try:
+            return self.target_size, drafter_size(self.drafter.values, self.target_size)
         except CheckpointError as error:
             raise NotKnown(str(error)) from None
 
@@ -188,6 +204,8 @@ def undivided(context: Context, ranks: int) -> list[str]:
     """What cannot be divided over so many ranks; KV heads may be repeated instead."""
     found = []
     for model in (context.target, context.drafter):
+        if model.absent:
+            continue
         own = heads(model)
         if own.query % ranks:
             found.append(f"the {model.role}'s {own.query} heads")

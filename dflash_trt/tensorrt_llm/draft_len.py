@@ -47,7 +47,8 @@ def rounds_of(context: Context, chosen: Mapping[str, Any]) -> Rounds:
     """The rounds of what is chosen; NotKnown where a config.json does not state the sizes."""
     drafts = chosen["speculative_config.max_draft_len"]
     target, drafter = context.sizes
-    tau, _ = expected_acceptance(context.config.drafter.hub or "", drafts)
+    drafter_at = context.config.drafter
+    tau, _ = expected_acceptance((drafter_at and drafter_at.hub) or "", drafts)
     cached = kv_bytes(context.target_values, chosen["kv_cache_config.dtype"])
     return Rounds(
         target,

@@ -59,10 +59,11 @@ def read_llm_args(engine: Path) -> dict[str, Any]:
     path = engine / ARGS_FILE
     try:
         args: dict[str, Any] = parse_yaml(compose_yaml(read_text(path, MAX_YAML)))
-        drafter = args["speculative_config"]
+        drafter = args.get("speculative_config") or {}
         if "revision" not in args:
             args["model"] = str(engine.resolve() / args["model"])
-        drafter["speculative_model"] = str(engine.resolve() / drafter["speculative_model"])
+        if drafter.get("speculative_model"):
+            drafter["speculative_model"] = str(engine.resolve() / drafter["speculative_model"])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise EngineError(
             f"{path} does not hold the arguments of an LLM ({error})",

@@ -12,7 +12,9 @@ from math import ceil
 from typing import Any
 
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.tensorrt_llm.arguments import find, has, read_table
+from dflash_trt.config import Method
+from dflash_trt.roofline import section
+from dflash_trt.tensorrt_llm.arguments import SPECULATIVE_OF, find, has, read_table
 from dflash_trt.tensorrt_llm.context import Context, recompute_tail, undivided
 from dflash_trt.tensorrt_llm.draft_len import pays_from, rounds_of, schedule
 
@@ -21,6 +23,7 @@ TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
 MAX_SEQ_LEN = 131072  # tokens, where the models know more
 BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
 BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
+CHAIN = 3  # drafts of an EAGLE-3 chain or of a match, as in upstream's examples
 MARGIN = 0.8  # of the acceptance rate from which drafts pay
 MAX_DRAFTS = 1024  # published drafters have up to 15
 
@@ -37,6 +40,7 @@ class Rule:
     choose: str = ""
     value: Any = None
     when: str = ""
+    methods: tuple[Method, ...] = ()
 
     def __call__(self, context: Context, chosen: Before) -> Any:
         """Its value, or UNSET."""
@@ -46,7 +50,9 @@ class Rule:
         return self.value if not self.when or chosen[self.when] else UNSET
 
     def applies(self, context: Context, chosen: "Values") -> bool:
-        """Neither it nor a section that it lies in is overridden, and the version has it."""
+        """It is for the method and in the version, and neither it nor its section is overridden."""
+        if self.methods and context.method not in self.methods:
+            return False
         parts = self.argument.split(".")
         above = [".".join(parts[:i]) for i in range(1, len(parts))]
         taken = any(chosen.data.get(name, {}) != {} for name in above)  # an empty one has defaults
@@ -64,7 +70,8 @@ class Values(UserDict[str, Any]):
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    return tuple(Rule(**row) for row in read_table("rules.yaml"))
+    rows = read_table("rules.yaml")
+    return tuple(Rule(**row | {"methods": tuple(row.get("methods", ()))}) for row in rows)
 
 
 def model(context: Context, chosen: Before) -> Any:
@@ -104,9 +111,20 @@ def attn_backend(context: Context, chosen: Before) -> Any:
     return "TRTLLM" if context.target.architecture.startswith("Gemma4") else UNSET
 
 
+def decoding_type(context: Context, chosen: Before) -> Any:
+    return SPECULATIVE_OF[context.method].removesuffix("DecodingConfig")
+
+
 def max_draft_len(context: Context, chosen: Before) -> Any:
     asked = context.config.speculation.draft_tokens
-    return context.max_draft_len if asked is None else asked
+    if asked is not None:
+        return asked
+    return context.max_draft_len if context.in_blocks else CHAIN
+
+
+def eagle3_layers_to_capture(context: Context, chosen: Before) -> Any:
+    said = section(context.drafter.values, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
+    return list(said) if isinstance(said, list) and said else UNSET
 
 
 def mask_token_id(context: Context, chosen: Before) -> Any:
@@ -134,11 +152,12 @@ def context_recompute_tail(context: Context, chosen: Before) -> Any:
 
 
 def free_gpu_memory_fraction(context: Context, chosen: Before) -> Any:
-    return 0.85 if _paged(chosen) else 0.8
+    return 0.8 if _dense(context, chosen) else 0.85
 
 
 def max_seq_len(context: Context, chosen: Before) -> Any:
-    models = (context.target, context.drafter)
+    # a head of EAGLE-3 says what it was trained on, mostly 2048
+    models = (context.target, context.drafter) if context.in_blocks else (context.target,)
     asked = context.config.serving.max_seq_len
     if asked is not None:
         return asked
@@ -150,7 +169,7 @@ def max_batch_size(context: Context, chosen: Before) -> Any:
     ranks, length = chosen["tensor_parallel_size"], chosen["max_seq_len"]
     wanted = context.engine.concurrency or BATCH[context.engine.objective]
     wanted = ceil(wanted / ranks) if alone else wanted
-    if _paged(chosen) or length is None:
+    if not _dense(context, chosen) or length is None:
         return wanted
     try:
         slot = context.dense_slot(1 if alone else ranks, length, _verified(chosen))
@@ -199,9 +218,9 @@ def stream_interval(context: Context, chosen: Before) -> Any:
     return 20 if context.engine.objective == "throughput" else UNSET
 
 
-def _paged(chosen: Before) -> bool:
-    """The drafter's context lies in the KV cache's pool instead of an arena of its own."""
-    return bool(chosen["speculative_config.attention_backend"] == "TRTLLM")
+def _dense(context: Context, chosen: Before) -> bool:
+    """The drafter's context lies in an arena of its own, not in the KV cache's pool."""
+    return context.in_blocks and chosen["speculative_config.attention_backend"] != "TRTLLM"
 
 
 def _verified(chosen: Before) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 Tensor = tuple[str, tuple[int, ...]]  # the format's name of the dtype, shape
-SIZES = {"F32": 4, "BF16": 2, "U8": 1, "F8_E4M3": 1}
+SIZES = {"I64": 8, "F32": 4, "BF16": 2, "U8": 1, "F8_E4M3": 1, "BOOL": 1}
 
 
 def size_of(tensor: Tensor) -> int:

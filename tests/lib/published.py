@@ -57,9 +57,12 @@ class Pair:
     gib: float  # of the drafter's file on the Hub
     left_out: float  # GiB of it that are not in ours
     second: bool  # DFlash 2
+    head: Mapping[str, Any]  # `hub` and `fields` of its EAGLE-3 head; empty without one
 
 
-def _pair(target: dict[str, Any], drafter: dict[str, Any]) -> Pair:
+def _pair(
+    target: dict[str, Any], drafter: dict[str, Any], head: dict[str, Any] | None = None
+) -> Pair:
     config = getattr(transformers, target["config"])(**target["fields"])
     return Pair(
         Target(
@@ -75,6 +78,7 @@ def _pair(target: dict[str, Any], drafter: dict[str, Any]) -> Pair:
         gib=drafter["gib"],
         left_out=drafter.get("left_out", 0.0),
         second=drafter.get("second", False),
+        head=head or {},
     )
 
 
@@ -86,8 +90,9 @@ PAIRS = {
 
 
 def write_pair(cache: Path, pair: Pair, revisions: Mapping[str, str]) -> None:
-    """Put both models into a Hub cache (`HF_HUB_CACHE`), at the revisions given by Hub id."""
-    for hub, write in ((pair.target.hub, _write_target), (pair.drafter_hub, _write_drafter)):
+    """Put the models into a Hub cache (`HF_HUB_CACHE`), at the revisions given by Hub id."""
+    models = {pair.target.hub: _write_target, pair.drafter_hub: _write_drafter}
+    for hub, write in (models | ({pair.head["hub"]: _write_head} if pair.head else {})).items():
         revision = revisions[hub]
         place = cache / f"models--{hub.replace('/', '--')}"
         commit = revision if len(revision) == 40 else COMMIT
@@ -156,6 +161,45 @@ def _write_drafter(directory: Path, pair: Pair) -> None:
     write_hole(directory / "model.safetensors", _tensors(cls, config))
     values = json.loads(config.to_json_string(use_diff=False))
     _write_json(directory / "config.json", values | {"architectures": [cls.__name__]})
+
+
+def _write_head(directory: Path, pair: Pair) -> None:
+    """As EAGLE-3's authors store one: `midlayer`, fc, norm, and a head of its own with its map."""
+    text, fields = pair.target.config.get_text_config(), dict(pair.head["fields"])
+    hidden, wide = text.hidden_size, fields["intermediate_size"]
+    dim = fields.get("head_dim", hidden // text.num_attention_heads)
+    query, kv = text.num_attention_heads * dim, text.num_key_value_heads * dim
+    shapes = {
+        "fc.weight": (hidden, 3 * hidden),
+        "norm.weight": (hidden,),
+        **{
+            f"midlayer.{name}.weight": (hidden,)
+            for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+        },
+        "midlayer.self_attn.q_proj.weight": (query, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (kv, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (kv, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, query),
+        "midlayer.mlp.gate_proj.weight": (wide, hidden),
+        "midlayer.mlp.up_proj.weight": (wide, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, wide),
+    }
+    tensors: dict[str, Tensor] = {name: ("BF16", shape) for name, shape in shapes.items()}
+    if (own := fields["draft_vocab_size"]) < text.vocab_size:
+        tensors["lm_head.weight"] = ("BF16", (own, hidden))
+        tensors |= {"d2t": ("I64", (own,)), "t2d": ("BOOL", (text.vocab_size,))}
+    write_hole(directory / "model.safetensors", tensors)
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": hidden,
+        "num_attention_heads": text.num_attention_heads,
+        "num_key_value_heads": text.num_key_value_heads,
+        "head_dim": dim,
+        "vocab_size": text.vocab_size,
+    }
+    _write_json(directory / "config.json", config | fields)
 
 
 def _drafter_rope(rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,12 +46,13 @@ def _door() -> Iterator[Asked]:
 
 def _call() -> UnaryCall:
     inputs = {"text_input": np.array([b"\xff"], object), "n": np.array([2], np.int32)}
-    return UnaryCall(inputs, 1.5, "alice", "r1")
+    return UnaryCall(inputs, 1.5, "alice", "r1", {"traceparent": "t1"})
 
 
 def test_a_request_and_its_error_go_through() -> None:
     with _door() as asked, closing(_call()) as call:
-        inputs, reply, timeout, *who = asked.queue.get(timeout=WAIT)
+        inputs, reply, timeout, *who, context = asked.queue.get(timeout=WAIT)
+        assert context == {"traceparent": "t1"}
         assert inputs["text_input"].tolist() == [b"\xff"]
         assert (inputs["n"].tolist(), timeout, who) == ([2], 1.5, ["alice", "r1"])
         assert not call.wait(0.01)

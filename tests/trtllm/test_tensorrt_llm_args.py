@@ -98,7 +98,8 @@ def deploy(tmp_path: Path) -> Deploy:
                 **setup.config,
             }
         )
-        return config, Pair(summarize_target(target), summarize_drafter(drafter))
+        models = summarize_target(target), summarize_drafter(drafter)
+        return config, Pair(*models, method=config.speculation.method)
 
     return make
 
@@ -359,7 +360,7 @@ def test_only_what_a_version_has_is_written(deploy: Deploy, version: Version) ->
                 if isinstance(value, str):
                     first = argument.values_since.get(value, first)
                 assert VERSIONS.index(first) <= VERSIONS.index(version), path
-            again = llm_args_class().model_validate(yaml.safe_load(args.to_yaml()))
+            again = llm_args_class("dflash").model_validate(yaml.safe_load(args.to_yaml()))
             assert again.model_dump(exclude_unset=True) == args.to_dict()
             errors = [f for f in check_args(made, pair, preset, args) if f.result == "error"]
             assert errors == []
@@ -368,13 +369,14 @@ def test_only_what_a_version_has_is_written(deploy: Deploy, version: Version) ->
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.argument)
 def test_every_rule_can_be_overridden(deploy: Deploy, rule: Rule) -> None:
     """With what it would choose, or upstream's default; the source says who chose it."""
-    own = at(chosen(deploy, Setup()).typed.model_dump(), rule.argument)
+    of = {"speculation": {"method": rule.methods[0]}} if rule.methods else {}
+    own = at(chosen(deploy, Setup(config=of)).typed.model_dump(), rule.argument)
     value = Values()[rule.argument] if own is None else own
     *sections, last = rule.argument.split(".")
     args: Fields = {last: value}
     for section in reversed(sections):
         args = {section: args}
-    made = chosen(deploy, Setup(args=args))
+    made = chosen(deploy, Setup(args=args, config=of))
     assert at(made.to_dict(), rule.argument) == value
     given = [each for each in made.chosen if each.argument.startswith(rule.argument)]
     assert {each.source for each in given} == {"engine.args"}

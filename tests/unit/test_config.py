@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt.config import BuildConfig, TensorRT, TensorRTLLM, json_schema, load_config
+from dflash_trt.config import (
+    BuildConfig,
+    TensorRT,
+    TensorRTLLM,
+    json_schema,
+    load_config,
+    variants,
+)
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Machine
 
@@ -160,7 +167,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_schema_describes_every_field() -> None:
     schema = json_schema()
     assert set(schema["properties"]) == set(BuildConfig.model_fields)
-    assert schema["required"] == ["name", "target", "drafter"]
+    assert schema["required"] == ["name", "target"]
     assert schema["additionalProperties"] is False
     assert {"OnnxRuntime", "TensorRT", "TensorRTLLM", "Serving", "Source"} < set(schema["$defs"])
     for section, fields in schema["$defs"].items():
@@ -237,3 +244,47 @@ def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
         path.symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match="not a regular file"):
         load_config(path)
+
+
+HEADS = {"drafter": {"path": "/b"}, "drafters": {"eagle3": {"path": "/e"}}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "engine", "drafters"),
+    [
+        ({}, "onnxruntime", {"dflash": "/b"}),
+        ({}, "tensorrt_llm", {"dflash": "/b", "eagle3": "/e", "ngram": None, "none": None}),
+        (
+            {"speculation": {"method": "lilicorr"}},
+            "tensorrt_llm",
+            {"lilicorr": "/b", "eagle3": "/e", "ngram": None, "none": None},
+        ),
+    ],
+)
+def test_a_config_has_a_variant_of_each_method(
+    sections: dict[str, Any], engine: str, drafters: dict[str, str | None]
+) -> None:
+    """Of any of them the same, in the same order."""
+    values = {"name": "x", "target": {"path": "/a"}, **HEADS, "engine": {"kind": engine}}
+    found = variants(BuildConfig.model_validate(values | sections))
+    assert list(found) == list(drafters)
+    for method, config in found.items():
+        assert config.speculation.method == method
+        assert (config.drafter and str(config.drafter.path)) == drafters[method]
+        assert variants(config) == found
+
+
+def test_the_method_picks_its_drafter(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "name: x\ntarget: {path: a}\ndrafter: {path: b}\ndrafters: {eagle3: {path: e}}\n"
+        "engine: {kind: tensorrt_llm}\nspeculation: {method: eagle3, draft_tokens: 5}\n"
+    )
+    config = load_config(file)
+    assert config.drafter is not None
+    assert config.drafter.path == tmp_path / "e"
+    assert config.speculation.draft_tokens == 5
+    other = variants(config)["dflash"]
+    assert other.drafter is not None
+    assert other.drafter.path == tmp_path / "b"
+    assert other.speculation.draft_tokens is None

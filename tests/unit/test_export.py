@@ -6,17 +6,18 @@ import json
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from builds import config_of
 from commands import run
 from pairs import make_pair
+from transformers import GenerationConfig
 
 from dflash_trt.build.export import ENGINES, export
 from dflash_trt.checkpoints import ModelSummary
-from dflash_trt.config import BuildConfig
+from dflash_trt.config import BuildConfig, Method
 from dflash_trt.errors import ConfigError, PairError
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.json").read_text())
@@ -26,6 +27,11 @@ PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("a pair")  # a path that must be quoted
     make_pair(directory, block_size=8)
+    (directory / "head").mkdir()
+    values = json.loads((directory / "target" / "config.json").read_text())
+    head = {"draft_vocab_size": values["vocab_size"], "num_hidden_layers": 1}
+    head |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+    (directory / "head" / "config.json").write_text(json.dumps(values | head))
     return directory
 
 
@@ -39,6 +45,17 @@ def written(config: BuildConfig, engine: str) -> str:
     return export(config, engine, lambda *_: None)
 
 
+def with_method(directory: Path, method: Method) -> BuildConfig:
+    """EAGLE-3's head is whatever it is: export reads no more of it than it names it by."""
+    drafter = {} if method in ("ngram", "none") else {"drafter": {"path": directory / "head"}}
+    return config_of(
+        directory,
+        **{"drafter": None, **drafter},
+        engine={"kind": "tensorrt_llm", "gpus": 2},
+        speculation={"method": method},
+    )
+
+
 def commands(script: str) -> list[list[str]]:
     """Its commands, without what is written to files and set."""
     lines = script.rsplit("\nEOF\n", maxsplit=1)[-1].replace("\\\n", " ").splitlines()
@@ -50,14 +67,71 @@ def options(words: list[str]) -> list[str]:
     return [word for word in words if word.startswith("--")]
 
 
+@pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_options_are_published_ones(pair: Path, engine: str) -> None:
-    (words,) = commands(written(made(pair), engine))
+def test_options_are_published_ones(pair: Path, engine: str, method: Method) -> None:
+    config = made(pair) if method == "dflash" else with_method(pair, method)
+    if engine == "transformers" and method != "dflash":
+        return
+    (words,) = commands(written(config, engine))
     published = PUBLISHED[engine]
     start = published["command"]
     assert words[: len(start)] == start
     assert set(options(words)) <= set(published["options"])
     assert str(pair / "target") in words
+    assert (str(pair / "drafter") in " ".join(words)) == (
+        method == "dflash" and engine != "trtllm-serve"
+    )
+
+
+def option(words: list[str], name: str) -> str | None:
+    return words[words.index(name) + 1] if name in words else None
+
+
+def test_each_method_is_that_of_the_engine(pair: Path) -> None:
+    """Three drafts of EAGLE-3 or of a match, as a build has; without a method no word of drafts."""
+    drafts, lines = "--speculative-config", {}
+    for method in get_args(Method):
+        if method not in ("dflash", "lilicorr"):
+            config = with_method(pair, method)
+            lines[method] = [commands(written(config, engine))[0] for engine in ("vllm", "sglang")]
+    vllm = {method: json.loads(option(x, drafts) or "null") for method, (x, _) in lines.items()}
+    head = str(pair / "head")
+    assert vllm == {
+        "eagle3": {"method": "eagle3", "num_speculative_tokens": 3, "model": head},
+        "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4},
+        "none": None,
+    }
+    allowed = {*PUBLISHED["vllm"]["speculative_config"]}
+    assert all(each.keys() <= allowed for each in vllm.values() if each)
+    names = ("algorithm", "num-steps", "num-draft-tokens", "draft-model-path")
+    sglang = {
+        method: [option(x, f"--speculative-{name}") for name in names]
+        for method, (_, x) in lines.items()
+    }
+    assert sglang == {
+        "eagle3": ["EAGLE3", "3", "4", head],
+        "ngram": ["NGRAM", None, "4", None],
+        "none": [None] * 4,
+    }
+
+
+@pytest.mark.parametrize("method", ["ngram", "none"])
+def test_transformers_decodes_without_a_drafter(pair: Path, method: Method) -> None:
+    """What the script calls is there, with the arguments that it gives."""
+    script = written(with_method(pair, method), "transformers")
+    code = script.split("<<'EOF'\n")[1].split("EOF\n")[0]
+    compile(code, "script", "exec")
+    lookup = "prompt_lookup_num_tokens=3, max_matching_ngram_size=4"
+    assert (lookup in code) == (method == "ngram")
+    assert {"prompt_lookup_num_tokens", "max_matching_ngram_size"} <= vars(
+        GenerationConfig()
+    ).keys()
+
+
+def test_transformers_has_no_other_method(pair: Path) -> None:
+    with pytest.raises(PairError, match="transformers has no eagle3"):
+        written(with_method(pair, "eagle3"), "transformers")
 
 
 def test_vllm_gets_its_drafter(pair: Path) -> None:
@@ -129,9 +203,15 @@ def test_trtllm_serve_gets_the_arguments_of_a_build(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_shell_has_nothing_against_it(pair: Path, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
+def test_the_shell_has_nothing_against_it(
+    pair: Path, tmp_path: Path, engine: str, method: Method
+) -> None:
+    if (engine, method) == ("transformers", "eagle3"):
+        return
     file = tmp_path / "script.sh"
-    file.write_text(written(made(pair), engine))
+    config = made(pair) if method == "dflash" else with_method(pair, method)
+    file.write_text(written(config, engine))
     ran = subprocess.run(["shellcheck", file], capture_output=True, text=True, timeout=30)
     assert ran.returncode == 0, ran.stdout
 
@@ -161,6 +241,6 @@ def test_the_command(pair: Path, tmp_path: Path) -> None:
     assert out.startswith("#!/usr/bin/env bash\n")
     code, _, err = run("export", "llama.cpp", file)
     assert code == 1
-    assert "Take vllm, sglang, trtllm-serve." in err
+    assert "Take vllm, sglang, trtllm-serve, transformers." in err
     with pytest.raises(ConfigError, match="says nothing of GPUs"):
         written(config_of(pair), "vllm")

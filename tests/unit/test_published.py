@@ -19,7 +19,7 @@ from dflash_trt.build import manifest, provenance
 from dflash_trt.build.export import ENGINES, export
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints import Pair, pair_findings, summarize_drafter, summarize_target
-from dflash_trt.config import BuildConfig, load_config
+from dflash_trt.config import BuildConfig, load_config, variants
 from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.planning.report import plan
 from dflash_trt.tensorrt_llm import bundle
@@ -41,7 +41,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("hub")
     for file in CONFIGS:
         config = load_config(file)
-        revisions = {source.hub: source.revision for source in (config.target, config.drafter)}
+        sources = (config.target, *config.drafters.values())
+        revisions = {str(source.hub): str(source.revision) for source in sources}
         write_pair(directory, PAIRS[file.stem], revisions)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "HF_HUB_CACHE", str(directory))
@@ -77,10 +78,12 @@ def directories(cache: Path, name: str) -> list[Path]:
 def test_every_published_pair_has_a_config() -> None:
     configs = [load_config(file) for file in FOLDER.glob("dgx-b300/*.yaml")]
     published = {pair.drafter_hub for pair in PAIRS.values()}
-    assert {config.drafter.hub for config in configs} == published
+    assert {config.drafter and config.drafter.hub for config in configs} == published
     for file in CONFIGS:
         config, pair = load_config(file), PAIRS[file.stem]
-        assert (config.target.hub, config.drafter.hub) == (pair.target.hub, pair.drafter_hub)
+        known = {"dflash": pair.drafter_hub} | ({"eagle3": pair.head["hub"]} if pair.head else {})
+        assert config.target.hub == pair.target.hub
+        assert {method: source.hub for method, source in config.drafters.items()} == known
         assert config.name == f"{file.stem}-{file.parent.name}"
         assert config.engine.hardware == file.parent.name
 
@@ -134,6 +137,25 @@ def test_it_builds_or_is_refused_as_it_says(cache: Path, tmp_path: Path, file: P
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_its_other_methods_build(cache: Path, tmp_path: Path, file: Path) -> None:
+    """Plain decoding and n-grams of every target, EAGLE-3 where a head is known."""
+    made = variants(load_config(file))
+    assert {*made} == {"dflash", "ngram", "none"} | ({"eagle3"} if PAIRS[file.stem].head else set())
+    del made["dflash"]
+    for method, config in made.items():
+        result = build(config, tmp_path / method, silent)
+        engine = result.directory / "engines" / "tensorrt_llm"
+        args = yaml.safe_load((engine / "llm_args.yaml").read_text())
+        drafts = args.get("speculative_config", {})
+        assert drafts.get("decoding_type") == {"eagle3": "Eagle3", "ngram": "NGram"}.get(method)
+        assert args["max_seq_len"] == config.serving.max_seq_len
+        assert (engine / "drafter" / "model.safetensors").is_file() == (method == "eagle3")
+        assert result.manifest["config"]["speculation"]["method"] == method
+        if method == "eagle3":
+            assert result.manifest["hub"]["drafter"]["id"] == PAIRS[file.stem].head["hub"]
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_it_can_be_planned(cache: Path, file: Path) -> None:
     """From the JSON files alone it counts the bytes of weights that the stand-ins have."""
     models = directories(cache, file.stem)
@@ -151,20 +173,21 @@ def test_it_can_be_planned(cache: Path, file: Path) -> None:
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_it_can_be_compared_with_other_engines(cache: Path, file: Path) -> None:
-    config = load_config(file)
     refused = REFUSED.match(file.read_text())
-    for engine in ENGINES:
-        if refused is not None and engine == "trtllm-serve":
-            with pytest.raises(PairError, match=re.escape(refused[1])):
-                export(config, engine, silent)
-            continue
-        script = export(config, engine, silent)
-        assert_pinned(script, config)
+    for method, config in variants(load_config(file)).items():
+        for engine in ENGINES:
+            if refused is not None and (method, engine) == ("dflash", "trtllm-serve"):
+                with pytest.raises(PairError, match=re.escape(refused[1])):
+                    export(config, engine, silent)
+            elif (method, engine) == ("eagle3", "transformers"):
+                with pytest.raises(PairError, match="transformers has no eagle3"):
+                    export(config, engine, silent)
+            else:
+                assert_pinned(export(config, engine, silent), config)
 
 
 def assert_pinned(script: str, config: BuildConfig) -> None:
     assert config.target.hub is not None
-    assert config.drafter.hub is not None
     assert config.target.hub in script
-    assert config.drafter.hub in script
+    assert config.drafter is None or str(config.drafter.hub) in script
     assert "main" not in script

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec
 
+from dflash_trt.config import Method
 from dflash_trt.errors import DflashError
 
 P = ParamSpec("P")
@@ -50,6 +51,7 @@ class Check(Generic[P]):
 
     look: Callable[P, Found]
     severity: Severity
+    methods: tuple[Method, ...] = ()  # that it is for; empty: all
 
     @property
     def name(self) -> str:
@@ -66,9 +68,14 @@ class Check(Generic[P]):
         )
 
 
-def check(severity: Severity) -> Callable[[Callable[P, Found]], Check[P]]:
+def check(severity: Severity, *methods: Method) -> Callable[[Callable[P, Found]], Check[P]]:
     """Make a function a check; what it returns when called is a Finding."""
-    return lambda look: Check(look, severity)
+    return lambda look: Check(look, severity, methods)
+
+
+def checks_for(checks: Iterable[Check[P]], method: Method) -> list[Check[P]]:
+    """Those for a method of decoding."""
+    return [each for each in checks if not each.methods or method in each.methods]
 
 
 def checks_of(*modules: ModuleType) -> list[Check[Any]]:

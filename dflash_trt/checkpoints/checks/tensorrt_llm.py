@@ -1,12 +1,13 @@
-"""What TensorRT-LLM's DFlash worker takes, whatever it is configured to; `pair.py` lists them.
+"""What TensorRT-LLM's workers take, whatever they are configured to; `pair.py` lists them.
 
 As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
 """
 
 from dflash_trt.checkpoints.checks import Found, check
-from dflash_trt.checkpoints.drafter import other_method
+from dflash_trt.checkpoints.drafter import is_eagle3, is_lilicorr, other_method
 from dflash_trt.checkpoints.gguf.tensors import LINK
 from dflash_trt.checkpoints.summary import Pair
+from dflash_trt.config import BLOCKS
 
 # targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
 TAPPED = (
@@ -25,7 +26,7 @@ LISTED = "GptOssForCausalLM"  # docs/source/models/supported-models.md@00b6d5a2
 ZLABS = "Use the drafter in z-lab's layout"
 
 
-@check("error")
+@check("error", *BLOCKS, "eagle3")
 def hidden_states_captured(pair: Pair) -> Found:
     """The drafter is fed hidden states of the target's layers; not every model hands them out."""
     name = pair.target.architecture
@@ -48,19 +49,20 @@ def target_layout(pair: Pair) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS, "eagle3")
 def drafter_layout(pair: Pair) -> Found:
     """The speculators format has other names, and often an embedding and a head of its own."""
-    kind = pair.drafter.values.get("speculators_model_type")
+    kind, head = pair.drafter.values.get("speculators_model_type"), pair.method == "eagle3"
+    whose = "that of EAGLE-3's authors" if head else "z-lab's"
     return Found(
         kind is None,
         f"the drafter is in {'the speculators format' if kind else 'its own layout'}; "
-        "TensorRT-LLM reads z-lab's",
-        ZLABS,
+        f"TensorRT-LLM reads {whose}",
+        "Use a head in the layout of EAGLE-3's authors" if head else ZLABS,
     )
 
 
-@check("error")
+@check("error", *BLOCKS, "eagle3")
 def drafter_method(pair: Pair) -> Found:
     """Each method has its decoding_type; upstream stops at heads of DSpark."""
     values = pair.drafter.values
@@ -70,14 +72,30 @@ def drafter_method(pair: Pair) -> Found:
         if values.get(name)
     ]
     other = f"DSpark ({', '.join(heads)})" if heads else other_method(values)
+    found = "lilicorr" if is_lilicorr(values) else "eagle3" if is_eagle3(values) else "dflash"
+    if other and found != "eagle3":
+        found = ""
+    named = other or {"lilicorr": "LiLiCorr", "eagle3": "an EAGLE-3 head"}.get(found, "DFlash")
+    fix = f"Set speculation.method: {found}" if found else "Use a DFlash drafter"
     return Found(
-        other is None,
-        f"the drafter is {other or 'DFlash'}",
-        "Use a DFlash drafter: a bundle's decoding_type is DFlash",
+        found == pair.method, f"the drafter is {named}, speculation.method {pair.method}", fix
     )
 
 
-@check("error")
+@check("warning", *BLOCKS)
+def lilicorr_of_version(pair: Pair) -> Found:
+    """Its head came to upstream's main (`modeling_lilicorr.py`); a release with it was not seen."""
+    head = is_lilicorr(pair.drafter.values)
+    return Found(
+        not head,
+        "the drafter has LiLiCorr's head, which no release that is known here was seen to run"
+        if head
+        else "the drafter has not LiLiCorr's head",
+        "See that acceptance is that of the drafter's card; a release without it drafts as DFlash",
+    )
+
+
+@check("error", *BLOCKS)
 def grouped_drafter_attention(pair: Pair) -> Found:
     """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
     rank = pair.drafter.values.get("kv_lora_rank")
@@ -88,7 +106,7 @@ def grouped_drafter_attention(pair: Pair) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS)
 def uniform_drafter_layers(pair: Pair) -> Found:
     """Keys and values of all layers are made by one product, and turned by one RoPE."""
     layers = pair.drafter.layers
@@ -101,7 +119,7 @@ def uniform_drafter_layers(pair: Pair) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS)
 def taps_ascending(pair: Pair) -> Found:
     """Layers are captured in ascending order; features of another order arrive scrambled.
 
@@ -116,7 +134,7 @@ def taps_ascending(pair: Pair) -> Found:
     )
 
 
-@check("note")
+@check("note", *BLOCKS)
 def listed_upstream(pair: Pair) -> Found:
     """Other families run in upstream's tests or by users, without a promise."""
     name = pair.target.architecture
@@ -127,7 +145,7 @@ def listed_upstream(pair: Pair) -> Found:
     )
 
 
-@check("note")
+@check("note", *BLOCKS)
 def first_generation(pair: Pair) -> Found:
     """DFlash 2 came later (pull requests 18155 and 19159, August and September 2026)."""
     second = "DFlash2DraftModel" in str(pair.drafter.values.get("architectures"))

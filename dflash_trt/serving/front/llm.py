@@ -48,7 +48,7 @@ def limits(args: Mapping[str, Any]) -> dict[str, str]:
     return {
         "slots": str(args["max_batch_size"] * ranks),
         "max_seq_len": str(args["max_seq_len"]),
-        "block_size": str(args["speculative_config"]["max_draft_len"] + 1),
+        "block_size": str(1 + ((args.get("speculative_config") or {}).get("max_draft_len") or 0)),
         "prefill_chunk": "0",  # TensorRT-LLM decides this and the next
         "speculation": "{}",
     }
@@ -96,7 +96,7 @@ class TensorRTLLM:
 
     def check(self, request: Request) -> None:
         """RequestError for what TensorRT-LLM refuses or ignores with a drafter, or cannot hold."""
-        if not request.drafting:
+        if not request.drafting and self._drafts:
             raise RequestError(
                 "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",
                 "Leave it out.",
@@ -110,7 +110,8 @@ class TensorRTLLM:
                 )
         for name in PENALTIES:
             asked = getattr(sampling, name) != getattr(neutral, name)
-            if asked and not self._args["speculative_config"].get("enable_penalty"):
+            drafter = self._args.get("speculative_config")
+            if asked and drafter and not drafter.get("enable_penalty"):
                 raise RequestError(
                     f"{name} is not possible: this server was built without penalties",
                     "Leave it out, or build with engine.args.speculative_config.enable_penalty.",

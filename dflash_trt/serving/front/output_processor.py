@@ -35,9 +35,9 @@ class OutputProcessor:
         self.index = index
         self.sequence = sequence
         self._received = received
-        self._first_token: float | None = None  # when it came; in a stream, when it was sent
+        self.first_token: float | None = None  # when it came; in a stream, when it was sent
         self._sent = False
-        self._last_token = 0.0
+        self.last_token = 0.0  # when the last ones came
         self._counted = 0  # tokens that the metrics know of
         self._thinking = thinking
         self._detokenizer = Detokenizer(tokenizer, sequence.request.stop_ids | hidden)
@@ -80,22 +80,22 @@ class OutputProcessor:
         new, now = len(self.sequence.tokens) - self._counted, time.monotonic()
         if not new:
             return
-        if self._first_token is None:
-            self._first_token = now
+        if self.first_token is None:
+            self.first_token = now
             queued = (self.sequence.started or now) - self._received
             metrics.started(queued=queued, cached=self.sequence.cached_tokens)
             if not streaming:
                 metrics.first_token(now - self._received)
         else:
-            metrics.tokens(new, now - self._last_token)
-        self._counted, self._last_token = self._counted + new, now
+            metrics.tokens(new, now - self.last_token)
+        self._counted, self.last_token = self._counted + new, now
 
     def sent(self, metrics: Metrics) -> None:
         """An output of a stream was sent; the first one ends the wait for the first token."""
         if not self._sent:
             self._sent = True
-            self._first_token = time.monotonic()
-            metrics.first_token(self._first_token - self._received)
+            self.first_token = time.monotonic()
+            metrics.first_token(self.first_token - self._received)
 
     def output(self, *, final_only: bool) -> RequestOutput | None:
         """What is new since the last call; None if there is nothing to give out yet."""
@@ -132,7 +132,7 @@ class OutputProcessor:
             drafted=[sequence.drafted],
             accepted=[sequence.accepted],
             acceptance_length=[sequence.acceptance_length],
-            time_to_first_token=[self._first_token - self._received if self._first_token else 0.0],
+            time_to_first_token=[self.first_token - self._received if self.first_token else 0.0],
             token_logprobs=[values[0] for values in sequence.logprobs[start:]],
             top_token_ids=[ids[1:] for ids in sequence.logprob_ids[start:]],
             top_logprobs=[values[1:] for values in sequence.logprobs[start:]],

@@ -25,6 +25,7 @@ from dflash_trt.serving.front.control import Command, Status
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.front.preprocessor import Preprocessor
+from dflash_trt.serving.front.request_trace import begin
 from dflash_trt.serving.front.requests import number_of_choices, parse_request
 from dflash_trt.serving.front.response_sender import Reply, RequestState, ResponseSender
 
@@ -76,8 +77,11 @@ class RequestHandler:
         template: Render | None,
         decoder: Decoder,
         metrics: Metrics,
+        name: str = "dflash",
     ) -> None:
+        """name: the model's, in traces."""
         self._settings = settings
+        self._name = name
         self._tokenizer = tokenizer
         self._chat_model = ChatModel(tokenizer, template)
         self._decoder = decoder
@@ -99,10 +103,12 @@ class RequestHandler:
         timeout: float | None = None,
         client: str = "",
         request_id: str = "",
+        context: Mapping[str, Any] | None = None,
     ) -> None:
         """Takes a request, or refuses it at once when the queue is full.
 
-        timeout: seconds after which the request ends with what it has; client: who asks.
+        timeout: seconds after which the request ends with what it has; client: who asks; context:
+        with the trace that it belongs to, see `tracing.CONTEXT`.
         """
         received = time.monotonic()
         if not inputs:  # `serve` asks whether anybody is there: see `Health.answers`
@@ -126,6 +132,7 @@ class RequestHandler:
             self._drop(state)
         deadline = None if timeout is None else received + timeout
         state = RequestState(reply, deadline, client, request_id, admitted=count)
+        state.trace = begin(self._name, "messages" in inputs, context or {}, received)
         self._preprocessor.put(partial(self._preprocess, state, inputs, received), client)
 
     def control(self, command: Command) -> Status:
@@ -202,6 +209,8 @@ class RequestHandler:
                 )
                 for i, sequence in enumerate(sequences)
             ]
+            if state.trace is not None:
+                state.trace.follow(sequences)
         except RequestError as error:
             return self._turn_away(state, INVALID, str(error))
         except Exception:
@@ -220,6 +229,8 @@ class RequestHandler:
     def _turn_away(self, state: RequestState, code: str, message: str) -> None:
         self._release(state)
         self._refuse(state.reply, code, message, state.request_id)
+        state.failure = code, message
+        state.end_trace()
 
     # --- called by the decoder --------------------------------------------------------------------
 

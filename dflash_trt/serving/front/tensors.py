@@ -12,6 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb
 
 from dflash_trt.serving.request_id import HEADER, request_id
+from dflash_trt.serving.tracing import CONTEXT, endpoint
 
 T = TypeVar("T")
 MAX_STRINGS, MAX_STRING = 4096, 2**23  # of a BYTES tensor, and bytes of one: above all limits
@@ -71,6 +72,14 @@ def parameters(request: Any) -> dict[str, Any]:
 def named(request: Any) -> str:
     """The request's id: its header's, otherwise Triton's, otherwise a new one."""
     return request_id(parameters(request).get(HEADER), request.request_id())
+
+
+def context(request: Any) -> dict[str, str]:
+    """The trace that a request belongs to: Triton's own span, or what its client said."""
+    if endpoint() is None:
+        return {}
+    said: dict[str, Any] = json.loads(request.trace().get_context() or "{}") or parameters(request)
+    return {name: str(said[name]) for name in CONTEXT if name in said}
 
 
 def timeout(request: Any) -> float | None:

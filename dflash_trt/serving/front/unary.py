@@ -61,7 +61,7 @@ class UnaryServer:
             if command := asked.get("control"):
                 return reply.write(self._handler.control(command)._asdict())
             inputs = {name: _array(values) for name, values in asked["inputs"].items()}
-            rest = asked["timeout"], asked["client"], asked["request_id"]
+            rest = asked["timeout"], asked["client"], asked["request_id"], asked["context"]
             self._handler.submit(inputs, reply, *rest)
         except Exception:
             log.exception("a plain request could not be read")
@@ -98,8 +98,12 @@ class UnaryCall:
         timeout: float | None,
         client: str = "",
         request_id: str = "",
+        context: Mapping[str, str] | None = None,
     ) -> None:
-        """timeout: seconds; client: who asks. OSError when the request handler is not there."""
+        """timeout: seconds; client: who asks; context: see `RequestHandler.submit`.
+
+        OSError when the request handler is not there.
+        """
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(str(_path()))
         asked = {
@@ -107,6 +111,7 @@ class UnaryCall:
             "timeout": timeout,
             "client": client,
             "request_id": request_id,
+            "context": context,
         }
         self._connection.sendall(json.dumps(asked).encode() + b"\n")
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_trt.errors import UnavailableError
 from dflash_trt.serving.request_id import HEADER, current, request_id
+from dflash_trt.serving.tracing import http_span
 
 BODY_LIMIT = 2_000_000  # bytes; Triton 2.51 survived 6 MB, sent in one piece
 BODY_TIME = 10.0  # seconds in which a body must be here
@@ -86,7 +87,8 @@ class Door:
         current.set(request_id(request.headers.get(HEADER)))
         answer = _Answer(send, self.state)
         try:
-            await self._answer(request, receive, answer)
+            with http_span(scope["method"], scope["path"], request.headers, lambda: answer.code):
+                await self._answer(request, receive, answer)
         finally:
             _log_access(scope, answer, time.monotonic() - began)
 
@@ -175,7 +177,7 @@ class Door:
 
 def _log_access(scope: Scope, answer: "_Answer", seconds: float) -> None:
     method, path = scope["method"], scope["raw_path"].decode("latin-1")[:200]
-    status = answer.status if answer.complete else GONE
+    status = answer.code
     if status == 200 and path.endswith(PROBES):
         return
     fields = {
@@ -198,6 +200,11 @@ class _Answer:
         self.started = self.streams = self.complete = False
         self.status = 0
         self.request_id = current.get()
+
+    @property
+    def code(self) -> int:
+        """The status, as the log has it."""
+        return self.status if self.complete else GONE
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

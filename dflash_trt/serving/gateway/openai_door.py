@@ -49,7 +49,11 @@ def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:
         headers={"triton-grpc-protocol-inference-key": key} if key else {},
         retries=0,  # a client of OpenAI's has its own
     )
-    drafts = max_draft_tokens(speculation_of(manifest), manifest["drafter"]["block_size"], by_llm)
+    if by_llm:
+        drafts = (serving.get("speculative_config") or {}).get("max_draft_len") or 0
+    else:
+        block = manifest.get("drafter", {}).get("block_size", 1)
+        drafts = max_draft_tokens(speculation_of(manifest), block, by_llm)
     served = Served(
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
         max_model_len=serving["max_seq_len"],

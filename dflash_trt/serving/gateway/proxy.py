@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from dflash_trt.errors import RequestError, UnavailableError
+from dflash_trt.serving import tracing
 from dflash_trt.serving.client.fields import MODEL
 from dflash_trt.serving.gateway.checks import checked
 from dflash_trt.serving.gateway.door import Door, State
@@ -55,7 +56,7 @@ def triton_door(
         body = None
         if request.method == "POST":
             size = request.headers.get(JSON_SIZE)
-            who = client_parameters(scope["client"][0], security.client_key)
+            who = client_parameters(scope["client"][0], security.client_key) | tracing.current()
             try:
                 body, json_size, name = checked(
                     await request.body(),

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dflash_trt.serving import tracing
 from dflash_trt.serving.gateway.connections import BACKLOG, Connection
 from dflash_trt.serving.gateway.door import State
 from dflash_trt.serving.gateway.proxy import open_session, triton_door
@@ -31,7 +32,9 @@ async def run() -> None:
     settings = codec.validate_json(await said.readline())
     sockets = {name: socket.socket(fileno=number) for name, number in settings.listeners.items()}
     state, doors = State(), dict[int, ASGIApp]()  # by port
+    tracing.tracer()  # what it imports takes long
     async with AsyncExitStack() as stack:
+        stack.callback(tracing.close)
         loop, port = asyncio.get_running_loop(), settings.triton.grpc
         grpc = await loop.create_server(lambda: Relay(port, state), sock=sockets.pop("grpc"))
         stack.callback(grpc.close)

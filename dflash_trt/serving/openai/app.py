@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from dflash_trt.chat import HARMONY, Answer, Dialect, chosen, parse_tools
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
+from dflash_trt.serving import tracing
 from dflash_trt.serving.client import AnyPrompt, AsyncClient, Chunk, Options, Summary
 from dflash_trt.serving.health import Health
 from dflash_trt.serving.internal import client_parameters
@@ -98,7 +99,7 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     prompts, options = fields.request()
     host = request.client.host if request.client else ""
     who = client_parameters(host, served.client_key)
-    options["parameters"] = {**who, HEADER: current.get()}
+    options["parameters"] = {**who, HEADER: current.get(), **tracing.current()}
     answer = _answers(served.dialect, fields) if isinstance(fields, ChatFields) else None
     one_call = isinstance(fields, ChatFields) and fields.parallel_tool_calls is False
     chunks = _merged(served.client, prompts, options, fields)

@@ -16,6 +16,7 @@ from dflash_trt.errors import ServerError
 from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import Security
+from dflash_trt.serving.tracing import CONTEXT
 
 EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it is asked to stop
 
@@ -87,7 +88,7 @@ def command(
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         f"--exit-timeout-secs={EXIT_TIMEOUT}",
-        f"--grpc-header-forward-pattern={HEADER}",
+        f"--grpc-header-forward-pattern={'|'.join((HEADER, *CONTEXT))}",
         "--disable-auto-complete-config",  # it would import every Python model twice
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         *security.arguments(),

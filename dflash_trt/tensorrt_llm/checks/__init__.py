@@ -18,10 +18,10 @@ from dflash_trt.tensorrt_llm.checks import (
 from dflash_trt.tensorrt_llm.context import Context
 
 ARGUMENT_CHECKS: list[Check[[Context]]] = [
+    arguments.speculation_on,
     arguments.known_arguments,
     arguments.arguments_of_version,
     arguments.argument_types,
-    arguments.speculation_on,
 ]
 CHECKS: list[Check[[Context, LlmArgs]]] = [
     *checks_of(values),

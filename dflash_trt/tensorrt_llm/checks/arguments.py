@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from dflash_trt.checkpoints.checks import Found, check
-from dflash_trt.tensorrt_llm.arguments import LlmArgs, classes, has, llm_args_class, walk
+from dflash_trt.tensorrt_llm.arguments import LlmArgs, class_of, classes, has, llm_args_class, walk
 from dflash_trt.tensorrt_llm.context import Context
 
 # each counts on those before it
@@ -16,6 +16,7 @@ from dflash_trt.tensorrt_llm.context import Context
 def known_arguments(context: Context) -> Found:
     """Upstream refuses keys that it does not know."""
     for name, inside, key, _ in walk(context.engine.args):
+        inside = class_of(inside, context.method)
         known = classes()[inside]
         if key not in known:
             version = context.engine.version
@@ -53,7 +54,7 @@ def arguments_of_version(context: Context) -> Found:
 def argument_types(context: Context) -> Found:
     """Types and ranges as upstream has them; a number in quotes is no number."""
     try:
-        llm_args_class().model_validate({"model": "target"} | context.engine.args)
+        llm_args_class(context.method).model_validate({"model": "target"} | context.engine.args)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -70,10 +71,14 @@ def argument_types(context: Context) -> Found:
 def speculation_on(context: Context) -> Found:
     """Without `speculative_config` the drafter is not run at all."""
     args, name = context.engine.args, "speculative_config"
+    if context.method == "none":
+        given = args.get(name) is not None
+        what = f"engine.args.{name} is {'' if given else 'not '}given, speculation.method is none"
+        return Found(not given, what, "Leave it out, or set the method")
     return Found(
         name not in args or isinstance(args[name], Mapping),
         f"engine.args.{name} {'turns speculation off' if name in args else 'is not given'}",
-        "Leave it out, or give fields of DFlashDecodingConfig",
+        "Leave it out, or set speculation.method: none",
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dflash_trt.checkpoints import first_generation
 from dflash_trt.checkpoints.checks import Found, check
+from dflash_trt.config import BLOCKS
 from dflash_trt.tensorrt_llm.arguments import LlmArgs, has
 from dflash_trt.tensorrt_llm.context import Context
 from dflash_trt.tensorrt_llm.rules import DRAFTER
@@ -11,7 +12,7 @@ from dflash_trt.tensorrt_llm.rules import DRAFTER
 CONFIG = "engine.args.speculative_config"
 
 
-@check("error")
+@check("error", *BLOCKS)
 def generation_of_version(context: Context, args: LlmArgs) -> Found:
     """Older versions do not have the convolutions and the selector of DFlash 2."""
     _, what, fix, _ = found = first_generation.look(context.pair)
@@ -19,7 +20,7 @@ def generation_of_version(context: Context, args: LlmArgs) -> Found:
     return Found(ok, f"{what}; engine.version is {args.version}", fix)
 
 
-@check("warning")
+@check("warning", *BLOCKS)
 def windows_of_version(context: Context, args: LlmArgs) -> Found:
     """Older versions run layers with a window without it (pull request 16914, August 2026)."""
     return Found(
@@ -30,7 +31,7 @@ def windows_of_version(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS)
 def draft_length(context: Context, args: LlmArgs) -> Found:
     """Upstream stops at the start when asked for a wider block than the trained one."""
     asked, most = args.speculative_config.max_draft_len, context.max_draft_len
@@ -42,7 +43,7 @@ def draft_length(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("warning")
+@check("warning", *BLOCKS)
 def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
     """Fewer masks than in training draft worse; upstream's examples have 4 for every drafter."""
     asked, most = args.speculative_config.max_draft_len, context.max_draft_len
@@ -54,7 +55,7 @@ def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS)
 def taps_as_stated(context: Context, args: LlmArgs) -> Found:
     """Other layers than in training give features that the drafter has never seen."""
     taps, given = list(context.drafter.taps), args.speculative_config.target_layer_ids
@@ -66,7 +67,7 @@ def taps_as_stated(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS)
 def mask_as_stated(context: Context, args: LlmArgs) -> Found:
     """Without the id in `dflash_config` upstream silently takes vocab_size."""
     mask, given = context.drafter.number("mask_token_id"), args.speculative_config.mask_token_id
@@ -77,7 +78,7 @@ def mask_as_stated(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS, "eagle3")
 def drafter_is_local(context: Context, args: LlmArgs) -> Found:
     """Upstream reads the drafter's config.json before it resolves Hub ids, and goes on without."""
     place = args.speculative_config.speculative_model
@@ -88,7 +89,7 @@ def drafter_is_local(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS, "eagle3", "ngram")
 def schedule_starts_full(context: Context, args: LlmArgs) -> Found:
     """Upstream wants max_draft_len at the smallest batch size."""
     full, schedule = args.speculative_config.max_draft_len, _schedule(args)
@@ -97,7 +98,7 @@ def schedule_starts_full(context: Context, args: LlmArgs) -> Found:
     return Found(first == full, what, f"Give its smallest batch size {full} drafts")
 
 
-@check("error")
+@check("error", *BLOCKS, "eagle3", "ngram")
 def schedule_within_length(context: Context, args: LlmArgs) -> Found:
     """Upstream refuses more drafts than max_draft_len."""
     full = args.speculative_config.max_draft_len or 0
@@ -106,7 +107,7 @@ def schedule_within_length(context: Context, args: LlmArgs) -> Found:
     return Found(most <= full, what, f"Give no batch size more than {full}")
 
 
-@check("warning")
+@check("warning", *BLOCKS, "eagle3", "ngram")
 def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
     """Without drafts the drafter misses tokens, and drafts badly later (pull request 16888)."""
     drafting = [rows for rows, drafts in _schedule(args).items() if drafts]
@@ -121,7 +122,7 @@ def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("warning")
+@check("warning", *BLOCKS, "eagle3", "ngram")
 def schedule_on_one_rank(context: Context, args: LlmArgs) -> Found:
     """With attention-DP each rank goes by its own batch, and graphs are for one length of each."""
     alone = bool(args.enable_attention_dp) and args.tensor_parallel_size > 1

@@ -1,6 +1,7 @@
 """Ranks, GPUs and kernels."""
 
 from dflash_trt.checkpoints.checks import Found, check
+from dflash_trt.config import BLOCKS
 from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.context import PAGED, Context, heads, undivided
 from dflash_trt.tensorrt_llm.rules import BEST_FOR_GPT_OSS
@@ -91,7 +92,7 @@ def attention_data_parallel(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS)
 def drafter_attention(context: Context, args: LlmArgs) -> Found:
     """Upstream stops at the start where the GPU has no such kernels."""
     backend, sm = args.speculative_config.attention_backend, context.gpu.sm
@@ -102,7 +103,7 @@ def drafter_attention(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS)
 def drafter_windows(context: Context, args: LlmArgs) -> Found:
     """TRTLLM's kernels have no windows that look both ways (pull request 19159)."""
     backend, both = args.speculative_config.attention_backend, context.two_sided_windows
@@ -114,7 +115,7 @@ def drafter_windows(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("warning")
+@check("warning", *BLOCKS)
 def drafter_attention_paged(context: Context, args: LlmArgs) -> Found:
     """The others hold the whole max_seq_len of every sequence, whatever is used of it."""
     backend, could = args.speculative_config.attention_backend, context.paged
@@ -126,7 +127,7 @@ def drafter_attention_paged(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS)
 def paged_attention_shapes(context: Context, args: LlmArgs) -> Found:
     """`validate_dflash_trtllm_gen_runtime` refuses other shapes, after the weights are loaded."""
     if args.speculative_config.attention_backend != "TRTLLM":
@@ -139,7 +140,7 @@ def paged_attention_shapes(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("note")
+@check("note", *BLOCKS)
 def flash_attention_wheel(context: Context, args: LlmArgs) -> Found:
     """Both are packages that TensorRT-LLM does not bring along."""
     backend = args.speculative_config.attention_backend

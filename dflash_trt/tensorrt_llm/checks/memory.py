@@ -1,6 +1,7 @@
 """What must fit a GPU, and how many tokens a step takes."""
 
 from dflash_trt.checkpoints.checks import Found, check
+from dflash_trt.config import BLOCKS
 from dflash_trt.roofline import OVERHEAD
 from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.context import Context, weight_bytes
@@ -13,7 +14,8 @@ CACHE = "engine.args.kv_cache_config"
 def weights_fit(context: Context, args: LlmArgs) -> Found:
     """The weights of both models, divided over the ranks, leave room for everything else."""
     ranks, gpu = args.tensor_parallel_size, context.gpu
-    need = (weight_bytes(context.target) + weight_bytes(context.drafter)) // ranks + OVERHEAD
+    drafter = 0 if context.drafter.absent else weight_bytes(context.drafter)
+    need = (weight_bytes(context.target) + drafter) // ranks + OVERHEAD
     return Found(
         need < gpu.memory_bytes,
         f"weights over {ranks} ranks and {OVERHEAD / GIB:.0f} GiB of overhead take "
@@ -22,7 +24,7 @@ def weights_fit(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
+@check("error", *BLOCKS)
 def dense_context(context: Context, args: LlmArgs) -> Found:
     """The drafter's dense context is beside the KV cache's share and grows with max_seq_len.
 
@@ -55,7 +57,8 @@ def dense_context(context: Context, args: LlmArgs) -> Found:
 def memory_fraction(context: Context, args: LlmArgs) -> Found:
     """What the KV cache takes of the free memory is not there for graphs and the drafter."""
     fraction = args.kv_cache_config.free_gpu_memory_fraction
-    most = 0.9 if args.speculative_config.attention_backend == "TRTLLM" else 0.8
+    dense = context.in_blocks and args.speculative_config.attention_backend != "TRTLLM"
+    most = 0.8 if dense else 0.9
     return Found(
         fraction is not None and fraction <= most,
         f"free_gpu_memory_fraction is {fraction}; the drafter and the CUDA graphs need what is "
@@ -81,7 +84,7 @@ def concurrency_met(context: Context, args: LlmArgs) -> Found:
 @check("error")
 def tokens_of_a_step(context: Context, args: LlmArgs) -> Found:
     """Every sequence of a batch is verified in one step, the anchor and its drafts."""
-    batch, verified = args.max_batch_size or 0, 1 + (args.speculative_config.max_draft_len or 0)
+    batch, verified = args.max_batch_size or 0, 1 + args.drafts
     asked, least = args.max_num_tokens or 0, batch * verified
     return Found(
         asked >= least,
@@ -110,7 +113,7 @@ def target_positions(context: Context, args: LlmArgs) -> Found:
     return Found(asked <= most, what, f"Set max_seq_len to at most {most}")
 
 
-@check("warning")
+@check("warning", *BLOCKS)
 def drafter_positions(context: Context, args: LlmArgs) -> Found:
     """After the drafter's positions a sequence drafts nothing, and upstream only logs it."""
     most, asked = context.drafter.number("max_position_embeddings"), args.max_seq_len or 0
@@ -119,7 +122,7 @@ def drafter_positions(context: Context, args: LlmArgs) -> Found:
     return Found(asked <= most, what, fix)
 
 
-@check("warning")
+@check("warning", *BLOCKS)
 def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
     """Where the pool is not of the drafter's type, its context is dense after all, beside it.
 

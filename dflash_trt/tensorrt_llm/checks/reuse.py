@@ -5,13 +5,14 @@ TestV1RewindReusedContext, TestV1WindowedLayerGate) say what each KV cache manag
 """
 
 from dflash_trt.checkpoints.checks import Found, check
+from dflash_trt.config import BLOCKS
 from dflash_trt.tensorrt_llm.arguments import LlmArgs, find, has
 from dflash_trt.tensorrt_llm.context import Context
 
 TAIL = "speculative_config.context_recompute_tail"
 
 
-@check("error")
+@check("error", *BLOCKS)
 def reuse_of_version(context: Context, args: LlmArgs) -> Found:
     """Before, a reused prompt cannot be run again in part, and the drafter never sees it."""
     first, version = find(TAIL).since, args.version
@@ -21,7 +22,7 @@ def reuse_of_version(context: Context, args: LlmArgs) -> Found:
     return Found(not context.reuses or has(version, first), what, fix)
 
 
-@check("error")
+@check("error", *BLOCKS)
 def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
     """Arguments that take back what serving.prefix_cache asks for."""
     tail, reused = args.value(TAIL) or 0, args.kv_cache_config.enable_block_reuse
@@ -38,7 +39,7 @@ def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
                  "serving.prefix_cache out of the config")  # fmt: skip
 
 
-@check("warning")
+@check("warning", *BLOCKS)
 def tail_without_reuse(context: Context, args: LlmArgs) -> Found:
     """Only prompts that are reused have a tail to run again."""
     tail, reused = args.value(TAIL) or 0, args.kv_cache_config.enable_block_reuse
@@ -46,13 +47,13 @@ def tail_without_reuse(context: Context, args: LlmArgs) -> Found:
     return Found(not tail or reused, what, "Set serving.prefix_cache: recompute_tail in its place")
 
 
-@check("error")
+@check("error", *BLOCKS)
 def tail_of_manager(context: Context, args: LlmArgs) -> Found:
     """KV cache manager V1 drops the tail without a word, and the drafter sees nothing."""
     if not args.value(TAIL):
         return Found(True, "there is no tail to run again")
     second = args.kv_cache_config.use_kv_cache_manager_v2 is not False
-    windows = any(layer.window for layer in context.sizes[0].layers)
+    windows = any(layer.window for layer in context.target_size.layers)
     chunks = args.enable_chunked_prefill
     what = f"KV cache manager {'V2' if second else 'V1'}, the target has "
     what += f"{'layers' if windows else 'no layer'} with a window, prompts go in "
@@ -66,7 +67,7 @@ def reuse_of_states(context: Context, args: LlmArgs) -> Found:
     """A state of linear attention can be reused only where a snapshot of it was kept."""
     if not args.kv_cache_config.enable_block_reuse:
         return Found(True, "nothing is reused")
-    states = any(layer.state for layer in context.sizes[0].layers)
+    states = any(layer.state for layer in context.target_size.layers)
     kept = args.kv_cache_config.mamba_state_config
     what = "the target has layers of linear attention" if states else "no layer has a state"
     fix = "Set engine.args.kv_cache_config.mamba_state_config, and watch the reused tokens"

@@ -13,7 +13,7 @@ def graphs_padded(context: Context, args: LlmArgs) -> Found:
     graphs = args.cuda_graph_config
     padded = graphs is None or graphs.enable_padding
     return Found(
-        padded or args.speculative_config.draft_len_schedule is not None,
+        padded or args.value("speculative_config.draft_len_schedule") is not None,
         f"cuda_graph_config.enable_padding is {str(padded).lower()}",
         "Set engine.args.cuda_graph_config.enable_padding: true",
     )

@@ -57,7 +57,7 @@ def _check(row: Mapping[str, Any]) -> Check[[Context, LlmArgs]]:
         return Found(not wrong, said.format(value=_written(value), other=other), row["fix"])
 
     look.__name__, look.__doc__ = row["name"], row["why"]
-    return Check(look, row["severity"])
+    return Check(look, row["severity"], tuple(row.get("methods", ())))
 
 
 VALUE_CHECKS = [_check(row) for row in TABLE["checks"]]

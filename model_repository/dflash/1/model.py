@@ -5,16 +5,19 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb
 
+from dflash_trt.build import read_manifest
 from dflash_trt.build.settings import CODED_ERRORS, Settings
 from dflash_trt.chat import has_channels, load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
+from dflash_trt.serving import tracing
 from dflash_trt.serving.front import llm
 from dflash_trt.serving.front.engine_loop import EngineGoneError, EngineLoop
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.request_output import arrays
 from dflash_trt.serving.front.tensors import (
+    context,
     from_response,
     inputs,
     named,
@@ -48,18 +51,21 @@ class TritonPythonModel:
             load_chat_template(folder),
             decoder(settings, engines, self.metrics, tokenizer),
             self.metrics,
+            **({"name": read_manifest(engines.parent)["name"]} if tracing.tracer() else {}),
         )
         self.unary_server = UnaryServer(self.handler)
 
     def execute(self, requests):
         for request in requests:
             client, name = client_of(parameters(request)), named(request)
-            self.handler.submit(inputs(request), Reply(request), timeout(request), client, name)
+            about = timeout(request), client, name, context(request)
+            self.handler.submit(inputs(request), Reply(request), *about)
 
     def finalize(self):
         self.unary_server.close()
         self.handler.close()
         self.metrics.close()
+        tracing.close()
 
 
 def decoder(settings, engines, metrics, tokenizer):

@@ -7,7 +7,7 @@ from contextlib import closing
 import triton_python_backend_utils as pb
 
 from dflash_trt.serving.front.request_output import arrays
-from dflash_trt.serving.front.tensors import inputs, named, parameters, timeout, to_tensors
+from dflash_trt.serving.front.tensors import context, inputs, named, parameters, timeout, to_tensors
 from dflash_trt.serving.front.unary import UnaryCall
 from dflash_trt.serving.internal import client_of, hide_shared_memory
 from dflash_trt.serving.log import configure
@@ -27,7 +27,7 @@ class TritonPythonModel:
             tensors = inputs(request)
             tensors.pop("stream", None)
             client = client_of(parameters(request))
-            call = tensors, timeout(request), client, named(request)
+            call = tensors, timeout(request), client, named(request), context(request)
             # any number may wait; how many is the front's to decide
             threading.Thread(
                 target=respond, args=[request.get_response_sender(), call], daemon=True
@@ -38,10 +38,10 @@ def respond(sender, call):
     try:
         response = ask(sender, call)
     except OSError:
-        log.warning("the model dflash is not running", extra={"request_id": call[-1]})
+        log.warning("the model dflash is not running", extra={"request_id": call[3]})
         response = failure("UNAVAILABLE", "The model dflash is not running. Try again later.")
     except Exception:
-        log.exception("a request could not be answered", extra={"request_id": call[-1]})
+        log.exception("a request could not be answered", extra={"request_id": call[3]})
         response = failure("INTERNAL", "The request failed. The server's log says why.")
     sender.send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 

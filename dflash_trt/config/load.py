@@ -1,0 +1,78 @@
+"""Read a build config, and make of one those of other methods of decoding."""
+
+from pathlib import Path
+from typing import get_args
+
+import yaml
+
+from dflash_trt.config.build import DRAFTERLESS, OUR_METHODS, BuildConfig, Method, Speculation
+from dflash_trt.config.engines import TensorRTLLM
+from dflash_trt.config.errors import repeated, together, wrong_fields
+from dflash_trt.errors import ConfigError
+from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
+
+
+def load_config(path: Path) -> BuildConfig:
+    """Read and check a config; source paths become absolute (relative ones start at its folder).
+
+    Raises ConfigError naming the file, the line where there is one, the field and the fix.
+    """
+    try:
+        root = compose_yaml(read_text(path, MAX_YAML))
+        complaints = list(repeated(path, root)) if root else []
+        data = parse_yaml(root)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the config {path}: {error.strerror}",
+            "Give the path of a YAML file such as build_configs/pycode.yaml",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text", "Save the config as UTF-8") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{where}: not valid YAML: {what}", "Correct that line") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", "Correct it") from error
+    if not isinstance(root, yaml.MappingNode) or not isinstance(data, dict):
+        raise ConfigError(
+            f"{path} does not hold a mapping of fields",
+            "Start from build_configs/pycode.yaml: it needs name, target and drafter",
+        )
+    complaints += wrong_fields(path, root, BuildConfig, data)
+    if complaints:
+        raise together(path, sorted(complaints))
+    config = BuildConfig.model_validate(data)
+    folder = path.resolve().parent
+    sources = {
+        "target": config.target.below(folder),
+        "drafter": config.drafter and config.drafter.below(folder),
+        "drafters": {method: x.below(folder) for method, x in config.drafters.items()},
+    }
+    return variants(config.model_copy(update=sources))[config.speculation.method]
+
+
+def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
+    """The config with each method that it can have, in the order of `Method`.
+
+    Those without a drafter always, others where it names theirs. What a config says of its own
+    method's drafts (`draft_tokens`, `policy`, ..) is its own variant's alone.
+    """
+    own = config.speculation
+    # whose `drafter` is: of another method's config it is the usual one
+    whose: Method = "dflash" if own.method in (*DRAFTERLESS, *config.drafters) else own.method
+    drafters = dict(config.drafters)
+    if config.drafter is not None and config.drafter not in drafters.values():
+        drafters = {whose: config.drafter} | drafters
+    found: dict[Method, BuildConfig] = {}
+    for method in get_args(Method):
+        if method not in (*drafters, *DRAFTERLESS):
+            continue
+        if not isinstance(config.engine, TensorRTLLM) and method not in OUR_METHODS:
+            continue
+        speculation = own if method == own.method else Speculation(method=method)
+        changed = {"drafter": drafters.get(method), "drafters": drafters}
+        values = config.model_copy(update={"speculation": speculation, **changed})
+        found[method] = BuildConfig.model_validate(dict(values))
+    return found
