@@ -21,7 +21,6 @@ from dflash_trt.bench.page import write_page
 from dflash_trt.bench.prompts import load_asked
 from dflash_trt.bench.protocols import Ask
 from dflash_trt.bench.results import Level, MatrixCell, MatrixRun, write_run
-from dflash_trt.build.run import build
 from dflash_trt.chat import as_chat, load_chat_template
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM, variants
 from dflash_trt.errors import ConfigError, DflashError, RequestError
@@ -182,6 +181,8 @@ def _measure_method(
     left = [*cells]
     try:
         config, options = variant(matrix.fitted, left[0].method)
+        from dflash_trt.build.run import build  # noqa: PLC0415  (a server's image has no builder)
+
         build(config, built, report)
         gpu_count = _gpus(built, config)
         refused = _refused(built / "tokenizer", {cell.thinking for cell in left})

@@ -1,4 +1,7 @@
-"""The same deployment for other engines, as a shell script: what `dflash-trt export` prints.
+"""The same deployment for other engines: what `dflash-trt export` prints.
+
+A shell script; for NVIDIA Dynamo a DynamoGraphDeployment, after examples/backends/trtllm/deploy of
+ai-dynamo/dynamo (2ac51dda).
 
 Ranks, lengths and batch are those that `build` would choose, so that like is compared with like;
 prefixes are kept by all where `serving.prefix_cache` asks for it, else by none. The options are
@@ -10,9 +13,11 @@ published in vLLM's `vllm/config/speculative.py` (002e77c1), SGLang's
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import yaml
 
+from dflash_trt.build.deployment import render, resource_name
 from dflash_trt.build.tensorrt_llm import summarize, warnings_of
 from dflash_trt.checkpoints import (
     Pair,
@@ -27,6 +32,7 @@ from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.roofline import Machine, machine
 from dflash_trt.tensorrt_llm import LlmArgs, check_args, choose_args, env_vars
 
+DYNAMO = "1.3.1"
 Options = Sequence[tuple[str, object]]  # None: the option alone
 MATCH = "speculative_config.max_matching_ngram_size"
 
@@ -56,12 +62,12 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
         raise PairError(f"{engine} does not read drafters in the speculators format", layout.fix)
     lines = ENGINES[engine](config, pair, args)
     head = [
-        "#!/usr/bin/env bash",
         f"# {config.name} on {engine}, method {config.speculation.method}, by `dflash-trt export`; "
         "whoever wrote it has not run it.",
         *_caveats(engine, args),
-        "set -euo pipefail",
     ]
+    if engine != "dynamo":
+        head = ["#!/usr/bin/env bash", *head, "set -euo pipefail"]
     return "\n".join([*head, *lines]) + "\n"
 
 
@@ -75,7 +81,7 @@ def _machine(config: BuildConfig) -> Machine:
 
 
 def _caveats(engine: str, args: LlmArgs) -> list[str]:
-    if engine == "trtllm-serve":
+    if engine in ("trtllm-serve", "dynamo"):
         return []
     found = []
     if args.enable_attention_dp:
@@ -155,14 +161,7 @@ def _sglang_drafts(method: Method, drafts: int) -> Options:
 
 
 def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    checks = list(pair_findings(pair))
-    for kind in engine_kinds(pair, checks):
-        if kind["kind"] == "tensorrt_llm" and kind["reasons"]:
-            raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
-    warnings_of(check_args(config, pair, _machine(config), args), ConfigError)
-    values = args.to_dict()
-    for given in ("model", "revision"):  # on the command line
-        values.pop(given, None)
+    values = _llm_args(config, pair, args)
     fetch: list[str] = []
     if config.drafter is not None:
         # a Hub id is not resolved where a DFlash drafter's config.json is read
@@ -180,6 +179,45 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         f"cat > llm_args.yaml <<'EOF'\n{text}EOF",
         *_command(["trtllm-serve", "serve", _name(config.target)], options),
     ]
+
+
+def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
+    """A ConfigMap with the arguments, and a DynamoGraphDeployment of one worker."""
+    models: dict[str, Source] = {"target": config.target}
+    llm_args = _llm_args(config, pair, args)
+    if config.drafter is not None:
+        models["drafter"] = config.drafter
+        llm_args["speculative_config"]["speculative_model"] = "/models/drafter"
+    if local := [role for role, source in models.items() if source.hub is None]:
+        raise ConfigError(
+            f"the {local[0]} is a directory of this machine, which a cluster does not have",
+            f"Give {local[0]}.hub and {local[0]}.revision",
+        )
+    text = render(
+        "export/dynamo.yaml",
+        name=resource_name(config.name),
+        models=models,
+        llm_args=yaml.safe_dump(llm_args, sort_keys=False, allow_unicode=True),
+        environment=env_vars(config, pair, _machine(config)),
+        gpus=args.tensor_parallel_size,
+        version=args.version,
+        dynamo=DYNAMO,
+        image=f"registry.example.com/tensorrtllm-runtime:{DYNAMO}-trtllm{args.version}",
+    )
+    return [text.rstrip("\n")]
+
+
+def _llm_args(config: BuildConfig, pair: Pair, args: LlmArgs) -> dict[str, Any]:
+    """The arguments of a build, without the model's; PairError or ConfigError for what fails."""
+    checks = list(pair_findings(pair))
+    for kind in engine_kinds(pair, checks):
+        if kind["kind"] == "tensorrt_llm" and kind["reasons"]:
+            raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
+    warnings_of(check_args(config, pair, _machine(config), args), ConfigError)
+    values = args.to_dict()
+    for given in ("model", "revision"):  # on the command line
+        values.pop(given, None)
+    return values
 
 
 def _transformers(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
@@ -259,4 +297,5 @@ ENGINES: dict[str, Callable[[BuildConfig, Pair, LlmArgs], list[str]]] = {
     "sglang": _sglang,
     "trtllm-serve": _trtllm_serve,
     "transformers": _transformers,
+    "dynamo": _dynamo,
 }

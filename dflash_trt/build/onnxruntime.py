@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.job import Input, Job, Written
 from dflash_trt.build.repository import write_repository
 from dflash_trt.chat import try_chat_template
@@ -124,6 +125,7 @@ def _write(
         build_plans(engines, engine, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(directory, config, target.spec, drafter.spec)
+    write_deployment(directory, config, int(engine.tensor_parallel_size))
     if storage.bits is None:
         return Written(digests)
     return Written(digests, _accuracy(engines, target, drafter.spec, common, report))

@@ -133,6 +133,5 @@ def _write(
     copy_tokenizer(pair.target.directory, directory)
     write_llm_repository(directory, config, pair)
     assert isinstance(config.engine, TensorRTLLM)
-    made_for = machine(config.engine.hardware)
-    write_deployment(directory, config, made_for, args.tensor_parallel_size)
+    write_deployment(directory, config, args.tensor_parallel_size)
     return Written()

@@ -102,10 +102,13 @@ def check(
 
 
 def export(
-    engine: Annotated[str, typer.Argument(help="vllm, sglang, trtllm-serve or transformers.")],
+    engine: Annotated[
+        str, typer.Argument(help="vllm, sglang, trtllm-serve, transformers or dynamo.")
+    ],
     config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
 ) -> None:
-    """Print a script that serves the same pair on another engine, to compare like with like."""
+    """Print a script that serves the same pair on another engine, to compare like with like; for
+    dynamo, what deploys it to Kubernetes."""
     from dflash_trt.build.export import ENGINES
     from dflash_trt.build.export import export as run
     from dflash_trt.config import load_config

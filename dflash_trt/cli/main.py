@@ -19,8 +19,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    *(build.build, build.check, pair.plan, pair.inspect, serve.serve, generate.generate),
-    *(verify.verify, verify.doctor, build.export, build.schema),
+    *(build.build, build.check, pair.plan, pair.inspect, serve.serve, serve.swap),
+    *(generate.generate, verify.verify, verify.doctor, build.export, build.schema),
     *(release.sign, release.pack, release.unpack),
 ):
     app.command()(command)

@@ -54,12 +54,9 @@ def serve(
     ] = "text",
 ) -> None:
     """Run Triton on a built directory until it is told to stop; restart what dies."""
-    from dflash_trt.build.signing import verify_signature
     from dflash_trt.serving.server import read_security
     from dflash_trt.serving.server import serve as run
 
-    if require_signature is not None:
-        verify_signature(repo, require_signature)
     security = read_security(
         host,
         grpc_cert=grpc_cert,
@@ -81,5 +78,34 @@ def serve(
             check,
             log_file,
             log_format,
+            require_signature,
         )
     )
+
+
+def swap(
+    build: Annotated[
+        Path | None, typer.Argument(help="Directory that `build` wrote; none with --back.")
+    ] = None,
+    back: Annotated[
+        bool, typer.Option("--back", help="The build that was served before this one.")
+    ] = False,
+    http_port: Annotated[int, Port] = 8000,
+    least_acceptance: Annotated[
+        float,
+        typer.Option(min=0.0, help="Share of the running build's tokens a round that is enough."),
+    ] = 0.8,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long the old build's requests may go on.")
+    ] = 600.0,
+) -> None:
+    """Have a running `serve` serve another build, without a request lost."""
+    from dflash_trt.errors import RequestError
+    from dflash_trt.serving.server import call
+
+    if (build is None) != back:
+        raise RequestError("one build is to be served next", "Give either BUILD or --back")
+    path = None if build is None else str(build.resolve())
+    what = {"build": path, "least": least_acceptance, "drain": drain_seconds}
+    for line in call(http_port, what):
+        print(line, flush=True)

@@ -43,6 +43,7 @@ class PrefixCache:
         self._dropped: list[int] = []  # blocks that the engines still have
         self._dropping: defaultdict[object, list[int]] = defaultdict(list)  # by the owner's step
         self._pinned: defaultdict[object, list[Block]] = defaultdict(list)
+        self._held = False
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -80,7 +81,7 @@ class PrefixCache:
                 seen = start + BLOCK <= drafted
                 block = self._blocks.get(key)
                 if block is None:
-                    if not self._make_room():
+                    if self._held or not self._make_room():
                         break
                     block = self._blocks[key] = Block(key, self._numbers, seen, owner)
                     self._numbers += 1
@@ -106,10 +107,20 @@ class PrefixCache:
     def clear(self, owner: object) -> None:
         """The owner's step failed, and nobody knows what the engines have: forget all of it."""
         with self._lock:
-            blocks, self._blocks = self._blocks, OrderedDict()
             self._dropped += self._dropping.pop(owner, [])
-            self._dropped += [block.number for block in blocks.values() if not block.pins]
+            self._forget()
             self._unpin(owner)
+
+    def hold(self, held: bool) -> None:
+        """held: forget all of it, and keep nothing until it is no longer held."""
+        with self._lock:
+            self._held = held
+            if held:
+                self._forget()
+
+    def _forget(self) -> None:
+        blocks, self._blocks = self._blocks, OrderedDict()
+        self._dropped += [block.number for block in blocks.values() if not block.pins]
 
     def _pin(self, owner: object, block: Block, path: list[Block]) -> None:
         block.pins += 1

@@ -116,6 +116,10 @@ class Sequence:
         self.seen = seen
         self.out_of_sync = self.out_of_sync or seen < tokens
 
+    def lose_drafter(self) -> None:
+        """Its drafter is another one now, which has seen none of its tokens."""
+        self.seen, self.candidates, self.out_of_sync = 0, None, True
+
     def score_prompt(self, output: RoundOutput, count: int) -> RoundOutput:
         """Take those of `count` prompt tokens, after the first one; what is left of the output."""
         if not self.logprobs:

@@ -9,7 +9,7 @@ from dflash_trt.build import differences
 from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.doctor.patient import GIB, Patient
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.server import LOOPBACK, Ports, check_ports, find_binary
+from dflash_trt.serving.server import Ports, check_ports, find_binary
 from dflash_trt.tensorrt_llm import cached_target
 
 LEAST_SHARED = 1 << 30  # bytes; Docker's own 64 MiB end NCCL and Triton's Python models
@@ -59,7 +59,7 @@ def triton(patient: Patient) -> Found:
 def ports(patient: Patient) -> Found:
     """What `serve` takes unless told otherwise."""
     try:
-        check_ports(PORTS, LOOPBACK)
+        check_ports(PORTS)
     except ServerError as error:
         return Found(False, error.problem, error.fix)
     return Found(True, f"{PORTS.http}, {PORTS.grpc} and {PORTS.metrics} are free")

@@ -3,11 +3,13 @@
 Connections are kept open: a server that has no file descriptors left still answers on them.
 """
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
-from dflash_trt.serving.ports import LOOPBACK, Ports, reach
+from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.security import Security
 
 # one token, through everything that a request goes through
@@ -22,7 +24,7 @@ EMPTY: dict[str, tuple[str, object]] = {
     "dflash": ("generate", {}),
     "dflash_infer": ("infer", {"inputs": []}),
 }
-REFUSED = 400
+OK, REFUSED = 200, 400
 TIMEOUT = 2.0  # seconds, for what needs no model
 
 
@@ -42,7 +44,7 @@ class Health:
 
     def is_ready(self) -> bool:
         """Triton's own readiness, which stays when model processes die."""
-        return self._ask("GET", f"{self.url}/v2/health/ready", TIMEOUT)[0] == 200
+        return self._ask("GET", f"{self.url}/v2/health/ready", TIMEOUT)[0] == OK
 
     def probe(self, timeout: float) -> int | None:
         """The HTTP status of a request for one token; None without an answer in `timeout` s."""
@@ -51,7 +53,7 @@ class Health:
     def metrics(self) -> str:
         """The metrics page; empty when the server does not answer."""
         status, page = self._ask("GET", self.metrics_url, TIMEOUT)
-        return page if status == 200 else ""
+        return page if status == OK else ""
 
     def answers(self, model: str, timeout: float) -> bool:
         """Whether the request handler answers through a public model, however busy it is."""
@@ -61,6 +63,31 @@ class Health:
     def post(self, path: str, body: object, timeout: float) -> int | None:
         """The HTTP status; None without an answer in `timeout` seconds."""
         return self._ask("POST", f"{self.url}/v2/{path}", timeout, body)[0]
+
+    def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
+        """The output tensors of a plain, greedy request; None without an answer in `timeout` s."""
+        inputs = [
+            {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]},
+            {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
+            {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
+        ]
+        url = f"{self.url}/v2/models/dflash_infer/infer"
+        status, answer = self._ask("POST", url, timeout, {"inputs": inputs})
+        if status != OK:
+            return None
+        return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
+
+    def load(self, model: str, config: object, timeout: float) -> str | None:
+        """Loads a model of this server anew, with another config; why it did not load, or None."""
+        url = f"{self.url}/v2/repository/models/{model}/load"
+        body = {"parameters": {"config": json.dumps(config)}}
+        status, answer = self._ask("POST", url, timeout, body)
+        return None if status == OK else answer or "it did not answer"
+
+    def config(self, model: str) -> dict[str, Any] | None:
+        """A model's config; None without an answer."""
+        status, answer = self._ask("GET", f"{self.url}/v2/models/{model}/config", TIMEOUT)
+        return json.loads(answer) if status == OK else None
 
     def close(self) -> None:
         """Ends the connections; a server that stops would wait for them."""
@@ -82,6 +109,6 @@ def health_of(ports: Ports, security: Security) -> Health:
     """Of the server that listens, or will, on these ports."""
     return Health(
         f"http://{LOOPBACK}:{ports.http}",
-        f"http://{reach(security.host)}:{ports.metrics}/metrics",
+        f"http://{LOOPBACK}:{ports.metrics}/metrics",
         security.headers,
     )

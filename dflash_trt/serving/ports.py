@@ -42,15 +42,11 @@ def free_ports() -> Ports:
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
-def check_ports(ports: Ports, host: str) -> None:
-    """ServerError unless this machine has the address and nothing listens on the ports.
-
-    host: where metrics are; HTTP and gRPC are on this machine alone.
-    """
+def check_ports(ports: Ports) -> None:
+    """ServerError unless nothing listens on these ports of this machine."""
     with ExitStack() as stack:  # all at once, so that no two are the same
-        stack.enter_context(listen("http", LOOPBACK, ports.http))
-        stack.enter_context(listen("grpc", LOOPBACK, ports.grpc))
-        stack.enter_context(listen("metrics", host, ports.metrics))
+        for kind, port in vars(ports).items():
+            stack.enter_context(listen(kind, LOOPBACK, port))
 
 
 def reach(host: str) -> str:

@@ -23,6 +23,7 @@ LOOKS = ("model-config", "statistics")  # behind the admin key when there is one
 GATEWAY_KEY = "gateway-key"
 APIS = (*CHANGES, *LOOKS, "health", "metadata", "inference")
 API_KEY = "DFLASH_TRT_API_KEY"  # or the name with _FILE: a file that holds it
+CONNECTION_AGE = 60_000  # ms, with TLS: then Triton alone can have clients come over a new one
 KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 
@@ -75,6 +76,7 @@ class Security:
             arguments.append(_restrict(("inference",), "inference-key", self.inference_key))
         if self.tls:
             arguments += [
+                f"--grpc-max-connection-age={CONNECTION_AGE}",
                 "--grpc-use-ssl=true",
                 f"--grpc-server-cert={self.tls.cert}",
                 f"--grpc-server-key={self.tls.key}",
@@ -156,7 +158,7 @@ def check_exposure(security: Security, binary: Path) -> None:
     """Raises `ServerError` when an old tritonserver would be reachable from other machines."""
     if not security.exposed or security.old_server_exposed:
         return
-    if (version := _version(binary)) < OLDEST_EXPOSED:
+    if (version := server_version(binary)) < OLDEST_EXPOSED:
         known = ".".join(map(str, version)) or "of unknown version"
         raise ServerError(
             f"tritonserver {known} has known security holes and may only listen on 127.0.0.1",
@@ -165,7 +167,7 @@ def check_exposure(security: Security, binary: Path) -> None:
         )
 
 
-def _version(binary: Path) -> tuple[int, ...]:
+def server_version(binary: Path) -> tuple[int, ...]:
     """(major, minor), as the server says before it ends for want of a repository; () unknown."""
     ports = [f"--allow-{kind}=false" for kind in ("http", "grpc", "metrics")]
     command = [str(binary), "--model-repository=/nonexistent", *ports]

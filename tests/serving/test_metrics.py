@@ -362,6 +362,9 @@ def _exported() -> dict[str, set[str]]:
     return names
 
 
+SCRAPED = {"instance", "job", "namespace", "pod"}  # labels that Prometheus adds
+
+
 def _check_query(query: str) -> set[str]:
     """The metrics a query reads; all are exported, and counters are read as rates."""
 
@@ -373,7 +376,7 @@ def _check_query(query: str) -> set[str]:
         if isinstance(node, promql.VectorSelector):
             assert node.name in exported, f"{node.name} is not exported"
             labels = {matcher.name for matcher in node.matchers.matchers}
-            assert labels <= exported[node.name] | {"instance", "job"}, f"{labels} of {node.name}"
+            assert labels <= exported[node.name] | SCRAPED, f"{labels} of {node.name}"
             assert rated or node.name in gauges, f"{node.name} is a counter, read as it is"
             used.add(node.name)
         for child in ("expr", "lhs", "rhs"):

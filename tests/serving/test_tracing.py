@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import openai
 import pytest
@@ -25,6 +25,9 @@ from dflash_trt.serving import tracing
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front import request_trace
 from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server import launch
+from dflash_trt.serving.server.run import prepare
 
 pytest.importorskip("opentelemetry.sdk.trace")
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -180,6 +183,50 @@ def test_what_a_client_does_not_sample_is_not_traced(server: Traced) -> None:
     assert server.sink.count(trace) == 0
 
 
+def test_triton_s_own_spans_lie_between(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its version allows; this one does for a few requests."""
+    monkeypatch.setattr(launch, "TRACES_FROM", ())
+    ports, port = free_ports(), free_ports().http
+    with open_sink() as sink, ExitStack() as stack:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        triton, gateway = prepare(stack, built, ports, Security(), port)
+        stack.enter_context(triton)
+        gateway.start(triton.log)
+        triton.wait_ready()
+        gateway.tell("ready")
+        server = Traced(ports, port, sink)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        messages: Any = [{"role": "user", "content": "def main():"}]
+
+        def chat(header: str) -> None:
+            client.chat.completions.create(
+                model="pycode",
+                messages=messages,
+                max_tokens=20,
+                extra_headers={"traceparent": header},
+            )
+
+        def generate(header: str) -> None:
+            body = {"text_input": "def main():", "max_tokens": 20}
+            post(server, "/v2/models/dflash/generate", body, header)
+
+        roads = (
+            (chat, "POST /v1/chat/completions", "chat pycode"),
+            (generate, "POST /v2/models/dflash/generate", "text_completion pycode"),
+        )
+        for road, top, request in roads:
+            skipped, _, header = new_trace(sampled=False)
+            road(header)
+            trace, client_span, header = new_trace()
+            road(header)
+            spans = sink.trace(trace, 5 + len(PARTS))
+            lineage = [spans[name] for name in (top, "InferRequest", "dflash", request)]
+            assert [each.parent for each in lineage] == [client_span, *(s.id for s in lineage[:-1])]
+            assert {each.service for each in spans.values()} == {"dflash-trt"}
+            assert sink.count(skipped) == 0
+
+
 def test_a_sink_that_never_answers_costs_nobody_an_answer(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +324,16 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 """
     run = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path}\n{script}"]
     subprocess.run(run, check=True, timeout=WAIT)
+
+
+def test_an_old_triton_is_not_told_to_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "server_version", lambda _: version)
+    version = (2, 73)
+    assert launch._trace_arguments(Path("tritonserver")) == []  # off
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a")
+    assert "--trace-config=rate=0" in launch._trace_arguments(Path("tritonserver"))
+    version = (2, 51)
+    assert launch._trace_arguments(Path("tritonserver")) == []
 
 
 @pytest.mark.parametrize(

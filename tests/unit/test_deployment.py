@@ -1,8 +1,8 @@
 """The deployment files against their own validators, and the probe against a real server.
 
 hadolint, shellcheck, yamllint and kubernetes-validate (the schemas of Kubernetes) are what the dev
-extra installs; the two custom resources have schemas trimmed from the published ones, in
-`schemas/`. No image was built, and nothing was applied to a cluster.
+extra installs; custom resources have schemas trimmed from the published ones, in `schemas/`. No
+image was built, and nothing was applied to a cluster.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,15 @@ import kubernetes_validate
 import pytest
 import yaml
 from live import serving
+from test_metrics import _check_query
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
 from dflash_trt.build import deployment
 from dflash_trt.build.deployment import resource_name, write_deployment
 from dflash_trt.config import BuildConfig, TensorRTLLM
+from dflash_trt.engines import read_info, write_info
+from dflash_trt.engines.info import PlanInfo
 from dflash_trt.roofline import machine
 from dflash_trt.serving.ports import free_ports
 
@@ -44,11 +48,15 @@ LINT = YamlLintConfig(
     "braces: {max-spaces-inside: 0}}}"
 )
 CASES: dict[str, dict[str, Any]] = {
+    "cpu": {"kind": "onnxruntime"},
+    "plans": {"kind": "tensorrt", "library": "tensorrt_rtx", "tensor_parallel_size": 2},
     "dgx-b300": {"hardware": "dgx-b300", "checkpoints": "hub"},
     "one-gpu": {"hardware": "hgx-h200", "gpus": 1, "version": "1.3.0rc27"},
     "two-nodes": {"hardware": "gb300-nvl72-slice", "checkpoints": "hub"},
 }
 SEVERAL = "two-nodes"
+OURS = ("cpu", "plans")  # whose rounds are ours, and whose image is slim
+COMPONENTS = {"kubernetes/hpa": "HorizontalPodAutoscaler", "kubernetes/keda": "ScaledObject"}
 
 
 def made(name: str = "gpt-oss.120b_x", style: str = "dflash", **engine: Any) -> BuildConfig:
@@ -58,7 +66,7 @@ def made(name: str = "gpt-oss.120b_x", style: str = "dflash", **engine: Any) -> 
             "name": name,
             "target": hub,
             "drafter": hub,
-            "engine": {"kind": "tensorrt_llm", **engine},
+            "engine": {"kind": "tensorrt_llm"} | engine,
             "serving": {"style": style},
         }
     )
@@ -66,9 +74,25 @@ def made(name: str = "gpt-oss.120b_x", style: str = "dflash", **engine: Any) -> 
 
 def write(directory: Path, config: BuildConfig) -> None:
     engine = config.engine
-    assert isinstance(engine, TensorRTLLM)
-    preset = machine(engine.hardware)
-    write_deployment(directory, config, preset, engine.gpus or preset.all_gpus)
+    if isinstance(engine, TensorRTLLM):
+        ranks = engine.gpus or machine(engine.hardware).all_gpus
+    else:
+        ranks = engine.tensor_parallel_size
+    write_deployment(directory, config, ranks)
+
+
+def write_engines(directory: Path, original: Path, kind: str) -> None:
+    """Those of a tiny build; of kind `tensorrt`, as if plans were made of them."""
+    shutil.copytree(original / "built" / "engines", directory / "engines")
+    if kind == "tensorrt":
+        versions = {"library": "tensorrt_rtx", "version": "1.7.1", "graph": ""}
+        described = {"dtype": "bfloat16", "prefill_chunk": 64, "profiles": ()}
+        tensors: dict[str, Any] = {"inputs": {}, "outputs": {}, "aliases": {}}
+        gpus = ("8.9", "12.0")
+        plan = PlanInfo(**versions, **described, **tensors, compute_capabilities=gpus)
+        for role in ("target", "drafter"):
+            info = read_info(directory / "engines" / role, "onnxruntime")
+            write_info(directory / "engines" / role, replace(info, kind=kind, plan=plan))
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -77,8 +101,10 @@ def case(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def deploy(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deploy(case: str, original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp(case)
+    if case in OURS:
+        write_engines(directory, original, CASES[case]["kind"])
     write(directory, made(**CASES[case]))
     return directory / "deploy"
 
@@ -88,8 +114,15 @@ def ran(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
+def applied(folder: Path) -> dict[str, dict[str, Any]]:
+    """What `kubectl apply -k` would send, by kind."""
+    built = ran("kubectl", "kustomize", folder)
+    assert built.returncode == 0, built.stderr
+    return {each["kind"]: each for each in yaml.safe_load_all(built.stdout)}
+
+
 def resources(deploy: Path) -> dict[str, dict[str, Any]]:
-    """By kind."""
+    """Those of the base, by kind."""
     files = (deploy / "kubernetes").glob("*.yaml")
     found = [yaml.safe_load(file.read_text()) for file in files]
     return {each["kind"]: each for each in found}
@@ -104,20 +137,32 @@ def pods(deploy: Path) -> list[dict[str, Any]]:
     return [group["leaderTemplate"], group["workerTemplate"]]
 
 
+def check(resource: dict[str, Any]) -> None:
+    """Against its published schema: a custom resource's is in `schemas/`."""
+    file = SCHEMAS / f"{resource['kind'].lower()}.json"
+    if file.exists():
+        jsonschema.validate(resource, json.loads(file.read_text()))
+    else:
+        kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
 def test_the_dockerfile(deploy: Path, case: str) -> None:
     checked = ran("hadolint", deploy / "Dockerfile")
     assert checked.returncode == 0, checked.stdout
     text = (deploy / "Dockerfile").read_text()
+    users = [line.split()[1] for line in text.splitlines() if line.startswith("USER")]
+    if case in OURS:
+        assert users == ["10001:10001"]
+        return
+    assert users == ["10001"]
     version = CASES[case].get("version", "1.4.0rc1")
     assert f"nvcr.io/nvidia/tensorrt-llm/release:{version}\n" in text
-    users = [line.split()[1] for line in text.splitlines() if line.startswith("USER")]
-    assert users == ["10001"]
     assert ("openssh-server" in text) == (case == SEVERAL)
 
 
 def test_the_image_has_all_that_is_imported() -> None:
     """Of our dependencies it gets those that a bundle needs: no ONNX Runtime, no graph builder."""
-    text = (Path(deployment.__file__).parent / "templates" / "Dockerfile").read_text()
+    text = (deployment.TEMPLATES / "tensorrt_llm" / "Dockerfile").read_text()
     line = text.split("--constraint /tmp/installed.txt")[1].split("&&")[0].replace("\\\n", " ")
     installed = {re.split(r"[\[>]", word)[0] for word in shlex.split(line)}
     required = [each for each in metadata.requires("dflash-trt") or () if "extra ==" not in each]
@@ -148,7 +193,9 @@ def test_the_scripts(deploy: Path, case: str) -> None:
     scripts = sorted(deploy.glob("*.sh"))
     names = {"probe.sh", "start.sh"} | ({"leader.sh", "worker.sh"} if case == SEVERAL else set())
     names |= {"fetch.sh"} if CASES[case].get("checkpoints") == "hub" else set()
-    assert {script.name for script in scripts} == names
+    assert {script.name for script in scripts} == (set() if case in OURS else names)
+    if case in OURS:
+        return
     checked = ran("shellcheck", *scripts)
     assert checked.returncode == 0, checked.stdout
     assert all(os.access(script, os.X_OK) for script in scripts)
@@ -201,41 +248,100 @@ def test_the_leader_starts_ranks_on_every_pod(tmp_path: Path) -> None:
 
 
 def test_the_yaml(deploy: Path) -> None:
-    for file in (deploy / "kubernetes").glob("*.yaml"):
+    for file in deploy.rglob("*.yaml"):
         assert [str(problem) for problem in linter.run(file.read_text(), LINT)] == []
 
 
 def test_the_manifests(deploy: Path, case: str) -> None:
     kinds = resources(deploy)
     workload = "LeaderWorkerSet" if case == SEVERAL else "Deployment"
-    core = {"PersistentVolumeClaim", "PodDisruptionBudget", "Service"}
+    core = {"NetworkPolicy", "PodDisruptionBudget", "Service"}
+    core |= set() if case in OURS else {"PersistentVolumeClaim"}
     assert kinds.keys() == core | {workload, "PodMonitor", "Kustomization"}
-    for kind in core | ({workload} - {"LeaderWorkerSet"}):
-        kubernetes_validate.validate(kinds[kind], KUBERNETES, strict=True)
-    for kind in ("PodMonitor", "LeaderWorkerSet"):
-        if kind in kinds:
-            jsonschema.validate(
-                kinds[kind], json.loads((SCHEMAS / f"{kind.lower()}.json").read_text())
-            )
+    for kind, resource in kinds.items():
+        if kind != "Kustomization":
+            check(resource)
     for template in pods(deploy):
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "x"},
-            "spec": template["spec"],
-        }
-        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+        check(pod_of(template["spec"]))
+
+
+def pod_of(spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+
+
+def test_what_scales_it(deploy: Path, tmp_path: Path) -> None:
+    """Each component over the base: the schemas take it, and the metrics are there."""
+    base, queries = applied(deploy / "kubernetes"), []
+    for component, kind in COMPONENTS.items():
+        overlay = tmp_path / Path(component).name
+        overlay.mkdir()
+        lists = {"resources": ["kubernetes"], "components": [component]}
+        found = {key: [os.path.relpath(deploy / x, overlay) for x in lists[key]] for key in lists}
+        (overlay / "kustomization.yaml").write_text(yaml.safe_dump(found))
+        kinds = applied(overlay)
+        added = {key: kinds[key] for key in kinds.keys() - base.keys()}
+        assert added.keys() == {kind} | ({"PrometheusRule"} if kind[0] == "H" else set())
+        for resource in added.values():
+            check(resource)
+        target = added[kind]["spec"]["scaleTargetRef"]
+        workload = base[target["kind"]]
+        assert target["apiVersion"] == workload["apiVersion"]
+        assert target["name"] == workload["metadata"]["name"]
+        if kind == "ScaledObject":
+            queries += [each["metadata"]["query"] for each in added[kind]["spec"]["triggers"]]
+        else:
+            (rule,) = added["PrometheusRule"]["spec"]["groups"][0]["rules"]
+            queries += [rule["expr"]]
+            metrics = {x["pods"]["metric"]["name"] for x in added[kind]["spec"]["metrics"]}
+            assert metrics == {rule["record"], "trtllm_num_requests_waiting"}
+    for query in [*queries, "trtllm_num_requests_waiting"]:
+        _check_query(query)
+
+
+def test_kserve(deploy: Path, case: str) -> None:
+    """The runtime and the service fit their schemas and each other; the canary is the same."""
+    if case == SEVERAL:
+        assert not (deploy / "kserve").exists()
+        return
+    kinds, canary = applied(deploy / "kserve"), applied(deploy / "kserve-canary")
+    for resource in (*kinds.values(), *canary.values()):
+        check(resource)
+    runtime, service = kinds["ServingRuntime"], kinds["InferenceService"]
+    model = service["spec"]["predictor"]["model"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["modelFormat"] in runtime["spec"]["supportedModelFormats"]
+    assert ("storageUri" in model) == (case in OURS)
+    check(pod_of({key: runtime["spec"][key] for key in ("containers", "volumes")}))
+    assert canary["InferenceService"]["spec"]["predictor"].pop("canaryTrafficPercent") == 10
+    assert canary == kinds
+
+
+def test_the_network_is_closed_but_for_what_is_asked(deploy: Path, case: str) -> None:
+    policy = resources(deploy)["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    open_to_all = [each for each in policy["ingress"] if "from" not in each]
+    assert not open_to_all
+    ports = {port["port"] for each in policy["ingress"] for port in each.get("ports", [])}
+    (container,) = pods(deploy)[0]["spec"]["containers"]
+    assert ports == {port["name"] for port in container["ports"]}
+    # the Hub, and the other node
+    outside = [port["port"] for each in policy["egress"] for port in each.get("ports", [])]
+    hub = [443] if CASES[case].get("checkpoints") == "hub" else []
+    assert outside == ([53, 53, *hub] if hub or case == SEVERAL else [])
 
 
 def test_the_schemas_refuse_what_is_not_published() -> None:
-    for kind, field in (("leaderworkerset", "leaderWorkerTemplat"), ("podmonitor", "endpoints")):
+    wrong = {"leaderworkerset": "leaderWorkerTemplat", "podmonitor": "endpoints"}
+    wrong |= {"inferenceservice": "predictors", "servingruntime": "container"}
+    wrong |= {"prometheusrule": "rules", "scaledobject": "trigger", "dynamographdeployment": "x"}
+    for kind, field in wrong.items():
         schema = json.loads((SCHEMAS / f"{kind}.json").read_text())["properties"]["spec"]
         with pytest.raises(jsonschema.ValidationError, match=field):
             jsonschema.validate({field: {}}, schema)
 
 
 def test_kustomize_takes_it(deploy: Path) -> None:
-    """Everything listed is there, and the other way round; kubectl, where there is one, agrees."""
+    """Everything listed is there, and the other way round; kubectl agrees."""
     folder = deploy / "kubernetes"
     listed = yaml.safe_load((folder / "kustomization.yaml").read_text())
     files = {file.name for file in folder.glob("*.yaml")} - {"kustomization.yaml"}
@@ -244,13 +350,13 @@ def test_kustomize_takes_it(deploy: Path) -> None:
     for template in pods(deploy):
         (container,) = template["spec"]["containers"]
         assert container["image"] == f"{image['name']}:{image['newTag']}"
-    if shutil.which("kubectl"):
-        built = ran("kubectl", "kustomize", folder)
-        assert built.returncode == 0, built.stderr
-        assert len(list(yaml.safe_load_all(built.stdout))) == len(files)
+    assert len(applied(folder)) == len(files)
 
 
 def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
+    if case in OURS:
+        assert_writes_nothing_but_tmp(pods(deploy)[0]["spec"], {"cpu": 0, "plans": 2}[case])
+        return
     engine = CASES[case]
     preset = machine(engine["hardware"])
     for template in pods(deploy):
@@ -262,10 +368,7 @@ def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
         assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
         mounted = {mount["name"] for mount in container["volumeMounts"]}
         assert mounted == {volume["name"] for volume in spec["volumes"]}
-        major, minor = (
-            spec["nodeSelector"][f"nvidia.com/gpu.compute.{x}"] for x in ("major", "minor")
-        )
-        assert int(major + minor) == preset.gpu.sm
+        assert capabilities(spec) == [divmod(preset.gpu.sm, 10)]
         assert spec["securityContext"]["runAsNonRoot"]
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         env = {each["name"] for each in container["env"]}
@@ -275,6 +378,26 @@ def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
         assert [each["command"] for each in spec.get("initContainers", [])] == (
             [["deploy/fetch.sh"]] if fetches else []
         )
+
+
+def capabilities(spec: dict[str, Any]) -> list[tuple[int, int]]:
+    """Of the nodes that a pod may go to."""
+    affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = [term["matchExpressions"] for term in affinity["nodeSelectorTerms"]]
+    return [tuple(int(each["values"][0]) for each in term) for term in terms]  # type: ignore[misc]
+
+
+def assert_writes_nothing_but_tmp(spec: dict[str, Any], gpus: int) -> None:
+    (container,) = spec["containers"]
+    secure = container["securityContext"]
+    assert secure["readOnlyRootFilesystem"]
+    assert not secure["allowPrivilegeEscalation"]
+    assert secure["capabilities"] == {"drop": ["ALL"]}
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert {each["mountPath"] for each in container["volumeMounts"]} == {"/tmp", "/dev/shm"}
+    assert container["resources"]["limits"].get("nvidia.com/gpu", 0) == gpus
+    if gpus:
+        assert capabilities(spec) == [(8, 9), (12, 0)]
 
 
 def test_selectors_find_the_pods_that_serve(deploy: Path, case: str) -> None:
@@ -297,7 +420,10 @@ def test_selectors_find_the_pods_that_serve(deploy: Path, case: str) -> None:
     (endpoint,) = kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]
     assert ports[endpoint["port"]] == 8002
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["exec"]["command"] == ["deploy/probe.sh"]
+        if case in OURS:
+            assert container[probe]["httpGet"]["port"] == "http"
+        else:
+            assert container[probe]["exec"]["command"] == ["deploy/probe.sh"]
 
 
 def test_it_repeats_and_links_do_not_travel(tmp_path: Path) -> None:

@@ -8,18 +8,22 @@ import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 from builds import config_of
 from commands import run
 from pairs import make_pair
+from test_deployment import KUBERNETES, SCHEMAS
 from transformers import GenerationConfig
 
 from dflash_trt.build.export import ENGINES, export
-from dflash_trt.checkpoints import ModelSummary
-from dflash_trt.config import BuildConfig, Method
+from dflash_trt.checkpoints import Located, ModelSummary
+from dflash_trt.config import BuildConfig, Method, Source
 from dflash_trt.errors import ConfigError, PairError
 
+SCRIPTS = [engine for engine in ENGINES if engine != "dynamo"]
 PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.json").read_text())
 
 
@@ -68,7 +72,7 @@ def options(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", SCRIPTS)
 def test_options_are_published_ones(pair: Path, engine: str, method: Method) -> None:
     config = made(pair) if method == "dflash" else with_method(pair, method)
     if engine == "transformers" and method != "dflash":
@@ -202,7 +206,37 @@ def test_trtllm_serve_gets_the_arguments_of_a_build(pair: Path) -> None:
     assert "model" not in args
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both resources are of their published schemas, and what they name is there."""
+    with pytest.raises(ConfigError, match="a directory of this machine"):
+        written(made(pair), "dynamo")
+    hub = {role: Source(hub=f"org/{role}", revision="0" * 40) for role in ("target", "drafter")}
+    monkeypatch.setattr(
+        "dflash_trt.build.export.locate",
+        lambda source, role, report, weights: Located(pair / role, source.revision),
+    )
+    text = written(made(pair).model_copy(update=hub), "dynamo")
+    config, graph = yaml.safe_load_all(text)
+    kubernetes_validate.validate(config, KUBERNETES, strict=True)
+    jsonschema.validate(graph, json.loads((SCHEMAS / "dynamographdeployment.json").read_text()))
+    for component in graph["spec"]["components"]:
+        spec = component["podTemplate"]["spec"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+    fetches = [each["command"] + each["args"] for each in spec["initContainers"]]
+    assert fetches[0][:3] == ["hf", "download", "org/target"]
+    assert fetches[1][-4:] == ["--local-dir", "/models/drafter", "--revision", "0" * 40]
+    (server,) = spec["containers"]
+    assert server["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    args = yaml.safe_load(config["data"]["llm_args.yaml"])
+    script = written(made(pair), "trtllm-serve")
+    built = yaml.safe_load(script.split("<<'EOF'\n")[1].split("EOF\n")[0])
+    assert built["speculative_config"].pop("speculative_model") == str(pair / "drafter")
+    assert args["speculative_config"].pop("speculative_model") == "/models/drafter"
+    assert args == built
+
+
+@pytest.mark.parametrize("engine", SCRIPTS)
 @pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
 def test_the_shell_has_nothing_against_it(
     pair: Path, tmp_path: Path, engine: str, method: Method
@@ -241,6 +275,6 @@ def test_the_command(pair: Path, tmp_path: Path) -> None:
     assert out.startswith("#!/usr/bin/env bash\n")
     code, _, err = run("export", "llama.cpp", file)
     assert code == 1
-    assert "Take vllm, sglang, trtllm-serve, transformers." in err
+    assert "Take vllm, sglang, trtllm-serve, transformers, dynamo." in err
     with pytest.raises(ConfigError, match="says nothing of GPUs"):
         written(config_of(pair), "vllm")

@@ -1,77 +1,140 @@
-"""Write what deploys a `tensorrt_llm` build: a Dockerfile and Kubernetes manifests.
+"""Write what deploys a build: a Dockerfile, Kubernetes manifests, and KServe's.
 
 ```
-deploy/   Dockerfile, start.sh, probe.sh; fetch.sh where the target is on the Hub; leader.sh and
-          worker.sh over several nodes
-deploy/kubernetes/   a kustomize base: Deployment or LeaderWorkerSet, Service, PodMonitor, ...
+deploy/   Dockerfile; of kind tensorrt_llm start.sh, probe.sh, of a target on the Hub fetch.sh, and
+          over nodes leader.sh, worker.sh
+deploy/kubernetes/   a kustomize base: Deployment or LeaderWorkerSet, Service, NetworkPolicy, ...;
+                     hpa/ and keda/ are components that scale it
+deploy/kserve/       ServingRuntime and InferenceService; kserve-canary/ is for some of the traffic
 ```
 
 Each file says how it is used, and what was not tried.
 """
 
 import re
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dflash_trt.config import BuildConfig, TensorRTLLM
-from dflash_trt.roofline import Machine
+import dflash_trt
+from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.engines import read_info
+from dflash_trt.roofline import machine
 from dflash_trt.triton import CHANGES
 
 TEMPLATES = Path(__file__).with_name("templates")
-EVERYWHERE = ("Dockerfile", "probe.sh", "start.sh")
-MANIFESTS = ("cache", "disruptionbudget", "kustomization", "podmonitor", "service")
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 LONGEST_NAME = 45  # of what Kubernetes takes 63; the controller appends to it
+GIB = 1 << 30
 
 
-def write_deployment(directory: Path, config: BuildConfig, machine: Machine, ranks: int) -> None:
-    """Write `directory/deploy`; the same arguments give the same bytes.
+def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
+    """Write `directory/deploy`; the same arguments and engines give the same bytes.
 
-    ranks: GPUs that one instance takes, over nodes where it is more than one has.
-    Nothing is written with `engine.checkpoints: link`: links into this machine's checkpoints do
-    not travel.
+    ranks: GPUs or processes that compute one instance; GPUs may be those of several nodes.
+    Nothing is written for a build of links, which do not travel, nor for ONNX Runtime on a GPU.
     """
-    engine = config.engine
-    assert isinstance(engine, TensorRTLLM)
-    if engine.checkpoints == "link":
-        return
-    per_node = min(ranks, machine.gpus)
-    name = resource_name(config.name)
+    engine, name = config.engine, resource_name(config.name)
+    values: dict[str, Any] = {"build": config.name, "name": name, "image_name": name}
+    if isinstance(engine, TensorRTLLM):
+        if engine.checkpoints == "link":
+            return
+        values |= _bundle(config, engine, ranks)
+    else:
+        if isinstance(engine, OnnxRuntime) and (engine.weights == "link" or engine.device != "cpu"):
+            return
+        values |= _graphs(directory / "engines", config, engine, ranks)
+    several = values["nodes"] > 1
+    values |= {
+        "image": f"{name}:{values['image_tag']}",
+        "server_image": f"{name}-server:{values['image_tag']}",
+        "workload": "LeaderWorkerSet" if several else "Deployment",
+        "workload_api": "leaderworkerset.x-k8s.io/v1" if several else "apps/v1",
+    }
+    left_out = {"kubernetes/pod.yaml"}  # macros
+    left_out |= set() if values["llm"] else {"kubernetes/cache.yaml"}
+    left_out |= {f"kubernetes/{'deployment' if several else 'leaderworkerset'}.yaml"}
+    left_out |= set() if several else {"leader.sh", "worker.sh"}
+    left_out |= set() if values["hub"] else {"fetch.sh"}
+    for template in ENVIRONMENT.list_templates():
+        file = template.removeprefix("tensorrt_llm/" if values["llm"] else "serve/")
+        other = file.startswith(("export/", "serve/", "tensorrt_llm/", *["kserve"] * several))
+        if other or file in left_out:
+            continue
+        at = directory / "deploy" / file
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.write_text(render(template, **values), encoding="utf-8")
+        if file.endswith(".sh"):
+            at.chmod(0o755)
+
+
+def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, Any]:
+    made_for = machine(engine.hardware)
+    per_node = min(ranks, made_for.gpus)
     upstream = config.serving.style == "llmapi"  # TensorRT-LLM's own Triton model
-    values = {
-        "build": config.name,
-        "name": name,
-        "image": f"{name}:{engine.version}",
-        "image_name": name,
+    return {
+        "llm": True,
         "image_tag": engine.version,
         "version": engine.version,
         "hub": engine.checkpoints == "hub",
         "gpus": per_node,
+        "cpus": per_node * 2,
+        "memory": per_node * 32,
         "nodes": -(-ranks // per_node),
-        "major": machine.gpu.sm // 10,
-        "minor": machine.gpu.sm % 10,
+        "capabilities": [divmod(made_for.gpu.sm, 10)],
         "closed": ",".join(CHANGES),
         "model": "tensorrt_llm" if upstream else "dflash",
         "max_tokens": "sampling_param_max_tokens" if upstream else "max_tokens",
     }
-    several = values["nodes"] != 1
-    files = [*EVERYWHERE, *(("leader.sh", "worker.sh") if several else ())]
-    files += ["fetch.sh"] if values["hub"] else []
-    workload = "leaderworkerset" if several else "deployment"
-    files += [f"kubernetes/{kind}.yaml" for kind in (*MANIFESTS, workload)]
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    for file in files:
-        at = directory / "deploy" / file
-        at.parent.mkdir(parents=True, exist_ok=True)
-        at.write_text(environment.get_template(file).render(values), encoding="utf-8")
-        if file.endswith(".sh"):
-            at.chmod(0o755)
+
+
+def _graphs(
+    engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT, ranks: int
+) -> dict[str, Any]:
+    infos = [read_info(engines / role, engine.kind) for role in ("target", "drafter")]
+    weights = sum(file.stat().st_size for file in engines.rglob("*") if file.is_file())
+    caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
+    kept = config.serving.prefix_cache_mib << 20
+    # graphs have weights of 16 bits, and are computed in 32; the rest are processes
+    wide = 2 if isinstance(engine, OnnxRuntime) and engine.quantize is None else 1
+    plan = infos[0].plan
+    return {
+        "llm": False,
+        "image_tag": dflash_trt.__version__,
+        "hub": False,
+        "gpus": 0 if plan is None else ranks,
+        "cpus": infos[0].threads * ranks + 1,
+        "memory": -(-(wide * weights + caches + kept) // GIB) + 2,
+        "nodes": 1,
+        "capabilities": [] if plan is None else [x.split(".") for x in plan.compute_capabilities],
+        "requirements": _requirements(plan.library if plan else "", ranks),
+    }
+
+
+def _requirements(plans: str, ranks: int) -> list[str]:
+    """Of this package's dependencies what a server imports; plans: the library that runs them."""
+    extra = {"tensorrt_rtx": "rtx"}.get(plans, plans)
+    builds = {"onnx-ir"} | ({"onnx"} if ranks == 1 else set())  # graphs are cut for ranks
+    found = []
+    for each in metadata.requires("dflash-trt") or ():
+        requirement, _, marker = each.partition("; ")
+        project = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        if marker == f"extra == '{extra}'" or (not marker and project not in builds):
+            found.append(requirement)
+    return sorted(found)
+
+
+def render(template: str, **values: Any) -> str:
+    """A file of `templates/` filled in; a value that it does not get is an error."""
+    return ENVIRONMENT.get_template(template).render(values)
 
 
 def resource_name(name: str) -> str:

@@ -38,9 +38,8 @@ class _Connection:
 
     def _call(self, attempts: Attempts) -> Any:
         request, timeout = attempts.next()
-        return self._stub.ModelStreamInfer(
-            iter([request]), metadata=self._metadata, timeout=timeout
-        )
+        metadata = [*self._metadata, *attempts.metadata]
+        return self._stub.ModelStreamInfer(iter([request]), metadata=metadata, timeout=timeout)
 
 
 class Client(_Connection):

@@ -19,6 +19,7 @@ from dflash_trt.errors import (
 from dflash_trt.prompts import AnyPrompt
 from dflash_trt.serving.client.fields import MODEL, to_request
 from dflash_trt.serving.client.results import Chunk, to_chunks
+from dflash_trt.serving.tracing import sampled
 
 TIMEOUT = 600.0  # seconds, when a request does not say
 MAX_TIMEOUT = 1e9  # seconds; Triton counts microseconds
@@ -50,6 +51,7 @@ class Attempts:
         self._request.parameters[CODED_ERRORS].bool_param = True
         for name, value in (parameters or {}).items():
             self._request.parameters[name].string_param = value
+        self.metadata = [*sampled(parameters or {}).items()]  # Triton's own trace goes by it
         self._address = address
         self._open = fields.get("n") or 1  # choices that have not ended
         self._retries = retries

@@ -12,6 +12,8 @@ Command = Literal[
     "status",
     "drain",  # refuse new requests
     "end",  # refuse new requests, end the others with an error
+    "hold",  # another drafter is about to be loaded: what is kept is of no use to it
+    "release",  # it is there
 ]
 
 

@@ -50,6 +50,7 @@ class _SlotGroup:
     first: int
     slots: int
     scheduler: Scheduler
+    outdated: bool = False  # its sequences have drafts of a drafter that is no more
     thread: threading.Thread = field(init=False)
 
 
@@ -103,6 +104,14 @@ class EngineLoop:
         with self._changed:
             self._changed.notify_all()
 
+    def change_drafter(self, *, done: bool) -> None:
+        """See `Decoder`. Sequences that have a slot go on without drafts, to their end."""
+        if not done and self._prefix_cache is not None:
+            self._prefix_cache.hold(True)
+        for group in self._groups:
+            group.outdated = done
+        self.wake()
+
     def close(self, timeout: float) -> None:
         with self._changed:
             self._closing = True
@@ -146,11 +155,14 @@ class EngineLoop:
 
     def _has_work(self, group: _SlotGroup) -> bool:
         scheduler, others = group.scheduler, len(self._groups) > 1
-        return bool(scheduler.active or self._may_take(group) or (others and scheduler.unsaved))
+        waits = self._may_take(group) or (others and scheduler.unsaved)
+        return bool(scheduler.active or waits or group.outdated)
 
     def _step(self, group: _SlotGroup, sequences: list[Sequence]) -> None:
         """A scheduler's step; sequences that had slots in it are added to `sequences`."""
         scheduler = group.scheduler
+        if group.outdated:
+            self._leave_drafter(group)
         for sequence in scheduler.sequences:
             if sequence.dropped:
                 scheduler.finish(sequence, "cancelled")
@@ -166,6 +178,13 @@ class EngineLoop:
         self._count(scheduler, seconds)
         if scheduler.active > before and len(self._groups) > 1:
             self.wake()  # the other group may take the next one
+
+    def _leave_drafter(self, group: _SlotGroup) -> None:
+        for sequence in group.scheduler.sequences:
+            sequence.lose_drafter()
+        group.outdated = False
+        if self._prefix_cache is not None and not any(each.outdated for each in self._groups):
+            self._prefix_cache.hold(False)
 
     def _count(self, scheduler: Scheduler, seconds: float) -> None:
         """Tell the metrics of a step that took `seconds`, and of what holds after it."""

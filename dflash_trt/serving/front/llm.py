@@ -132,6 +132,9 @@ class TensorRTLLM:
         with suppress(RuntimeError):  # closed
             self._loop.call_soon_threadsafe(self._look)
 
+    def change_drafter(self, *, done: bool) -> None:
+        raise NotImplementedError  # it is part of the LLM
+
     def close(self, timeout: float) -> None:
         self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(timeout)

@@ -63,6 +63,9 @@ class Decoder(Protocol):
     def wake(self) -> None:
         """The queue has more, or a sequence was `dropped`: it must end as "cancelled"."""
 
+    def change_drafter(self, *, done: bool) -> None:
+        """Another drafter is about to be loaded, or there: it has seen nothing of any text."""
+
     def close(self, timeout: float) -> None:
         """timeout: seconds."""
 
@@ -137,7 +140,9 @@ class RequestHandler:
 
     def control(self, command: Command) -> Status:
         """Does what `serve` commands; the state after it."""
-        if command != "status":
+        if command in ("hold", "release"):
+            self._decoder.change_drafter(done=command == "release")
+        elif command != "status":
             with self._lock:
                 self._closing = True
         if command == "end":

@@ -1,3 +1,3 @@
 """The process that owns the HTTP ports of `serve`: it checks requests before Triton parses them."""
 
-from dflash_trt.serving.gateway.settings import LISTENING, Settings, codec
+from dflash_trt.serving.gateway.settings import LEFT, LISTENING, REFUSED, Settings, codec

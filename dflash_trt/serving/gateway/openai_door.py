@@ -29,26 +29,28 @@ from dflash_trt.serving.security import certificate_name
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
-def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:
-    """The application in its middleware, and its client of Triton, to be closed after it.
+def open_client(settings: Settings) -> AsyncClient:
+    """The application's client of Triton."""
+    security, key, tls = settings.security, settings.security.inference_key, None
+    if security.tls:  # it trusts no other server, and this one at any address
+        tls = Tls(security.tls.cert, server_name=certificate_name(security.tls))
+    return AsyncClient(
+        f"{LOOPBACK}:{settings.triton.grpc}",
+        tls=tls,
+        headers={"triton-grpc-protocol-inference-key": key} if key else {},
+        retries=0,  # a client of OpenAI's has its own
+    )
 
-    Raises BuildError when the settings' directory is no build.
-    """
+
+def openai_door(settings: Settings, state: State, client: AsyncClient) -> Door:
+    """The application in its middleware. Raises BuildError when the directory is no build."""
     manifest = read_manifest(settings.directory)
     config = manifest["config"]
     by_llm = config["engine"]["kind"] == KIND
     serving = read_llm_args(settings.directory / "engines" / KIND) if by_llm else config["serving"]
     directory = settings.directory / "tokenizer"
     tokenizer = load_tokenizer(directory)
-    security, key, tls = settings.security, settings.security.inference_key, None
-    if security.tls:  # it trusts no other server, and this one at any address
-        tls = Tls(security.tls.cert, server_name=certificate_name(security.tls))
-    client = AsyncClient(
-        f"{LOOPBACK}:{settings.triton.grpc}",
-        tls=tls,
-        headers={"triton-grpc-protocol-inference-key": key} if key else {},
-        retries=0,  # a client of OpenAI's has its own
-    )
+    security = settings.security
     if by_llm:
         drafts = (serving.get("speculative_config") or {}).get("max_draft_len") or 0
     else:
@@ -64,8 +66,8 @@ def openai_door(settings: Settings, state: State) -> tuple[Door, AsyncClient]:
         client_key=security.client_key,
         triton=health_of(settings.triton, security),
     )
-    admit = _admission(security.api_key or key, state)
-    return Door(create_app(served), state, admit, _refuse, _event), client
+    admit = _admission(security.api_key or security.inference_key, state)
+    return Door(create_app(served), state, admit, _refuse, _event)
 
 
 def _admission(key: str | None, state: State) -> Callable[[HTTPConnection], Response | None]:

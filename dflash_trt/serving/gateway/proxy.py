@@ -1,6 +1,7 @@
 """Triton's HTTP API: requests are checked and passed on, streams as they come."""
 
 import json
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 from starlette.requests import HTTPConnection, Request
@@ -21,7 +22,6 @@ from dflash_trt.serving.security import GATEWAY_KEY, Security
 
 PUBLIC = (MODEL, f"{MODEL}_infer")  # the models whose fields are known
 JSON_SIZE = "inference-header-content-length"
-PASSED_ON = ("traceparent", "tracestate")  # headers of a request
 PASSED_BACK = ("Content-Type", "Content-Length", "Inference-Header-Content-Length")
 CONNECT_TIME = 5.0  # seconds
 UNPARSED = b'{"error":"Unable to parse '
@@ -51,12 +51,12 @@ def triton_door(
     async def forward(scope: Scope, receive: Receive, send: Send) -> None:
         request, route = Request(scope, receive), _route(scope)
         assert isinstance(route, Route)  # it was admitted
-        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        headers[GATEWAY_KEY] = security.own_key
+        trace = tracing.current()
+        headers = {**tracing.sampled(trace or request.headers), GATEWAY_KEY: security.own_key}
         body = None
         if request.method == "POST":
             size = request.headers.get(JSON_SIZE)
-            who = client_parameters(scope["client"][0], security.client_key) | tracing.current()
+            who = client_parameters(scope["client"][0], security.client_key) | trace
             try:
                 body, json_size, name = checked(
                     await request.body(),
@@ -72,11 +72,20 @@ def triton_door(
                 headers[JSON_SIZE] = str(json_size)
             current.set(name)
         url = URL(f"http://{LOOPBACK}:{port}{scope['raw_path'].decode()}", encoded=True)
-        try:
-            async with session.request(request.method, url, data=body, headers=headers) as answer:
-                await _pass_back(answer, send)
-        except aiohttp.ClientError:
-            raise UnavailableError("The server does not answer", "Try again later") from None
+        await _forward(session.request(request.method, url, data=body, headers=headers), send)
+
+    return Door(forward, state, admit, refuse, event)
+
+
+def metrics_door(port: int, state: State, session: aiohttp.ClientSession) -> Door:
+    """Triton's metrics on `port` of this machine, while it runs."""
+
+    def admit(request: HTTPConnection) -> Response | None:
+        known = request.scope["method"] == "GET" and request.scope["path"] == "/metrics"
+        return None if known else refuse(404, "Not Found")
+
+    async def forward(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await _forward(session.get(f"http://{LOOPBACK}:{port}/metrics"), send)
 
     return Door(forward, state, admit, refuse, event)
 
@@ -107,6 +116,16 @@ def _route(scope: Scope) -> Route | Refusal:
         return find(scope["method"], scope["raw_path"].decode())
     except Refusal as refusal:
         return refusal
+
+
+async def _forward(
+    request: AbstractAsyncContextManager[aiohttp.ClientResponse], send: Send
+) -> None:
+    try:
+        async with request as answer:
+            await _pass_back(answer, send)
+    except aiohttp.ClientError:
+        raise UnavailableError("The server does not answer", "Try again later") from None
 
 
 async def _pass_back(answer: aiohttp.ClientResponse, send: Send) -> None:

@@ -7,14 +7,15 @@ import sys
 from contextlib import AsyncExitStack
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from dflash_trt.errors import DflashError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.gateway.connections import BACKLOG, Connection
 from dflash_trt.serving.gateway.door import State
-from dflash_trt.serving.gateway.proxy import open_session, triton_door
 from dflash_trt.serving.gateway.relay import Relay
-from dflash_trt.serving.gateway.settings import LISTENING, codec
+from dflash_trt.serving.gateway.settings import LEFT, LISTENING, MOVED, REFUSED, Settings, codec
+from dflash_trt.serving.gateway.upstream import Upstream
 from dflash_trt.serving.log import configure
 
 KEEP_ALIVE = 60  # seconds without a request
@@ -31,33 +32,56 @@ async def run() -> None:
     )
     settings = codec.validate_json(await said.readline())
     sockets = {name: socket.socket(fileno=number) for name, number in settings.listeners.items()}
-    state, doors = State(), dict[int, ASGIApp]()  # by port
     tracing.tracer()  # what it imports takes long
     async with AsyncExitStack() as stack:
         stack.callback(tracing.close)
-        loop, port = asyncio.get_running_loop(), settings.triton.grpc
-        grpc = await loop.create_server(lambda: Relay(port, state), sock=sockets.pop("grpc"))
-        stack.callback(grpc.close)
-        session = await stack.enter_async_context(open_session())
-        security = settings.security
-        doors[_port(sockets["http"])] = triton_door(settings.triton.http, security, state, session)
-        if "openai" in sockets:
-            from dflash_trt.serving.gateway.openai_door import openai_door  # noqa: PLC0415
+        state = State()
+        places = Places(await Upstream.open(settings, state), state)
+        stack.push_async_callback(places.close)
+        loop = asyncio.get_running_loop()
+        relay = lambda: Relay(lambda: places.current, state)  # noqa: E731
+        stack.callback((await loop.create_server(relay, sock=sockets.pop("grpc"))).close)
+        await _serve(places, sockets, said)
 
-            door, client = openai_door(settings, state)
-            await stack.enter_async_context(client)
-            doors[_port(sockets["openai"])] = door
-        await _serve(doors, list(sockets.values()), state, said)
+
+class Places:
+    """Where requests go, and where those go on that began before it was another place."""
+
+    def __init__(self, current: Upstream, state: State) -> None:
+        self.current = current
+        self.state = state
+        self._left = dict[Upstream, asyncio.Task[None]]()
+
+    async def move(self, settings: Settings) -> None:
+        try:
+            upstream = await Upstream.open(settings, self.state)
+        except DflashError as error:
+            return print(REFUSED, error, flush=True)
+        self.current, old = upstream, self.current
+        print(MOVED, flush=True)
+        self._left[old] = asyncio.create_task(self._see_off(old))
+
+    async def _see_off(self, old: Upstream) -> None:
+        old.retire()
+        await old.empty.wait()
+        await old.close()
+        del self._left[old]
+        print(LEFT, flush=True)
+
+    async def close(self) -> None:
+        for old, task in list(self._left.items()):
+            task.cancel()
+            await old.close()
+        await self.current.close()
 
 
 async def _serve(
-    doors: dict[int, ASGIApp],
-    sockets: list[socket.socket],
-    state: State,
-    said: asyncio.StreamReader,
+    places: Places, sockets: dict[str, socket.socket], said: asyncio.StreamReader
 ) -> None:
+    names, state = {_port(each): name for name, each in sockets.items()}, places.state
+
     async def by_port(scope: Scope, receive: Receive, send: Send) -> None:
-        await doors[scope["server"][1]](scope, receive, send)
+        await places.current.answer(names[scope["server"][1]], scope, receive, send)
 
     server = uvicorn.Server(
         uvicorn.Config(
@@ -74,11 +98,11 @@ async def _serve(
             backlog=BACKLOG,
         )
     )
-    serving = asyncio.create_task(server.serve(sockets))
+    serving = asyncio.create_task(server.serve(list(sockets.values())))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     print(LISTENING, flush=True)
-    commands = asyncio.create_task(_read_commands(said, state))
+    commands = asyncio.create_task(_read_commands(said, places))
     ending = asyncio.create_task(state.drained.wait())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
     state.end()
@@ -88,14 +112,16 @@ async def _serve(
     ending.cancel()
 
 
-async def _read_commands(said: asyncio.StreamReader, state: State) -> None:
+async def _read_commands(said: asyncio.StreamReader, places: Places) -> None:
     """Does what `serve` says until it closes the pipe or has died."""
-    while words := (await said.readline()).decode().split():
-        if words[0] == "drain":
-            state.drain(float(words[1]))
+    while words := (await said.readline()).split(maxsplit=1):
+        if words[0] == b"drain":
+            places.state.drain(float(words[1]))
+        elif words[0] == b"move":
+            await places.move(codec.validate_json(words[1]))
         else:
-            state.ready = words[0] == "ready"
-    state.drain(GRACE)
+            places.state.ready = words[0] == b"ready"
+    places.state.drain(GRACE)
 
 
 def _port(listener: socket.socket) -> int:

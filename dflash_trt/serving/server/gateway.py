@@ -6,11 +6,12 @@ import select
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from dflash_trt.build import read_manifest
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.gateway import LISTENING, Settings, codec
+from dflash_trt.serving.gateway import LEFT, LISTENING, REFUSED, Settings, codec
 from dflash_trt.serving.log import FORM, Log, Said
 from dflash_trt.serving.ports import LOOPBACK, Ports, listen
 from dflash_trt.serving.security import Security
@@ -23,7 +24,7 @@ STOP_TIMEOUT = 10.0  # seconds
 
 
 class Gateway:
-    """Listens on the HTTP and gRPC ports from the start on; `start` starts its process, anew if it
+    """Listens on the ports of clients from the start on; `start` starts its process, anew if it
     died.
 
     ports, openai_port: where clients come (None: no OpenAI front); triton: where Triton is.
@@ -39,11 +40,16 @@ class Gateway:
         security: Security,
         openai_port: int | None = None,
     ) -> None:
-        addresses = {"http": (security.http_host, ports.http), "grpc": (security.host, ports.grpc)}
+        addresses = {
+            "http": (security.http_host, ports.http),
+            "grpc": (security.host, ports.grpc),
+            "metrics": (security.host, ports.metrics),
+        }
         if openai_port is not None:
             _check_openai(directory, security)
             addresses["openai"] = LOOPBACK, openai_port
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._moved: subprocess.Popen[bytes] | None = None  # who has been told of the last move
         self._state = "unready"
         with ExitStack() as stack:  # the ports are ours from here on
             listeners = {
@@ -62,9 +68,7 @@ class Gateway:
         for _ in range(1 + START_CRASHES):
             said = Said(log, "gateway")
             process = self._launch(said)
-            assert process.stdout is not None
-            readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT)
-            if readable and process.stdout.readline().strip() == LISTENING:
+            if _answer(process, START_TIMEOUT) == LISTENING:
                 return self._write(self._state)
             if not self.wait(EXIT_TIME) or process.returncode >= 0:
                 process.kill()
@@ -72,7 +76,7 @@ class Gateway:
         reason = next(reversed(said.last()), "it said nothing")
         raise ServerError(f"the gateway did not start: {reason}", f"Read its log: {log.path}")
 
-    def _launch(self, said: Said) -> "subprocess.Popen[str]":
+    def _launch(self, said: Said) -> "subprocess.Popen[bytes]":
         with said.end() as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dflash_trt.serving.gateway"],
@@ -81,7 +85,7 @@ class Gateway:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                text=True,
+                bufsize=0,  # `select` sees every line
                 pass_fds=list(self._settings.listeners.values()),
                 start_new_session=True,  # Ctrl-C reaches us; we tell it
             )
@@ -97,12 +101,32 @@ class Gateway:
         self._state = words
         self._write(words)
 
+    def move(self, directory: Path, triton: Ports) -> None:
+        """New requests go to this Triton, over this build; those that run stay where they are.
+
+        ServerError when they cannot, and then nothing has changed. A process that died meanwhile
+        goes there when it is started.
+        """
+        assert self._process is not None
+        settings, self._moved = replace(self._settings, directory=directory, triton=triton), None
+        self._write(f"move {codec.dump_json(settings).decode()}")
+        answer: str | None = LEFT
+        while answer == LEFT:  # of another move: its clients were not waited for
+            answer = _answer(self._process, START_TIMEOUT)
+        if answer is None or answer.startswith(REFUSED):
+            reason = "it does not answer" if answer is None else answer.removeprefix(REFUSED)
+            raise ServerError(f"the gateway cannot go there: {reason.strip()}", "Try it again")
+        self._settings, self._moved = settings, self._process
+
+    def left(self, timeout: float) -> bool:
+        """Whether nobody is left where requests went before the last move; waits `timeout` s."""
+        return self._moved is None or _answer(self._moved, timeout) is not None
+
     def _write(self, words: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # `poll` says it
-            self._process.stdin.write(f"{words}\n")
-            self._process.stdin.flush()
+        with suppress(OSError):  # `poll` says it
+            self._process.stdin.write(f"{words}\n".encode())
 
     def wait(self, timeout: float) -> bool:
         """Whether the process has ended within `timeout` seconds."""
@@ -123,6 +147,15 @@ class Gateway:
                 self.wait(KILL_TIMEOUT)
             self._process.stdout.close()
         self._listening.close()
+
+
+def _answer(process: "subprocess.Popen[bytes]", timeout: float) -> str | None:
+    """A line of it, empty when it has ended; None without one in so many seconds."""
+    assert process.stdout is not None
+    with suppress(OSError, ValueError):  # closed by `stop`
+        readable, _, _ = select.select([process.stdout], [], [], timeout)
+        return process.stdout.readline().decode().strip() if readable else None
+    return ""
 
 
 def _check_openai(directory: Path, security: Security) -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving import tracing
 from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.request_id import HEADER
-from dflash_trt.serving.security import Security
-from dflash_trt.serving.tracing import CONTEXT
+from dflash_trt.serving.security import Security, server_version
 
+TRACES_FROM = (2, 58)  # older ones free a lock that they hold: triton-inference-server/server#8144
 EXIT_TIMEOUT = 5  # seconds tritonserver waits for running requests when it is asked to stop
 
 
@@ -83,16 +84,28 @@ def command(
         "--load-model=*",
         f"--http-address={LOOPBACK}",
         f"--grpc-address={LOOPBACK}",
-        f"--metrics-address={security.host}",
+        f"--metrics-address={LOOPBACK}",
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         f"--exit-timeout-secs={EXIT_TIMEOUT}",
-        f"--grpc-header-forward-pattern={'|'.join((HEADER, *CONTEXT))}",
+        f"--grpc-header-forward-pattern={'|'.join((HEADER, *tracing.CONTEXT))}",
         "--disable-auto-complete-config",  # it would import every Python model twice
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         *security.arguments(),
+        *_trace_arguments(binary.path),
     ]
+
+
+def _trace_arguments(binary: Path) -> list[str]:
+    """For Triton's own spans, of requests that come with a trace."""
+    url = tracing.endpoint()
+    if url is None or server_version(binary) < TRACES_FROM:
+        return []
+    service = os.environ.get("OTEL_SERVICE_NAME") or tracing.SERVICE
+    own = (f"opentelemetry,url={url}", f"opentelemetry,resource=service.name={service}")
+    settings = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", *own)
+    return [f"--trace-config={each}" for each in settings]
 
 
 def environment(binary: Binary) -> dict[str, str]:

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dflash_trt import tensorrt_llm
@@ -44,6 +44,7 @@ EXIT_AFTER = 10.0  # seconds in which Triton ends when a model did not load
 STUB_TIMEOUT = 60.0  # seconds until each model has a process
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
 REAPER_TIMEOUT = 10.0  # seconds
+DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # what Triton says of a model whose process was killed
 
 
@@ -52,7 +53,7 @@ class Server:
 
     As a context manager it runs for as long as the block; `start` starts it anew after `kill`.
     log: a file, whose folder exists; None: in the runtime directory, where it stays if `keep_log`,
-    or if a ServerError names it. form: of its lines.
+    or if a ServerError names it; or another server's. form: of its lines.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Server:
         directory: Path,
         ports: Ports,
         security: Security | None = None,
-        log: Path | None = None,
+        log: Path | Log | None = None,
         form: Form = "text",
         *,
         keep_log: bool = False,
@@ -76,11 +77,13 @@ class Server:
         self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
         self._variables = _variables(self.repository)
         self.health = health_of(ports, self.security)
-        check_ports(ports, self.security.host)
+        check_ports(ports)
         self._runtime = internal.new_runtime()
         self._keep_log = keep_log
         try:
-            self.log = Log(log or self._runtime / "server.log", form)
+            self.log = (
+                log if isinstance(log, Log) else Log(log or self._runtime / "server.log", form)
+            )
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
@@ -106,7 +109,8 @@ class Server:
         if self._reaper is not None:
             with suppress(subprocess.TimeoutExpired, OSError):  # closes its end of the pipe, too
                 self._reaper.communicate(timeout=REAPER_TIMEOUT)
-        self.log.close()
+        if not self._keep_log:
+            self.log.close()
         if not self._keep_log and not isinstance(error, ServerError):  # which names the log
             shutil.rmtree(self._runtime, ignore_errors=True)
         for each in self._runtime.glob("*"):
@@ -236,6 +240,41 @@ class Server:
             for pid, line in words.items()
             if line and line[0].endswith("triton_python_backend_stub")
         }
+
+    @contextmanager
+    def reloading(self, model: str) -> Iterator[None]:
+        """Within the block the process of a model may end, because another one takes its place."""
+        old = {pid: name for pid, name in self._stubs.items() if name == model}
+        self._stubs = {pid: name for pid, name in self._stubs.items() if name != model}
+        try:
+            yield
+        finally:
+            deadline = time.monotonic() + STUB_TIMEOUT  # until the old ones have ended
+            while len(new := [pid for pid, name in self.stubs().items() if name == model]) > 1:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+            self._stubs |= dict.fromkeys(new, model) or old
+
+    def load_drafter(self, build: Path) -> None:
+        """That of another build in place of the one that runs; ServerError where it stays.
+
+        Triton loads it beside the old one, whose process ends when its last round has. What it
+        needs of texts that run or are kept it has not seen: they go on without.
+        """
+        config = self.health.config(DRAFTER)
+        held = self.control.ask("hold")
+        try:
+            reason = "the server does not answer"
+            if config is not None and held is not None:
+                engine = build / "engines" / "drafter"
+                config["parameters"]["engine"]["string_value"] = str(engine)
+                reason = self.health.load(DRAFTER, config, START_TIMEOUT) or ""
+            if reason:
+                raise ServerError(f"the drafter did not load: {reason}", self._look())
+            self.repository = build / "model_repository"  # what a restart starts
+        finally:
+            self.control.ask("release")
 
     def stop(self) -> None:
         """Stops the server and its model processes; bounded, whatever they are doing."""

@@ -2,11 +2,9 @@
 
 import resource
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -14,13 +12,14 @@ from rich.console import Console
 
 from dflash_trt import tensorrt_llm
 from dflash_trt.build import Depth, check_build
+from dflash_trt.build.signing import verify_signature
 from dflash_trt.serving.front import capacity
 from dflash_trt.serving.log import Form, to_line
 from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports, reach
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server, find_repository
-from dflash_trt.serving.server.supervisor import supervise
+from dflash_trt.serving.server.swap import Swaps
 from dflash_trt.tensorrt_llm import check_host
 
 FILES = 65536  # open at once, at most, where the machine allows so many
@@ -38,13 +37,14 @@ def serve(
     check: Depth | None = None,
     log_file: Path | None = None,
     log_format: Form = "text",
+    key: Path | None = None,
 ) -> int:
     """Serves a built directory until SIGINT, SIGTERM or SIGHUP; returns the exit code 0.
 
     openai_port: where the OpenAI front answers; None: nowhere. drain_seconds: how long running
     requests may go on when it is told to stop. check: see `check_build`. log_file: what its
     processes say is added to it; None: to one in a new directory. log_format: of its lines and of
-    those on the standard output.
+    those on the standard output. key: who has to have signed it, and each build it is swapped for.
     Raises `ServerError` when a port is taken or a model does not load at first. A second signal
     ends it without waiting for running requests.
     """
@@ -67,6 +67,8 @@ def serve(
     bundle = build / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
+    if key is not None:
+        verify_signature(build, key)
     check_build(build, check)
     holds = capacity(build)
     security = security or Security()
@@ -78,21 +80,22 @@ def serve(
         server, gateway = prepare(
             stack, directory, ports, security, openai_port, log_file, log_format, keep_log=True
         )
-        asked_to_stop = stack.enter_context(_told_to_stop(server))
-        stack.enter_context(server)
+        swaps = Swaps(server, gateway, say, check, key)
+        stack.enter_context(_told_to_stop(swaps))
+        stack.enter_context(swaps)
         # the gateway ends before Triton, which would wait for its open streams
         stack.callback(gateway.stop)
         gateway.start(server.log)
         if server.security.exposed and server.security.old_server_exposed:
             say("warning: other machines may reach a server with known security holes")
         say(f"starting Triton (log: {server.log.path}) ...")
-        if server.wait_ready(asked_to_stop, say):
+        if server.wait_ready(swaps.stop, say):
             gateway.tell("ready")
             how = _how_to_call(ports, security, openai_port, holds)
             (say if log_format == "json" else tell)(how)
-            supervise(server, gateway, asked_to_stop, say)
+            swaps.supervise(http_port)
             gateway.tell(f"drain {drain_seconds}")
-            _drain(server, drain_seconds, say)
+            _drain(swaps.server, drain_seconds, say)
         say("stopping ...")
     return 0
 
@@ -137,29 +140,28 @@ def prepare(
     keep_log: bool = False,
 ) -> tuple[Server, Gateway]:
     """Both, not yet started; the gateway holds its ports until the stack is closed."""
-    inside = replace(free_ports(), metrics=ports.metrics)  # Triton's own
+    inside = free_ports()  # Triton's own
     gateway = Gateway(directory, ports, inside, security, openai)
     stack.callback(gateway.stop)
     return Server(directory, inside, security, log, form, keep_log=keep_log), gateway
 
 
 @contextmanager
-def _told_to_stop(server: Server) -> Iterator[threading.Event]:
-    """Set by the first SIGINT, SIGTERM or SIGHUP; the second kills the server."""
-    event = threading.Event()
+def _told_to_stop(swaps: Swaps) -> Iterator[None]:
+    """The first SIGINT, SIGTERM or SIGHUP ends it; the second kills the servers."""
 
     def handle(_number: int, _frame: object) -> None:
-        if event.is_set():
+        if swaps.stop.is_set():
             with suppress(AttributeError):  # it was not started yet
-                server.process.kill()
-        event.set()
+                swaps.kill()
+        swaps.end()
 
     told = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         told.append(signal.SIGHUP)
     previous = {number: signal.signal(number, handle) for number in told}
     try:
-        yield event
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

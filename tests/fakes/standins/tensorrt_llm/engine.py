@@ -7,6 +7,7 @@ import queue
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -22,18 +23,24 @@ from tensorrt_llm.results import RequestOutput, Response
 from tensorrt_llm.sampling_params import SamplingParams
 
 BLOCK = 32  # tokens, of the KV cache
+# what the engine of a target alone says of its drafter
+NO_DRAFTER = {"target_layer_ids": (0,), "block_size": 1, "sample_from_anchor": False}
+NO_DRAFTER |= {"mask_token_id": 0}
 
 
 class Engine:
     """Decodes the requests it is given, and says every `stream_interval` iterations how far."""
 
     def __init__(self, args: dict[str, Any]) -> None:
-        speculative = args["speculative_config"]
-        target = load_target(Path(args["model"]))
-        drafter = load_drafter(Path(speculative["speculative_model"]))
-        drafts = speculative["max_draft_len"]
-        if drafts > drafter.spec.block_size - 1:
-            raise ValueError(f"lower max_draft_len to at most {drafter.spec.block_size - 1}")
+        speculative = args.get("speculative_config") or {}
+        target, drafter = load_target(Path(args["model"])), None
+        spec: Any = SimpleNamespace(**NO_DRAFTER, hidden_size=target.spec.hidden_size)
+        drafts = speculative.get("max_draft_len", 0)
+        if speculative:
+            drafter = load_drafter(Path(speculative["speculative_model"]))
+            spec = drafter.spec
+        if drafts > spec.block_size - 1:
+            raise ValueError(f"lower max_draft_len to at most {spec.block_size - 1}")
         sizes = {
             "slots": args["max_batch_size"],
             "max_seq_len": args["max_seq_len"],
@@ -43,11 +50,12 @@ class Engine:
         with tempfile.TemporaryDirectory() as scratch:
             for role in ("target", "drafter"):
                 (Path(scratch) / role).mkdir()
-            build_target(target, drafter.spec, Path(scratch) / "target", **sizes)
-            build_drafter(drafter, target, Path(scratch) / "drafter", **sizes)
-            rounds = in_process(
-                OnnxEngine(Path(scratch) / "target"), OnnxEngine(Path(scratch) / "drafter")
-            )
+            build_target(target, spec, Path(scratch) / "target", **sizes)
+            drafting = None
+            if drafter is not None:
+                build_drafter(drafter, target, Path(scratch) / "drafter", **sizes)
+                drafting = OnnxEngine(Path(scratch) / "drafter")
+            rounds = in_process(OnnxEngine(Path(scratch) / "target"), drafting)
         self._scheduler = Scheduler(
             rounds,
             slots=args["max_batch_size"],

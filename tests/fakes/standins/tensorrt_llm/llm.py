@@ -39,7 +39,7 @@ class LLM:
         if not Path(model).is_dir():  # an id on the Hub
             self._args["model"] = snapshot_download(str(model), revision=revision)
         speculative = self._args.get("speculative_config")
-        if speculative is None or not speculative.get("max_draft_len"):
+        if speculative is not None and not speculative.get("max_draft_len"):
             raise ValueError("this stand-in is for DFlash: speculative_config.max_draft_len > 0")
         self._tokenizer = None
         if not skip_tokenizer_init:

@@ -1,0 +1,195 @@
+"""Another build in place of the one that is served, and no request lost.
+
+A second Triton is started beside the running one and proved; then the gateway sends new requests
+to it, and the old one ends when nobody is left there. Where only the drafter differs, Triton loads
+only it, beside the old one, in the server that runs: drafts decide no text.
+"""
+
+import threading
+import time
+from pathlib import Path
+from typing import Self
+
+from dflash_trt.build import Depth, check_build
+from dflash_trt.build.signing import verify_signature
+from dflash_trt.errors import DflashError, ServerError
+from dflash_trt.serving.ports import free_ports
+from dflash_trt.serving.server.calls import Call, Caller, Tell
+from dflash_trt.serving.server.gateway import Gateway
+from dflash_trt.serving.server.process import DRAFTER, Server, find_repository
+from dflash_trt.serving.server.proof import (
+    acceptance,
+    check_acceptance,
+    check_memory,
+    same_but_drafter,
+)
+from dflash_trt.serving.server.supervisor import Say, supervise
+
+POLL = 0.25  # seconds between two looks at who is left
+IDLE = 5.0  # seconds without a sequence, after which connections that are held open are closed
+END_TIMEOUT = 20.0  # seconds until a swap that is under way has ended, when `serve` stops
+
+
+class Swaps:
+    """The server of the moment, which is another one after a swap.
+
+    As a context manager it runs the server that it is given, and ends whatever runs at the end.
+    check, key: how each next build is looked at, as `serve` does it.
+    """
+
+    def __init__(
+        self, server: Server, gateway: Gateway, say: Say, check: Depth | None, key: Path | None
+    ) -> None:
+        self.server = server
+        self.stop = threading.Event()
+        self._gateway = gateway
+        self._say = say
+        self._check = check
+        self._key = key
+        self._wake = threading.Event()  # ends `supervise`: something is to happen
+        self._next: Server | None = None  # proved, and to be moved to
+        self._moved = threading.Event()
+        self._failed: ServerError | None = None  # the move
+        self._last: Path | None = None  # the build before this one
+        self._proved: float | None = None  # acceptance of the build that is served
+        self._caller: Caller | None = None
+
+    def __enter__(self) -> Self:
+        self.server.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+        if self._caller is not None:
+            self._caller.close(END_TIMEOUT)
+        self.server.__exit__(None, None, None)
+
+    def end(self) -> None:
+        """Asks all to end; whoever waits for `stop` returns."""
+        self.stop.set()
+        self._wake.set()
+        self._moved.set()
+
+    def kill(self) -> None:
+        for server in filter(None, (self.server, self._next)):
+            server.process.kill()
+
+    def supervise(self, http_port: int) -> None:
+        """See `supervisor.supervise`; takes calls meanwhile, and goes over to what they bring."""
+        self._caller = Caller(http_port, self._do)
+        while not self.stop.is_set():
+            supervise(self.server, self._gateway, self._wake, self._say)
+            self._wake.clear()
+            if self._next is not None and not self.stop.is_set():
+                self._move(self._next)
+
+    def _move(self, server: Server) -> None:
+        self._failed = None
+        try:
+            self._gateway.move(server.repository.parent, server.ports)
+            self.server = server
+            self._gateway.tell("ready")
+        except ServerError as error:
+            self._failed = error
+        self._moved.set()
+
+    # --- in the thread of a call ------------------------------------------------------------------
+
+    def _do(self, call: Call, tell: Tell) -> None:
+        """A swap; call: `build`, or None for the last one, which need not be faster; `least`: see
+        `check_acceptance`; `drain`: seconds that the old build's requests have."""
+
+        def say(line: str) -> None:
+            self._say(line)
+            tell(line)
+
+        build = Path(call["build"]) if call["build"] else self._last
+        if build is None:
+            raise ServerError("no other build was served before", "Give one: dflash-trt swap BUILD")
+        try:
+            build = find_repository(build).parent
+            if self._key is not None:
+                verify_signature(build, self._key)
+            check_build(build, self._check)
+            old, least = self.server.repository.parent, call["least"] if call["build"] else 0.0
+            say(f"swap: from {old} to {build}")
+            if same_but_drafter(old, build):
+                self._swap_drafter(build, least, say)
+            else:
+                self._swap_all(build, least, call["drain"], say)
+        except DflashError as error:
+            self._say(f"swap: failed, and {self.server.repository.parent} serves on: {error}")
+            raise ServerError(error.problem, error.fix) from None
+        self._last = old
+
+    def _swap_all(self, build: Path, least: float, drain: float, say: Say) -> None:
+        old = self.server
+        check_memory([old.process.pid, *old.stubs()], old.repository.parent, build)
+        server = Server(build, free_ports(), old.security, old.log, keep_log=True)
+        server.__enter__()
+        try:
+            if not server.wait_ready(self.stop, say):
+                raise STOPPED
+            found = self._prove(server, least, say)
+            self._moved.clear()
+            self._next = server
+            self._wake.set()
+            self._moved.wait()
+            if self.stop.is_set() and self.server is not server:
+                raise STOPPED
+            if self._failed is not None:
+                raise self._failed
+            self._proved = found
+            say(f"swap: {build} serves; {old.repository.parent} drains")
+        finally:
+            self._next = None
+            if self.server is not server:
+                server.kill()
+                server.__exit__(None, None, None)
+        self._drain(old, drain)
+        say(f"swap: {old.repository.parent} has ended")
+
+    def _prove(self, server: Server, least: float, say: Say) -> float:
+        if self._proved is None:
+            self._proved = acceptance(self.server)
+        found = acceptance(server)
+        say(f"swap: it commits {found:.2f} tokens a round, {self._proved:.2f} before")
+        check_acceptance(found, self._proved, least)
+        return found
+
+    def _drain(self, old: Server, seconds: float) -> None:
+        """Waits until nobody is left, and ends it; no longer than that for what has crashed."""
+        busy = time.monotonic()
+        deadline = busy + seconds
+        while not self._gateway.left(POLL) and old.ended() is None:
+            status, now = old.control.ask("status"), time.monotonic()
+            if status is None or status.open:
+                busy = now
+            if now > min(deadline, busy + IDLE):
+                break
+        if old.ended() is not None or self.stop.is_set():
+            old.kill()
+        old.__exit__(None, None, None)
+
+    def _swap_drafter(self, build: Path, least: float, say: Say) -> None:
+        """Triton's own reload: the next `draft` is loaded beside the old one, which then ends.
+
+        It is proved in place: a drafter decides how fast a text comes, not which.
+        """
+        server, old = self.server, self.server.repository.parent
+        drafters = [pid for pid, model in server.stubs().items() if model == DRAFTER]
+        check_memory(drafters, old, build, "engines/drafter")
+        # both under the load that there is, which says how much is drafted
+        self._proved = acceptance(server)
+        with server.reloading(DRAFTER):
+            server.load_drafter(build)
+            try:
+                self._prove(server, least, say)
+            except ServerError:
+                server.load_drafter(old)
+                raise
+        self._proved = None
+        say(f"swap: {build} serves; its drafter was loaded, and nothing else")
+
+
+STOPPED = ServerError("`serve` is stopping", "Start it with the build it is to serve")

@@ -1,0 +1,137 @@
+"""`dflash-trt swap` on the real server: another build, another drafter, and no request lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from live import metrics, serving
+from swaps import WAIT, Clients, asking, build_changed, servers_of
+
+from dflash_trt.errors import ServerError
+from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.server import call, proof
+
+
+@dataclass
+class Served:
+    process: subprocess.Popen[str]
+    ports: Ports
+    openai: int
+    builds: dict[str, Path]  # a: that it began with; target, drafter: other ones; bad: a drafter
+
+    def swap(self, build: str | None, least: float = 0.2) -> list[str]:
+        """What it says; build: None goes back."""
+        path = None if build is None else str(self.builds[build])
+        return list(call(self.ports.http, {"build": path, "least": least, "drain": WAIT}))
+
+    def servers(self) -> list[int]:
+        """Its tritonserver processes."""
+        return servers_of(self.process.pid)
+
+
+@pytest.fixture(scope="module")
+def served(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("swaps")
+    builds = {
+        "a": built,
+        "target": build_changed(directory / "target", "target", 0.1),
+        "drafter": build_changed(directory / "drafter", "drafter", 0.05),
+        "bad": build_changed(directory / "bad", "drafter", 3.0),
+    }
+    ports, openai = free_ports(), free_ports().http
+    with serving(built, ports, f"--openai-port={openai}") as (process, _):
+        yield Served(process, ports, openai, builds)
+        process.terminate()
+        process.wait(WAIT)
+
+
+@pytest.fixture
+def clients(served: Served) -> Iterator[Clients]:
+    """In flight from the beginning to the end of a test, which loses none of them."""
+    with asking(served.ports, 8) as clients:
+        _wait_for(lambda: len(clients.answers) >= 8)
+        yield clients
+        count = len(clients.answers)
+        _wait_for(lambda: len(clients.answers) >= count + 8)
+    assert clients.errors == []
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_another_build_takes_over_and_goes_back(served: Served, clients: Clients) -> None:
+    (old,), (first,) = served.servers(), clients.texts()
+    said = served.swap("target")
+    assert [re.sub(r"[\d.]+ tokens.*|/\S+", "*", line) for line in said if line[:5] == "swap:"] == [
+        "swap: from * to *",
+        "swap: it commits *",
+        "swap: * serves; * drains",
+        "swap: * has ended",
+    ]
+    (new,) = served.servers()
+    assert new != old
+    count = len(clients.answers)
+    _wait_for(lambda: len(clients.answers) >= count + 16)
+    assert {text for _, text in clients.answers[count + 8 :]} == clients.texts() - {first}
+    assert len(clients.texts()) == 2
+    assert httpx.get(f"http://127.0.0.1:{served.openai}/health").status_code == 200
+    assert "dflash_acceptance_length" in metrics(served.ports)
+
+    served.swap(None)
+    assert served.servers() not in ([old], [new])
+    count = len(clients.answers)
+    _wait_for(lambda: len(clients.answers) >= count + 16)
+    assert {text for _, text in clients.answers[count + 8 :]} == {first}
+    assert len(clients.texts()) == 2  # whole ones of either build
+
+
+def test_another_drafter_is_loaded_alone(served: Served, clients: Clients) -> None:
+    servers = served.servers()
+    said = served.swap("drafter")
+    assert "its drafter was loaded, and nothing else" in said[-1]
+    served.swap(None)
+    assert served.servers() == servers
+    assert len(clients.texts()) == 1
+
+
+def test_a_worse_drafter_does_not_stay(served: Served) -> None:
+    """Without other clients: a busy server drafts so little that it hardly shows."""
+    with pytest.raises(ServerError, match="tokens a round"):
+        served.swap("bad", least=0.8)
+    assert served.swap("drafter")[0].startswith(f"swap: from {served.builds['a']} to ")
+    served.swap("a", least=0.0)
+
+
+def test_what_cannot_be_swapped_is_said(served: Served, tmp_path: Path) -> None:
+    served.builds["none"] = tmp_path
+    with pytest.raises(ServerError, match="not a directory that `dflash-trt build` made"):
+        served.swap("none")
+    drafter = {"build": str(served.builds["drafter"]), "least": 0.0, "drain": WAIT}
+    said = call(served.ports.http, drafter)
+    next(said)
+    with pytest.raises(ServerError, match="a swap is under way"):
+        served.swap("none")
+    assert "loaded" in list(said)[-1]
+    served.swap(None)
+    with pytest.raises(ServerError, match=r"no `dflash-trt serve` of yours has HTTP port 1\."):
+        list(call(1, {}))
+
+
+def test_memory_for_two_is_looked_at_before(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = [os.getpid()]
+    proof.check_memory(pids, built, built)
+    monkeypatch.setattr(proof, "_free", lambda: 1000)
+    with pytest.raises(ServerError, match="GB of memory beside the running one"):
+        proof.check_memory(pids, built, built)

@@ -1,0 +1,113 @@
+"""The slim image as far as it can be shown without Docker: its packages, on a read-only root.
+
+Installed are the Dockerfile's own requirements and the package without dependencies; tritonserver
+is the wheel's, in place of the one that the image copies. Needs the network, and root for mounts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from live import ROOT, WAIT
+from pycode import demo_config
+
+from dflash_trt.build.run import build
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.ports import free_ports
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root"),
+]
+HOME = ROOT / "build" / "image"  # not in /tmp, which the server gets empty
+# the root file system read-only, but for what the pod mounts
+ISOLATED = """
+set -e
+mount --bind / / && mount -o remount,bind,ro /
+mount -t tmpfs tmpfs /tmp
+mount -t tmpfs tmpfs /dev/shm
+! touch /etc/written "$0" 2>/dev/null
+cd /
+exec "$@"
+"""
+NOT_NEEDED = {
+    *("accelerate", "cython", "gcc", "ninja", "pybind11", "torch", "transformers", "triton"),
+    *("onnx", "onnx-ir", "sympy", "pytest", "datasets", "pandas", "scipy"),
+}
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    shutil.rmtree(HOME / "built", ignore_errors=True)
+    build(demo_config(), HOME / "built", lambda *_: None)
+    return HOME / "built"
+
+
+@pytest.fixture(scope="module")
+def image(built: Path) -> Path:
+    """The environment that the image has at /opt/venv."""
+    text = (built / "deploy" / "Dockerfile").read_text()
+    requirements = re.findall(r"^        '(.*)' \\$", text, re.MULTILINE)
+    assert len(requirements) > 20
+    home = HOME / "venv"
+    shutil.rmtree(home, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    pip += ["--python", home / "bin" / "python", "install"]  # type: ignore[list-item]
+    subprocess.run([*pip, "--only-binary", ":all:", *requirements], check=True)
+    subprocess.run([*pip, "--no-deps", ROOT, "nvidia-pytriton>=0.7,<0.8"], check=True)
+    return home
+
+
+def test_nothing_is_installed_that_is_not_needed(image: Path) -> None:
+    packages = next((image / "lib").glob("python*")) / "site-packages"
+    names = {
+        file.name.split("-")[0].lower().replace("_", "-") for file in packages.glob("*.dist-info")
+    }
+    assert not names & NOT_NEEDED
+    assert not names & {"pip", "wheel"}
+    files = [file for file in packages.rglob("*") if file.is_file() and not file.is_symlink()]
+    of_triton = [file for file in files if "pytriton" in str(file)]
+    size = sum(file.stat().st_size for file in {*files} - {*of_triton}) / 1e6
+    print(f"{len(names)} packages, {len(files) - len(of_triton)} files, {size:.0f} MB")
+    assert size < 400
+
+
+def test_it_serves_from_a_read_only_root(image: Path, built: Path) -> None:
+    ports, texts = free_ports(), []
+    options = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
+    log = ["--log-file", "/dev/stdout", "--log-format", "json"]
+    serve = [str(image / "bin" / "dflash-trt"), "serve", str(built), *options, *log]
+    before = sorted(built.rglob("*"))
+    process = subprocess.Popen(
+        ["unshare", "--mount", "bash", "-c", ISOLATED, "/etc/hostname", *serve],
+        env={"PATH": f"{image}/bin:/usr/bin:/bin", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = ""
+    try:
+        deadline = time.monotonic() + WAIT
+        while "Ctrl-C" not in said and time.monotonic() < deadline:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        with Client(f"127.0.0.1:{ports.grpc}") as client:
+            texts = [client.generate("def main():", max_tokens=24).text for _ in range(2)]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=WAIT)
+    finally:
+        process.kill()
+    assert texts[0] == texts[1] != ""
+    assert process.returncode == 0
+    assert sorted(built.rglob("*")) == before
