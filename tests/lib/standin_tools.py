@@ -406,7 +406,8 @@ def docker_cp(arguments: list[str]) -> None:
 def inside() -> dict[str, str]:
     """The environment of a container: GPUs, MPI and TensorRT-LLM are there, as stand-ins."""
     path = os.pathsep.join([str(STATE / "container"), os.environ["PATH"]])
-    return os.environ | {"PATH": path, "PYTHONPATH": str(STANDINS)}
+    ports = {f"{kind.upper()}_PORT": port for kind, port in PORTS.items()}  # of the probe
+    return os.environ | ports | {"PATH": path, "PYTHONPATH": str(STANDINS)}
 
 
 def docker_exec(arguments: list[str]) -> None:
@@ -433,8 +434,7 @@ def docker_inspect(arguments: list[str]) -> None:
     directory = Path((STATE / f"{found.words[0]}.image").read_text())
     text = (directory / "deploy/Dockerfile").read_text()
     (probe,) = re.findall(r'HEALTHCHECK .* CMD \["(.*)"\]', text)
-    ports = {f"{kind.upper()}_PORT": port for kind, port in PORTS.items()}
-    done = subprocess.run([probe], cwd=directory, env=outside() | ports, timeout=WAIT)
+    done = subprocess.run([probe], cwd=directory, env=inside(), timeout=WAIT)
     require(done.returncode == 0, "unhealthy")
     print("healthy")
 

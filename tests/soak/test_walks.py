@@ -174,7 +174,9 @@ def environment(
     tools = ROOT / "tests/lib/standin_tools.py"
     for name in STANDIN_TOOLS:
         write(programs / name, f'exec "{sys.executable}" "{tools}" {name} "$@"')
-    write(programs / "curl", f'exec {shutil.which("curl")} --fail-with-body "$@"')
+    # curl takes one of the two
+    fails = 'case " $* " in *" --fail "*) ;; *) set -- --fail-with-body "$@" ;; esac'
+    write(programs / "curl", f'{fails}; exec {shutil.which("curl")} "$@"')
     write_machine(state / "container")
     if page in OVER_LLM:
         write_machine(programs)

@@ -24,8 +24,12 @@ from tensorrt_llm.sampling_params import SamplingParams
 
 BLOCK = 32  # tokens, of the KV cache
 # what the engine of a target alone says of its drafter
-NO_DRAFTER = {"target_layer_ids": (0,), "block_size": 1, "sample_from_anchor": False}
-NO_DRAFTER |= {"mask_token_id": 0}
+NO_DRAFTER = {
+    "target_layer_ids": (0,),
+    "block_size": 1,
+    "sample_from_anchor": False,
+    "mask_token_id": 0,
+}
 
 
 class Engine:
