@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dflash_trt.build import Depth, read_manifest
 from dflash_trt.checkpoints.checks import Check, Finding, run
-from dflash_trt.doctor import gpus, place, runtime
+from dflash_trt.doctor import decoding, gpus, place, runtime
 from dflash_trt.doctor.patient import Patient
 from dflash_trt.tensorrt_llm import KIND
 
@@ -26,6 +26,12 @@ OF_BUNDLE: Checks = (
     runtime.drafter_attention,
     place.hub_target,
     place.launcher,
+)
+OF_DECODING: Checks = (
+    decoding.generation,
+    decoding.acceptance_under_load,
+    decoding.acceptance_by_kind,
+    decoding.greedy_texts,
 )
 
 
@@ -45,7 +51,7 @@ def examine(
         yield finding
     if bundle and generate is not False:
         if generate or not wrong:
-            yield from run([runtime.generation], patient)
+            yield from run(OF_DECODING, patient)
         else:
             skipped = "errors stand before it", "Mend them, or give --generate"
-            yield Finding(runtime.generation.name, "not checked", *skipped)
+            yield Finding(decoding.generation.name, "not checked", *skipped)

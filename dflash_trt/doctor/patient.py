@@ -12,7 +12,7 @@ from dflash_trt.tensorrt_llm import KIND, BundleInfo, SeenGpu, gpus, read_info, 
 GIB = 1 << 30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Patient:
     """A build, and this machine as far as it was looked at."""
 
@@ -44,6 +44,11 @@ class Patient:
     def gpus(self) -> list[SeenGpu]:
         """Those that the build takes."""
         return self.all_gpus[: self.info.gpus]
+
+
+def last_line(text: str) -> str:
+    """Where a Python process says why it ended."""
+    return ([line.strip() for line in text.splitlines() if line.strip()] or ["it said nothing"])[-1]
 
 
 def more(found: Sequence[object]) -> str:

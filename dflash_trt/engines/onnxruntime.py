@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 KIND = "onnxruntime"
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "model.onnx.data"
+SPIN = "500"  # microseconds
 BOUND_STEPS = 1024  # 16 sequences, as many tokens of each, a few lengths: 0.2 ms to bind one
 CPU: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
 
@@ -32,8 +33,11 @@ class Engine(LoadedEngine):
 
     visible_step = 32
 
-    def __init__(self, directory: Path, follower: "Follower | None" = None) -> None:
-        """follower: of a rank that is not the first; rank 0 starts the others."""
+    def __init__(
+        self, directory: Path, follower: "Follower | None" = None, *, alone: bool = False
+    ) -> None:
+        """follower: of a rank that is not the first; rank 0 starts the others; alone: see
+        `load_engine`."""
         info = read_info(directory, KIND)
         leader = None
         if info.ranks > 1 and follower is None:
@@ -43,7 +47,12 @@ class Engine(LoadedEngine):
             leader = Leader(directory, info.ranks)
         super().__init__(info, leader, follower, BOUND_STEPS)
         if self._group is None:
-            self._session = load_session(directory, info, ort.SessionOptions())
+            options = ort.SessionOptions()
+            if alone:
+                # threads spin for 20 ms after a step and more, on the cores of the other engine
+                options.intra_op_num_threads = info.threads
+                options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)
+            self._session = load_session(directory, info, options)
         else:
             from dflash_trt.engines import pieces  # noqa: PLC0415
 
@@ -134,8 +143,9 @@ def load_session(
 
     piece: a part of it as a model, to be loaded in its place. provider: name and options.
     """
-    use_one_pool(info.threads)
-    options.use_per_session_threads = False
+    if not options.intra_op_num_threads:
+        use_one_pool(info.threads)
+        options.use_per_session_threads = False
     # planning which buffers to share takes minutes for a graph with many experts, and saves no time
     options.enable_mem_reuse = False
     options.log_severity_level = 3

@@ -17,13 +17,13 @@ from dflash_trt.roofline.model_size import (
     target_size,
 )
 from dflash_trt.roofline.published import (
+    lowest_believed,
     published_acceptance,
     published_data,
     published_rows,
     tau_of,
 )
 from dflash_trt.roofline.rounds import (
-    EAGLE_ACCEPTANCE,
     EAGLE_CHAIN,
     PLAIN,
     Constants,
@@ -34,6 +34,7 @@ from dflash_trt.roofline.rounds import (
     dflash,
     eagle,
     expected_acceptance,
+    expected_eagle,
     fastest,
     fit_errors,
     prefill_time,

@@ -12,6 +12,7 @@ from typing import Any
 from dflash_trt.files import data_file
 from dflash_trt.roofline.hardware import machine
 
+NEAR = 0.8  # of the lowest acceptance length of another engine: texts differ
 SOFTWARE = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
 Row = dict[str, str]  # one published measurement of DFlash, as a table shows it
 
@@ -29,6 +30,7 @@ class Acceptance:
     times: Mapping[str, float] = field(default_factory=dict)  # plain decoding, one sequence
     setting: str = ""
     temperature: float | None = None  # None: not said
+    least: float | None = None  # what its own engine's test demands
 
 
 @cache
@@ -46,10 +48,26 @@ def published_acceptance(drafter: str, draft_tokens: int | None = None) -> Accep
 
     drafter: its id on the Hub, or its name alone, which a directory may have.
     """
-    names = [(each, (each.drafter, each.drafter.split("/")[1])) for each in acceptance_tables()]
-    found = [each for each, known_as in names if drafter in known_as]
+    found = [each for each in acceptance_tables() if drafter in _names(each)]
     length = draft_tokens or max((each.draft_tokens for each in found), default=0)
     return next((each for each in found if each.draft_tokens == length), None)
+
+
+def lowest_believed(drafter: str, draft_tokens: int, engine: str) -> tuple[float, str]:
+    """The acceptance length below which something is wrong, and whose figure says so; 0: unknown.
+
+    The engine's own of at most as many draft tokens, since more of them are accepted if more are
+    drafted; otherwise a share (`NEAR`) of the lowest that another one published.
+    """
+    known = [each for each in acceptance_tables() if drafter in _names(each)]
+    own = [x for x in known if x.hardware.endswith(engine) and x.draft_tokens <= draft_tokens]
+    found = max(own, key=lambda each: each.draft_tokens, default=None)
+    found = found or published_acceptance(drafter, draft_tokens)
+    if found is None:
+        return 0.0, ""
+    drafts = f"{found.draft_tokens} draft tokens, {', '.join(found.tau)}"
+    least = found.least or NEAR * min(found.tau.values())
+    return least, f"{found.source}, {found.hardware}, {drafts}"
 
 
 def tau_of(entry: Mapping[str, Any]) -> float:
@@ -58,13 +76,32 @@ def tau_of(entry: Mapping[str, Any]) -> float:
     return found.tau[entry.get("tau_of", entry["task"])]
 
 
+def eagle_acceptance(target: str) -> Acceptance | None:
+    """What is published of EAGLE-3 for a target, its id on the Hub."""
+    found = (entry for entry in published_data()["eagle3"] if entry["target"] == target)
+    entry = next(found, None)
+    if entry is None:
+        return None
+    fields = {name: entry[name] for name in ("source", "hardware", "draft_tokens", "tau")}
+    return Acceptance(name="eagle3", drafter="", **fields)
+
+
 def published_rows(target: str, drafter: str) -> list[Row]:
     """All that is published of a pair, by its ids on the Hub; [] if it is not there.
 
     `drafts` are those of a round, `sequences` and `speedup` go together; "" is not said.
     """
+    claims = [
+        {
+            **dict.fromkeys(("drafts", "sequences", "tau"), ""),
+            **{name: claim[name] for name in ("source", "hardware", "task")},
+            "speedup": f"up to {claim['times']}",
+        }
+        for claim in published_data()["claims"]
+        if (claim["target"], claim["drafter"]) == (target, drafter)
+    ]
     if published_data()["drafters"].get(drafter, {}).get("target") != target:
-        return []
+        return claims
     figures = [
         entry
         for entry in published_data()["figures"]
@@ -111,6 +148,10 @@ def _without_speeds(drafter: str, shown: set[tuple[Any, ...]]) -> Iterator[Row]:
                     "speedup": f"{times:.2f}" if times else "",
                     "tau": f"{tau:.2f}",
                 }
+
+
+def _names(table: Acceptance) -> tuple[str, str]:
+    return table.drafter, table.drafter.split("/")[1]
 
 
 def _key(table: Acceptance) -> tuple[str, str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 from dflash_trt.checkpoints import ModelSummary, Pair, Report, open_files, small_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.files import copy_file
-from dflash_trt.roofline import machine, published_acceptance
+from dflash_trt.roofline import lowest_believed, machine, published_acceptance
 from dflash_trt.tensorrt_llm.args import env_vars
 from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
@@ -63,6 +63,7 @@ def write_bundle(
     ranks = args.tensor_parallel_size
     gpus = min(ranks, made_for.gpus)
     known = published_acceptance(drafter_name(config), args.drafts or None)
+    lowest, lowest_by = lowest_believed(drafter_name(config), args.drafts, "TensorRT-LLM")
     info = BundleInfo(
         kind=KIND,
         version=section.version,
@@ -78,6 +79,8 @@ def write_bundle(
         chosen=[asdict(each) for each in args.chosen],
         published=known.tau if known else {},
         published_by=f"{known.source}, {known.hardware}" if known else "",
+        lowest=lowest,
+        lowest_by=lowest_by,
     )
     write_info(engine, info)
     _write_scripts(directory / "launch", info)

@@ -1,15 +1,17 @@
-"""A bundle's first generation, in a process of its own: TensorRT-LLM may end it, or never return.
+"""A bundle's first generations, in a process of their own: TensorRT-LLM may end or stall it.
 
-`python -m dflash_trt.tensorrt_llm.first_generation ENGINE RESULT < PROMPTS`
+`python -m dflash_trt.tensorrt_llm.first_generation ENGINE RESULT drafts|plain < CASES`
 
-PROMPTS is JSON, lists of token ids; RESULT becomes what `Generated` holds.
+CASES is JSON, a list of `Case`; RESULT becomes what `Generated` holds.
 """
 
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.tensorrt_llm.info import read_llm_args
@@ -19,41 +21,101 @@ STATS_TIMEOUT = 2.0  # seconds, as upstream's tests wait
 
 
 @dataclass(frozen=True)
+class Case:
+    """Prompts as token ids, so many at once; guide: `GuidedDecodingParams` of all of them."""
+
+    name: str
+    prompts: Sequence[list[int]]
+    at_once: int = 1
+    guide: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Greedy answers to a case."""
+
+    name: str
+    texts: Sequence[list[int]] = ()
+    acceptance_length: float | None = None  # None: no round drafted, or nothing is told of it
+    # of plain decoding: at each token of a text log-probabilities by id; empty where not told
+    likeliest: Sequence[list[dict[int, float]]] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class Generated:
-    """Greedy, one prompt after the other; seconds are of loading."""
+    """Seconds are of loading."""
 
-    prompts: int
-    tokens: int
-    acceptance_length: float | None  # None: no round drafted, or nothing is told of it
     seconds: float
+    cases: list[Measured] = field(default_factory=list)
 
 
-def generate(engine: Path, prompts: list[list[int]]) -> Generated:
-    """The acceptance length is upstream's, of all rounds that drafted (`accuracy_core.py` and
-    `acceptance_length.yaml` of tests/integration/defs/accuracy).
+def generate(engine: Path, cases: Sequence[Case], *, plain: bool) -> Generated:
+    """The cases, one after the other; plain: without the drafter, and with log-probabilities, which
+    TensorRT-LLM does not tell with one.
     """
-    from tensorrt_llm import LLM, SamplingParams  # noqa: PLC0415
+    from tensorrt_llm import LLM  # noqa: PLC0415
 
     started = time.monotonic()
-    llm = LLM(**with_cached_target(read_llm_args(engine)) | {"enable_iter_perf_stats": True})
-    seconds = time.monotonic() - started
+    args = with_cached_target(read_llm_args(engine)) | {"enable_iter_perf_stats": True}
+    if plain:
+        del args["speculative_config"]
+    llm = LLM(**args)
+    made = Generated(time.monotonic() - started)
     try:
-        sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0)
-        outputs = [llm.generate(prompt, sampling, use_tqdm=False) for prompt in prompts]
-        stats = [each.get("specDecodingStats") for each in llm.get_stats(timeout=STATS_TIMEOUT)]
+        made.cases.extend(_measured(llm, case, plain=plain) for case in cases)
     finally:
         llm.shutdown()
-    drafted = [each for each in stats if each and each["numDraftTokens"] > 0]
-    rounds = sum(each["numRequestsWithDraftTokens"] for each in drafted)
-    accepted = sum(each["numAcceptedTokens"] for each in drafted)
-    return Generated(
-        prompts=len(prompts),
-        tokens=sum(len(output.outputs[0].token_ids) for output in outputs),
-        acceptance_length=(accepted + rounds) / rounds if rounds else None,
-        seconds=seconds,
+    return made
+
+
+def _measured(llm: Any, case: Case, *, plain: bool) -> Measured:
+    try:
+        outputs = _answers(llm, case, 2 if plain else None)
+    except Exception as error:
+        return Measured(case.name, error=f"{type(error).__name__}: {error}")
+    stats = [each.get("specDecodingStats") for each in llm.get_stats(timeout=STATS_TIMEOUT)]
+    return Measured(
+        case.name,
+        [list(output.token_ids) for output in outputs],
+        _acceptance_length([each for each in stats if each and each["numDraftTokens"] > 0]),
+        [_likeliest(output) for output in outputs] if plain else (),
     )
 
 
+def _answers(llm: Any, case: Case, logprobs: int | None) -> list[Any]:
+    from tensorrt_llm import SamplingParams  # noqa: PLC0415
+
+    options: dict[str, Any] = {}
+    if case.guide is not None:
+        from tensorrt_llm.sampling_params import GuidedDecodingParams  # noqa: PLC0415
+
+        options["guided_decoding"] = GuidedDecodingParams(**case.guide)
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=logprobs, **options)
+    found = []
+    for start in range(0, len(case.prompts), case.at_once):
+        some = [*case.prompts[start : start + case.at_once]]
+        found += [each.outputs[0] for each in llm.generate(some, sampling, use_tqdm=False)]
+    return found
+
+
+def _acceptance_length(drafted: Sequence[dict[str, Any]]) -> float | None:
+    """Upstream's, of all iterations with drafts (`accuracy_core.py`, `acceptance_length.yaml` of
+    tests/integration/defs/accuracy).
+    """
+    rounds = sum(each["numRequestsWithDraftTokens"] for each in drafted)
+    accepted = sum(each["numAcceptedTokens"] for each in drafted)
+    return (accepted + rounds) / rounds if rounds else None
+
+
+def _likeliest(output: Any) -> list[dict[int, float]]:
+    return [
+        {token: getattr(found, "logprob", found) for token, found in by_token.items()}
+        for by_token in output.logprobs or ()
+    ]
+
+
 if __name__ == "__main__":
-    found = generate(Path(sys.argv[1]), json.load(sys.stdin))
+    asked = [Case(**case) for case in json.load(sys.stdin)]
+    found = generate(Path(sys.argv[1]), asked, plain=sys.argv[3] == "plain")
     Path(sys.argv[2]).write_text(json.dumps(asdict(found)))

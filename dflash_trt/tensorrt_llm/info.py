@@ -37,6 +37,8 @@ class BundleInfo:
     # acceptance lengths by data set, for as many draft tokens as the bundle has
     published: Mapping[str, float] = field(default_factory=dict)
     published_by: str = ""
+    lowest: float = 0.0  # acceptance length that is believed at least; 0: nothing is published
+    lowest_by: str = ""
 
 
 def write_info(engine: Path, info: BundleInfo) -> None:

@@ -25,10 +25,12 @@ from pairs import make_pair, teach
 
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.doctor import examine, place, runtime
+from dflash_trt.doctor import decoding as decoding_checks
+from dflash_trt.doctor import examine, place
 from dflash_trt.errors import ConfigError, EngineError
+from dflash_trt.roofline import lowest_believed
 from dflash_trt.serving.ports import Ports
-from dflash_trt.tensorrt_llm.first_generation import Generated
+from dflash_trt.tensorrt_llm.first_generation import Measured
 from dflash_trt.tensorrt_llm.host import check_host, gpus, not_on_nvlink
 from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.tensorrt_llm.info import read_info, write_info
@@ -370,8 +372,7 @@ def test_several_machines_need_a_launcher(tmp_path: Path, monkeypatch: pytest.Mo
 
 def first_generation(build: Path) -> tuple[str, str, float]:
     """Result, what was found, and the acceptance length in it."""
-    finding = list(examine(build, None))[-1]
-    assert finding.name == "generation"
+    finding = next(each for each in examine(build, None) if each.name == "generation")
     found = re.search(r", (\d\.\d\d) tokens a round", finding.found)
     assert found
     return finding.result, finding.found, float(found[1])
@@ -382,7 +383,9 @@ def test_a_first_generation_says_what_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = teach(make_pair(tmp_path, tied=False))
-    monkeypatch.setattr(runtime, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]])
+    monkeypatch.setattr(
+        decoding_checks, "chat_prompts", lambda *_: [text[:12] for text in texts[:2]]
+    )
     result, found, length = first_generation(make_build(tmp_path))
     assert result == "passed"
     assert "128 tokens of 2 prompts, loaded in" in found
@@ -415,25 +418,110 @@ def test_a_generation_that_fails_names_its_log(
     assert "Traceback" in log.read_text()
 
 
+@pytest.mark.usefixtures("decoding", "machine")
+def test_under_load_texts_stay_and_drafts_are_accepted(tmp_path: Path) -> None:
+    """All four checks of a pair that was taught, over the stand-in."""
+    teach(make_pair(tmp_path, tied=False))
+    args = {"guided_decoding_backend": "llguidance"}
+    build_dir = make_build(tmp_path, concurrency=8, args=args)
+    found = {each.name: each for each in examine(build_dir, True)}
+    load, kinds, texts = (
+        found[name] for name in ("acceptance-under-load", "acceptance-by-kind", "greedy-texts")
+    )
+    assert re.match(r"tokens a round: 8 at once \d\.\d\d", load.found)
+    for name in ("tool call", "guided JSON", "JSON", "long prompt", "second turn"):
+        assert re.search(rf"\b{name} \d\.\d\d", kinds.found), kinds.found
+    assert texts.result == "passed"
+    assert texts.found == "64 of 64 greedy texts are plain decoding's"
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("decoding", "machine")
+def test_a_build_of_one_sequence_has_no_load_but_texts(tmp_path: Path) -> None:
+    teach(make_pair(tmp_path, tied=False))
+    found = {each.name: each for each in examine(make_build(tmp_path, concurrency=1), True)}
+    assert found["acceptance-under-load"].result == "not checked"
+    assert found["greedy-texts"].found.startswith("64 of 64 ")
+
+
+def texts_of(*last: int, error: str | None = None) -> Measured:
+    return Measured("64 at once", [[5, 6, token] for token in last], error=error)
+
+
 @pytest.mark.parametrize(
-    ("length", "published", "result"),
+    ("likeliest", "drafts", "result", "says"),
     [
-        (4.2, {"GSM8K": 5.3, "MT-Bench": 3.7}, "passed"),
-        (3.0, {"GSM8K": 5.3, "MT-Bench": 3.7}, "passed"),
-        (2.5, {"GSM8K": 5.3, "MT-Bench": 3.7}, "warning"),
-        (1.1, {"GSM8K": 5.3, "MT-Bench": 3.7}, "error"),
-        (2.5, {}, "passed"),
-        (1.1, {}, "error"),
-        (None, {}, "warning"),
+        ({7: -0.7, 8: -0.8}, (7, 7, 7), "passed", "3 of 3 greedy texts are plain decoding's"),
+        (
+            {7: -0.7, 8: -0.8},
+            (7, 8, 7),
+            "passed",
+            "2 of 3 .* at token 3 or later, all at near-t.*0.10",
+        ),
+        ({7: -0.2, 8: -1.8}, (7, 8, 7), "warning", "text 2, token 3: the draft's is 1.60 behind"),
+        ({7: -0.2, 8: -1.8}, (8, 8, 7), "error", "1 of 3 .* 2 of them at no near-tie"),
+        ({7: -0.2, 8: -1.8}, (7, 9, 7), "warning", "is not among plain decoding's likeliest"),
+        (None, (7, 8, 7), "warning", "not known: TensorRT-LLM told no log-probabilities"),
+    ],
+)
+def test_how_texts_are_compared(
+    likeliest: dict[int, float] | None, drafts: tuple[int, ...], result: str, says: str
+) -> None:
+    told = [[{5: 0.0}, {6: 0.0}, likeliest] for _ in drafts] if likeliest else []
+    plain = replace(texts_of(7, 7, 7), likeliest=told)
+    seen = decoding_checks.compared(texts_of(*drafts), plain)
+    assert result == ("passed" if seen.ok else seen.severity or "warning")
+    assert re.search(says, seen.what), seen.what
+
+
+def test_a_text_that_ends_sooner_is_no_near_tie() -> None:
+    plain = replace(texts_of(7), likeliest=[[{5: 0.0}, {6: 0.0}, {7: -0.7, 8: -0.8}]])
+    shorter = Measured("64 at once", [[5, 6]])
+    assert "1 of them at no near-tie" in decoding_checks.compared(shorter, plain).what
+
+
+@pytest.mark.parametrize(
+    ("length", "lowest", "result"),
+    [
+        (4.2, 2.96, "passed"),
+        (3.0, 2.96, "passed"),
+        (2.5, 2.96, "warning"),
+        (1.1, 2.96, "error"),
+        (2.5, 0.0, "passed"),
+        (1.1, 0.0, "error"),
+        (None, 0.0, "warning"),
     ],
 )
 def test_how_an_acceptance_length_is_judged(
-    built: Path, length: float | None, published: dict[str, float], result: str
+    built: Path, length: float | None, lowest: float, result: str
 ) -> None:
-    info = replace(read_info(built / "engines" / "tensorrt_llm"), published=published)
-    seen = runtime._judged(Generated(6, 384, length, 12.0), info)
+    info = read_info(built / "engines" / "tensorrt_llm")
+    info = replace(info, lowest=lowest, lowest_by="a card")
+    seen = decoding_checks.judged(Measured("x", acceptance_length=length), info, "384 tokens")
     assert result == ("passed" if seen.ok else seen.severity or "error")
-    assert ("published 3.7 to 5.3" in seen.what) == (bool(published) and (length or 0) > 2)
+    assert ("at least 2.96 is believed (a card)" in seen.what) == bool(lowest and (length or 0) > 2)
+    kinds = [Measured("JSON", acceptance_length=4.0), Measured("x", acceptance_length=length)]
+    worst = decoding_checks._lowest(kinds, info)
+    assert length is None or result == ("passed" if worst.ok else worst.severity or "error")
+    under_load = decoding_checks._lowest(kinds[:1], info, least=4.5)
+    assert under_load.severity == "warning"
+    assert not under_load.ok
+    failed = decoding_checks._lowest([Measured("JSON", error="RequestError: no")], info)
+    assert (failed.ok, failed.severity) == (False, None)
+    assert "JSON RequestError: no" in failed.what
+
+
+def test_what_is_believed_at_least_is_the_engines_own_figure() -> None:
+    """TensorRT-LLM's own test of four drafts, for as many or more; otherwise another engine's."""
+    least, by = lowest_believed("z-lab/gpt-oss-20b-DFlash", 7, "TensorRT-LLM")
+    assert least == 2.78
+    assert "TensorRT-LLM's accuracy references" in by
+    assert "4 draft tokens, GSM8K" in by
+    least, by = lowest_believed("gpt-oss-120b-DFlash", 9, "TensorRT-LLM")
+    assert least == pytest.approx(0.8 * 3.7)
+    assert "SGLang" in by
+    assert lowest_believed("gpt-oss-20b-DFlash", 3, "TensorRT-LLM") == (0.0, "")
+    assert lowest_believed("drafter", 7, "TensorRT-LLM") == (0.0, "")
 
 
 def test_other_kinds_have_the_checks_that_concern_them(pair: Path) -> None:

@@ -34,7 +34,7 @@ READY = "Started HTTPService"  # the last line of a Triton that starts
 WAIT = 300.0
 FEW = {  # commands of minutes, on few prompts and for few users
     "engine": ["--repeats", "1", "--prompt-count", "1", "--max-tokens", "8"],
-    "serve": ["--requests", "2", "--max-tokens", "8"],
+    "serve": ["--requests", "2", "--max-tokens", "8", "--users", "1,2"],
     "matrix": ["--requests", "2", "--max-tokens", "8", "--concurrency", "1,2"],
 }
 CACHE = "/home/dflash/.cache"  # of the image's user

@@ -23,6 +23,8 @@ TARGETS = ("GptOssForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM", "
 def deployed(fault: Fault) -> tuple[LlmArgs, list[int], str]:
     """What the fault touches."""
     given = {name: NOT_NULL[name] if of == "not_null" else of[0] for name, of in fault.args.items()}
+    if any(name.startswith("speculative_config.") for name in given):
+        given = {"speculative_config.decoding_type": "DFlash"} | given
     args = {"model": "target", "tensor_parallel_size": fault.ranks}
     version = next(
         v for v in VERSIONS[::-1]

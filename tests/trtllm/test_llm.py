@@ -390,7 +390,6 @@ class TestStandIn:
             ({"kv_cache_config": {"reuse": True}}, "KvCacheConfig: extra inputs"),
             ({"speculative_config": {**speculative, "block_size": 8}}, "DFlashDecodingConfig"),
             ({"speculative_config": {"decoding_type": "dflash"}}, "not \\['DFlash'\\]"),
-            ({"speculative_config": {"decoding_type": "DFlash"}}, "max_draft_len"),
             ({"speculative_config": {**speculative, "draft_len_schedule": {}}}, "not taken"),
             ({"kv_cache_config": {"free_gpu_memory_fraction": None}}, "free_gpu_memory_fraction"),
             ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),

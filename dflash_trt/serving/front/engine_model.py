@@ -23,7 +23,7 @@ class EngineModel:
     check: raises RequestError for an input that the engine cannot step.
     """
 
-    load: ClassVar[Callable[[Path], Any]]
+    load: ClassVar[Callable[..., Any]]
     check: ClassVar[Callable[[EngineInfo, Any, Mapping[int, int]], None]]
     step: ClassVar[Callable[[Any, Any], Any]]
     input_type: ClassVar[type[Any]]
@@ -34,7 +34,7 @@ class EngineModel:
         configure()
         parameters = json.loads(args["model_config"])["parameters"]
         engine = Path(args["model_repository"]) / parameters["engine"]["string_value"]
-        self.engine = type(self).load(engine.resolve())
+        self.engine = type(self).load(engine.resolve(), alone=True)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]

@@ -15,34 +15,11 @@ from itertools import accumulate
 from typing import Any
 
 from dflash_trt.decoding.speculation import CostProfile
+from dflash_trt.serving.front import metric_table as names
 from dflash_trt.serving.front.metric_table import (
-    ACCEPTANCE_LENGTH,
-    ACCEPTED_AT,
-    ACCEPTED_TOKENS,
-    ACTIVE,
-    CACHE_BYTES,
-    CACHED_TOKENS,
-    CHOICES,
-    COST_SECONDS,
     COUNTER,
-    DRAFT_TOKENS,
-    DRAFTED_AT,
-    FIRST_TOKEN,
-    GAPS,
-    GENERATION_TOKENS,
     HISTOGRAM,
-    INTER_TOKEN,
-    KV_ROWS,
-    PHASES,
-    PREFILL_SECONDS,
-    PROMPT_TOKENS,
-    QUEUE_TIME,
-    REQUEST_ACCEPTANCE,
-    REQUESTS,
-    ROUND_SECONDS,
-    ROUNDS,
     TALLY,
-    WAITING,
     Family,
     bounds,
     families,
@@ -53,7 +30,7 @@ log = logging.getLogger(__name__)
 INTERVAL = 1.0  # seconds between two sends
 CLOSE_TIMEOUT = 2.0  # seconds
 
-PROGRESS = (PROMPT_TOKENS, GENERATION_TOKENS)  # see `Metrics.progress`
+PROGRESS = (names.PROMPT_TOKENS, names.GENERATION_TOKENS)  # see `Metrics.progress`
 
 
 class _Tally:
@@ -75,7 +52,7 @@ class _Pending:
 
     # by name and label value
     counts: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    gaps: _Tally = field(default_factory=lambda: _Tally(GAPS))
+    gaps: _Tally = field(default_factory=lambda: _Tally(names.GAPS))
     acceptance: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # see `drafted`
     gauges: dict[str, float] = field(default_factory=dict)
     costs: CostProfile | None = None
@@ -119,11 +96,11 @@ class Metrics:
     ) -> None:
         """One round; sequences: see `drafted`; choices: what was verified of each."""
         self.drafted(sequences)
-        phases = zip(PHASES, (verify, draft, hop, scheduler), strict=True)
+        phases = zip(names.PHASES, (verify, draft, hop, scheduler), strict=True)
         self._add(
-            (ROUNDS, "", 1),
-            *((CHOICES, choice, 1) for choice in choices),
-            *((ROUND_SECONDS, phase, seconds) for phase, seconds in phases),
+            (names.ROUNDS, "", 1),
+            *((names.CHOICES, choice, 1) for choice in choices),
+            *((names.ROUND_SECONDS, phase, seconds) for phase, seconds in phases),
         )
 
     def drafted(self, sequences: Sequence[tuple[int, int, int]]) -> None:
@@ -134,24 +111,24 @@ class Metrics:
     def prefill(self, *, tokens: int, seconds: float) -> None:
         """One prompt chunk."""
         self.prompt(tokens)
-        self._add((PREFILL_SECONDS, "", seconds))
+        self._add((names.PREFILL_SECONDS, "", seconds))
 
     def prompt(self, tokens: int) -> None:
         """Prompt tokens that were processed."""
-        self._add((PROMPT_TOKENS, "", tokens))
+        self._add((names.PROMPT_TOKENS, "", tokens))
 
     def started(self, *, queued: float, cached: int = 0) -> None:
         """A request has its first token.
 
         queued: the time it waited for a slot; cached: tokens of its prompt that were reused.
         """
-        self._add((GENERATION_TOKENS, "", 1))
-        self._add((PROMPT_TOKENS, "", cached), (CACHED_TOKENS, "", cached))
-        self._observe(QUEUE_TIME, queued)
+        self._add((names.GENERATION_TOKENS, "", 1))
+        self._add((names.PROMPT_TOKENS, "", cached), (names.CACHED_TOKENS, "", cached))
+        self._observe(names.QUEUE_TIME, queued)
 
     def first_token(self, seconds: float) -> None:
         """From a request to its first token; in a stream, until Triton has taken it."""
-        self._observe(FIRST_TOKEN, seconds)
+        self._observe(names.FIRST_TOKEN, seconds)
 
     def _observe(self, name: str, value: float) -> None:
         with self._lock:
@@ -160,7 +137,7 @@ class Metrics:
     def tokens(self, count: int, seconds: float) -> None:
         """`count` tokens of one request, `seconds` after its previous ones."""
         if count:
-            self._add((GENERATION_TOKENS, "", count))
+            self._add((names.GENERATION_TOKENS, "", count))
             with self._lock:
                 self._pending.gaps.add(seconds / count, count)
 
@@ -169,9 +146,9 @@ class Metrics:
 
         acceptance_length: of its text; 0: it had no rounds that drafted.
         """
-        self._add((REQUESTS, reason, 1))
+        self._add((names.REQUESTS, reason, 1))
         if acceptance_length:
-            self._observe(REQUEST_ACCEPTANCE, acceptance_length)
+            self._observe(names.REQUEST_ACCEPTANCE, acceptance_length)
 
     def state(
         self, *, active: int, waiting: int, kv_rows: int | None = None, kept: int = 0
@@ -180,9 +157,9 @@ class Metrics:
 
         kv_rows: slots in use, where they are known, and bytes of the prefix cache with them.
         """
-        rows = {} if kv_rows is None else {KV_ROWS: kv_rows, CACHE_BYTES: kept}
+        rows = {} if kv_rows is None else {names.KV_ROWS: kv_rows, names.CACHE_BYTES: kept}
         with self._lock:
-            self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
+            self._pending.gauges = {names.ACTIVE: active, names.WAITING: waiting, **rows}
 
     def costs(self, costs: CostProfile) -> None:
         """What steps cost; called once, when it is known."""
@@ -218,7 +195,7 @@ class _Series:
         self._sink = sink
         self._families: dict[str, Any] = {}  # a metric goes away with its family
         self._metrics: dict[tuple[str, str], Any] = {}  # by name and label value
-        self._lengths = next(each.buckets for each in table if each.name == ACCEPTANCE_LENGTH)
+        self._lengths = next(each.buckets for each in table if each.name == names.ACCEPTANCE_LENGTH)
         self._gauges: dict[str, float] = {}
         for each in table:
             if each.kind == TALLY:
@@ -248,15 +225,15 @@ class _Series:
         lengths = _Tally(self._lengths)
         for (drafted, depth, accepted), times in pending.acceptance.items():
             lengths.add(accepted + 1, times)
-            pending.counts[DRAFT_TOKENS, ""] += drafted * times
-            pending.counts[ACCEPTED_TOKENS, ""] += accepted * times
-            for name, positions in ((DRAFTED_AT, depth), (ACCEPTED_AT, accepted)):
+            pending.counts[names.DRAFT_TOKENS, ""] += drafted * times
+            pending.counts[names.ACCEPTED_TOKENS, ""] += accepted * times
+            for name, positions in ((names.DRAFTED_AT, depth), (names.ACCEPTED_AT, accepted)):
                 for position in range(positions):
                     pending.counts[name, str(position)] += times
         for (name, label), amount in pending.counts.items():
             self._increment(name, label, amount)
-        self._send_tally(ACCEPTANCE_LENGTH, lengths)
-        self._send_tally(INTER_TOKEN, pending.gaps)
+        self._send_tally(names.ACCEPTANCE_LENGTH, lengths)
+        self._send_tally(names.INTER_TOKEN, pending.gaps)
         for name, value in pending.observed:
             self._metrics[name, ""].observe(value)
         if pending.costs is not None:
@@ -282,10 +259,10 @@ class _Series:
             for width, verify in zip(costs.widths, costs.verify_seconds[0][i], strict=True):
                 seconds["verify", n, str(width)] = verify
         for (step, n, tokens), value in seconds.items():
-            key = COST_SECONDS, f"{step} {n} {tokens}"
+            key = names.COST_SECONDS, f"{step} {n} {tokens}"
             if key not in self._metrics:
                 labels = {"step": step, "rows": str(n), "tokens": tokens}
-                self._metrics[key] = self._families[COST_SECONDS].Metric(labels=labels)
+                self._metrics[key] = self._families[names.COST_SECONDS].Metric(labels=labels)
             self._metrics[key].set(value)
 
     def _increment(self, name: str, label: str, amount: float) -> None:

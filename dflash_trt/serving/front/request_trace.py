@@ -63,17 +63,17 @@ class RequestTrace:
     def _choice(self, choice: OutputProcessor, now: float, own: Mapping[str, Any]) -> None:
         sequence = choice.sequence
         steps, started = list(self._steps[sequence]), sequence.started
-        self._child("queue", self._received, started or now, own)
+        self._part("queue", self._received, started or now, own)
         if started is None:
             return
         first = steps[0].at if steps else choice.first_token or now
         last = steps[-1].at if steps else choice.last_token or now
-        cached = {"dflash.cached_tokens": sequence.cached_tokens}
-        prompt = {"dflash.prompt_tokens": len(sequence.request.prompt), **cached}
-        self._child("prefill", started, first, {**own, **prompt})
+        prompt, cached = len(sequence.request.prompt), sequence.cached_tokens
+        about = {**own, "dflash.prompt_tokens": prompt, "dflash.cached_tokens": cached}
+        self._part("prefill", started, first, about)
         if sequence.rounds:
             self._rounds(sequence, steps, first, last, own)
-        self._child("send", last, now, own)
+        self._part("send", last, now, own)
 
     def _rounds(
         self,
@@ -89,28 +89,35 @@ class RequestTrace:
             "dflash.accepted_tokens": sequence.accepted,
             "dflash.acceptance_length": sequence.acceptance_length,
         }
-        span = self._open("rounds", first, {**own, **totals}, self._span)
         size = -(-len(steps) // MOST_EVENTS)
-        for i in range(1, len(steps), size or 1):
-            some, before = steps[i : i + size], steps[i - 1]
-            span.add_event("round", _event(some, before), self._ns(some[-1].at))
-        span.end(self._ns(last))
-        if len(steps) < 2:
+        events = [(steps[i : i + size], steps[i - 1]) for i in range(1, len(steps), size or 1)]
+        span = self._part("rounds", first, last, {**own, **totals}, events=events)
+        if not events:  # TensorRT-LLM ran them
             return
         begin = steps[1].at - steps[1].report.round_trip
         for engine in ("verify", "draft"):  # from its first step to its last
             seconds = sum(getattr(step.report, engine) for step in steps[1:])
             about = {**own, "dflash.steps": len(steps) - 1, "dflash.seconds": seconds}
-            self._open(engine, begin, about, span).end(self._ns(last))
+            self._part(engine, begin, last, about, within=span)
 
-    def _child(self, name: str, start: float, end: float, about: Mapping[str, Any]) -> None:
-        self._open(name, start, about, self._span).end(self._ns(max(start, end)))
-
-    def _open(self, name: str, start: float, about: Mapping[str, Any], within: "Span") -> "Span":
+    def _part(
+        self,
+        name: str,
+        start: float,
+        end: float,
+        about: Mapping[str, Any],
+        within: "Span | None" = None,
+        events: Seq[tuple[Seq[_Step], _Step]] = (),
+    ) -> "Span":
+        """A span that has ended."""
         from opentelemetry.trace import set_span_in_context  # noqa: PLC0415
 
-        context = set_span_in_context(within)
-        return self._tracer.start_span(name, context, attributes=about, start_time=self._ns(start))
+        context = set_span_in_context(within or self._span)
+        span = self._tracer.start_span(name, context, attributes=about, start_time=self._ns(start))
+        for some, before in events:
+            span.add_event("round", _event(some, before), self._ns(some[-1].at))
+        span.end(self._ns(max(start, end)))
+        return span
 
     def _ns(self, moment: float) -> int:
         """Of the clock that everybody has, from `time.monotonic()`."""

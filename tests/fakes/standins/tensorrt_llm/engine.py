@@ -7,7 +7,6 @@ import queue
 import tempfile
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -19,17 +18,10 @@ from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
 from dflash_trt.errors import RequestError as OurRequestError
 from tensorrt_llm.errors import EngineDeadError, RequestError
-from tensorrt_llm.results import RequestOutput, Response
+from tensorrt_llm.results import Logprob, RequestOutput, Response
 from tensorrt_llm.sampling_params import SamplingParams
 
 BLOCK = 32  # tokens, of the KV cache
-# what the engine of a target alone says of its drafter
-NO_DRAFTER = {
-    "target_layer_ids": (0,),
-    "block_size": 1,
-    "sample_from_anchor": False,
-    "mask_token_id": 0,
-}
 
 
 class Engine:
@@ -37,14 +29,13 @@ class Engine:
 
     def __init__(self, args: dict[str, Any]) -> None:
         speculative = args.get("speculative_config") or {}
-        target, drafter = load_target(Path(args["model"])), None
-        spec: Any = SimpleNamespace(**NO_DRAFTER, hidden_size=target.spec.hidden_size)
+        target = load_target(Path(args["model"]))
+        # without a drafter its spec still says how our target's graph is made
+        beside = (Path(args["model"]) / "config.json").resolve().parents[1] / "drafter"
+        drafter = load_drafter(Path(speculative.get("speculative_model") or beside))
         drafts = speculative.get("max_draft_len", 0)
-        if speculative:
-            drafter = load_drafter(Path(speculative["speculative_model"]))
-            spec = drafter.spec
-        if drafts > spec.block_size - 1:
-            raise ValueError(f"lower max_draft_len to at most {spec.block_size - 1}")
+        if drafts > drafter.spec.block_size - 1:
+            raise ValueError(f"lower max_draft_len to at most {drafter.spec.block_size - 1}")
         sizes = {
             "slots": args["max_batch_size"],
             "max_seq_len": args["max_seq_len"],
@@ -54,12 +45,12 @@ class Engine:
         with tempfile.TemporaryDirectory() as scratch:
             for role in ("target", "drafter"):
                 (Path(scratch) / role).mkdir()
-            build_target(target, spec, Path(scratch) / "target", **sizes)
-            drafting = None
-            if drafter is not None:
+            build_target(target, drafter.spec, Path(scratch) / "target", **sizes)
+            engine = None
+            if speculative:
                 build_drafter(drafter, target, Path(scratch) / "drafter", **sizes)
-                drafting = OnnxEngine(Path(scratch) / "drafter")
-            rounds = in_process(OnnxEngine(Path(scratch) / "target"), drafting)
+                engine = OnnxEngine(Path(scratch) / "drafter")
+            rounds = in_process(OnnxEngine(Path(scratch) / "target"), engine)
         self._scheduler = Scheduler(
             rounds,
             slots=args["max_batch_size"],
@@ -70,6 +61,7 @@ class Engine:
         self._max_seq_len: int = args["max_seq_len"]
         self._end_ids = target.spec.eos_token_ids
         self._interval: int = args.get("stream_interval", 1)
+        self._plain = not speculative
         self._enable_penalty: bool = speculative.get("enable_penalty", False)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._live: dict[int, tuple[Sequence, RequestOutput]] = {}
@@ -144,7 +136,9 @@ class Engine:
     def _begin(
         self, output: RequestOutput, params: SamplingParams, streaming: bool, salt: str | None
     ) -> None:
-        refusal, matcher = params._refused_with_a_drafter(self._enable_penalty), None
+        refusal, matcher = None, None
+        if not self._plain:
+            refusal = params._refused_with_a_drafter(self._enable_penalty)
         if params.guided_decoding is not None and refusal is None:
             if self._guides_by is None:
                 refusal = (
@@ -208,6 +202,10 @@ class Engine:
                 sequence.drafted,
                 sequence.accepted,
                 cached=self._cached[request_id],
+                logprobs=[
+                    dict(zip(ids, map(Logprob, values), strict=True))
+                    for ids, values in zip(sequence.logprob_ids, sequence.logprobs, strict=True)
+                ][max(told, 0) :],
             )
         )
         self._told[request_id] = len(sequence.tokens)

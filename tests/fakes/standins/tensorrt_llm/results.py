@@ -26,6 +26,14 @@ class RequestPerfMetrics:
 
 
 @dataclass(slots=True)
+class Logprob:
+    """As of tensorrt_llm/executor/result.py: values of `TokenLogprobs`, dicts by token id."""
+
+    logprob: float
+    rank: int | None = None
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     index: int
     text: str = ""
@@ -72,6 +80,7 @@ class Response:
     accepted: int = 0
     error: Exception | None = None
     cached: int = 0  # of the prompt's tokens
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # with `token_ids`
 
 
 class RequestOutput:
@@ -164,6 +173,7 @@ class RequestOutput:
         self.avg_decoded_tokens_per_iter = response.average
         output._last_token_ids_len = output.length
         output.token_ids.extend(response.token_ids)
+        output.logprobs.extend(response.logprobs)
         output.finish_reason = response.finish_reason
         self._done = response.finish_reason is not None
         if self._done and self._params.return_perf_metrics:

@@ -134,6 +134,7 @@ class SamplingParams:
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             seed=self.seed or 0,
+            logprobs=self.logprobs,
         )
 
     def _refused_with_a_drafter(self, enable_penalty: bool) -> str | None:
