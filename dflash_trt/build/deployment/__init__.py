@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import dflash_trt
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT, TensorRTLLM
-from dflash_trt.engines import read_info
+from dflash_trt.engines import read_infos
 from dflash_trt.roofline import machine
 from dflash_trt.triton import CHANGES
 
@@ -97,7 +97,7 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
 def _graphs(
     engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT, ranks: int
 ) -> dict[str, Any]:
-    infos = [read_info(engines / role, engine.kind) for role in ("target", "drafter")]
+    infos = read_infos(engines)
     weights = sum(file.stat().st_size for file in engines.rglob("*") if file.is_file())
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
     kept = config.serving.prefix_cache_mib << 20
