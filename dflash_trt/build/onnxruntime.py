@@ -29,7 +29,7 @@ from dflash_trt.checkpoints import (
 )
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
 from dflash_trt.engines import read_info
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.graphs import check_even
 
 if TYPE_CHECKING:
@@ -50,6 +50,12 @@ def prepare(
     drafter = load_drafter(drafter_at.directory) if drafter_at else None
     spec = drafter.spec if drafter else None
     speculation, serving = config.speculation, config.serving
+    if spec and (spec.corrector is not None) != (speculation.method == "lilicorr"):
+        kind, name = ("LiLiCorr", "lilicorr") if spec.corrector else ("DFlash", "dflash")
+        raise PairError(
+            f"the drafter is {kind}, speculation.method {speculation.method}",
+            f"Set speculation.method: {name}",
+        )
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
     warnings += try_chat_template(target.directory)
     config = _with_max_seq_len(config, target.spec, spec)

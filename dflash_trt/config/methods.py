@@ -4,16 +4,13 @@ from typing import Literal, get_args
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
 
-# how texts are decoded; TensorRT-LLM has all of them, our own engines GRAPHS and, on onnxruntime,
-# what needs no drafter
 Method = Literal["dflash", "lilicorr", "eagle3", "ngram", "none"]
 DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
 BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
-GRAPHS: tuple[Method, ...] = ("dflash",)
 
 
 def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ...]:
     """What an engine kind can decode by."""
     if isinstance(engine, TensorRTLLM):
         return get_args(Method)
-    return (*GRAPHS, *DRAFTERLESS) if isinstance(engine, OnnxRuntime) else GRAPHS
+    return (*BLOCKS, *DRAFTERLESS) if isinstance(engine, OnnxRuntime) else ("dflash",)

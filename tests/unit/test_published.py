@@ -102,6 +102,16 @@ def test_a_stand_in_is_as_published(cache: Path, name: str) -> None:
     assert checks["vocabulary"] == "passed"
 
 
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_page_says_what_is_fetched(cache: Path, name: str) -> None:
+    target, _ = directories(cache, name)
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    sizes = [index["metadata"]["total_size"], PAIRS[name].gib * (1 << 30)]
+    gpus = load_config(FOLDER / "dgx-b300" / f"{name}.yaml").engine.gpus or 8
+    row = " | ".join((f"| `{name}`", str(gpus), *(f"{size / 1e9:.1f}" for size in sizes)))
+    assert f"{row} |" in (FOLDER.parent / "docs/first-hour.md").read_text()
+
+
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_it_builds_or_is_refused_as_it_says(cache: Path, tmp_path: Path, file: Path) -> None:
     config = load_config(file)
