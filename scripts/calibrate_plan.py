@@ -29,7 +29,6 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.planning import draw, plan
 from dflash_trt.planning.curves import Deployment, Point, curve, front
 from dflash_trt.roofline import (
-    EAGLE_ACCEPTANCE,
     PLAIN,
     Constants,
     Layout,
@@ -39,6 +38,7 @@ from dflash_trt.roofline import (
     dflash,
     drafter_size,
     eagle,
+    expected_eagle,
     machine,
     published_data,
     round_time,
@@ -322,7 +322,7 @@ def _pareto(known: Constants) -> list[str]:
     )
     curves = {
         method.name: curve(deployment, method, context, known)
-        for method in (PLAIN, eagle(shape, EAGLE_ACCEPTANCE), ours)
+        for method in (PLAIN, eagle(shape, expected_eagle("openai/gpt-oss-120b")[0]), ours)
     }
     fastest = max(point.per_user for point in curves["plain"])
     lines = [f"**{found['source']}**: tokens/s of a GPU, DFlash over the other at equal speed", ""]

@@ -126,7 +126,7 @@ def _hint(cell: MatrixCell, per: str) -> str:
 
 
 def _first(level: Level) -> str:
-    return " / ".join(f"{1e3 * t:.0f}" for t in (level.first_token[0], level.first_token[-1]))
+    return " / ".join(f"{1e3 * t:.0f}" for t in (*level.first_token[:1], *level.first_token[-1:]))
 
 
 def _cost(level: Level, price: float | None) -> str:

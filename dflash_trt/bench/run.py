@@ -10,7 +10,7 @@ from typing import Any
 from dflash_trt.bench.engine import Plan, measure_engine
 from dflash_trt.bench.results import Cell, Run
 from dflash_trt.build import read_manifest
-from dflash_trt.errors import BenchError, DflashError
+from dflash_trt.errors import BenchError, DflashError, RequestError
 
 STOPPED = 10.0  # seconds that an interrupted process has to end
 
@@ -24,6 +24,11 @@ def run_engine(
 ) -> Run:
     """Measure `plan` with each number of threads; an interrupt ends it with what there is."""
     manifest = read_manifest(directory)
+    if "drafter" not in manifest:
+        raise RequestError(
+            f"{directory} has no drafter, beside which methods are compared",
+            "Build it with speculation.method dflash, or run `dflash-trt bench matrix`",
+        )
     cells: list[Cell] = []
     memory, complete = 0, True
     for count in threads:

@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 
 def build_target(
     target: Target,
-    drafter: DrafterSpec,
+    drafter: DrafterSpec | None,
     directory: Path,
     *,
     slots: int,
@@ -38,7 +38,7 @@ def build_target(
     kind: Kind = "onnxruntime",
     device: str = "cpu",
 ) -> dict[Path, Entry]:
-    """Write the target's engine; the drafter says which layers are tapped.
+    """Write the target's engine; the drafter says which layers are tapped, None: none are.
 
     `progress` is called with each tensor's name as it is written; `storage`: how the
     weights lie on disk; ranks: that compute it together, each with an engine (`rank_directory`);
@@ -47,12 +47,11 @@ def build_target(
     files.
     """
     # a round that starts on the last position still writes all its rows
-    rows = max_seq_len + most_verified(drafter.block_size)
+    rows = max_seq_len + most_verified(drafter.block_size if drafter else 1)
+    taps = drafter.target_layer_ids if drafter else ()
     cache_len, written = _aligned(rows), dict[Path, Entry]()
     for rank in (Rank(index, ranks) for index in range(ranks)):
-        graph = target_graph(
-            target, drafter.target_layer_ids, cache_len, kind, storage=storage, rank=rank
-        )
+        graph = target_graph(target, taps, cache_len, kind, storage=storage, rank=rank)
         info = _info(
             "target", target, drafter, slots, max_seq_len, cache_len, threads, graph, device
         )
@@ -111,7 +110,7 @@ def _save(
 def _info(
     role: str,
     model: Target | Drafter,
-    drafter: DrafterSpec,
+    drafter: DrafterSpec | None,
     slots: int,
     max_seq_len: int,
     cache_len: int,
@@ -128,13 +127,13 @@ def _info(
         cache_len=cache_len,
         threads=threads,
         vocab_size=model.spec.head_size,
-        best=1 if role == "target" else candidates(drafter),
-        pair_scores=role == "drafter" and drafter.selector is not None,
-        block_size=drafter.block_size,
-        sample_from_anchor=drafter.sample_from_anchor,
-        mask_token_id=drafter.mask_token_id,
+        best=candidates(drafter) if drafter and role == "drafter" else 1,
+        pair_scores=bool(drafter and role == "drafter" and drafter.scores_pairs),
+        block_size=drafter.block_size if drafter else 1,
+        sample_from_anchor=bool(drafter and drafter.sample_from_anchor),
+        mask_token_id=drafter.mask_token_id if drafter else 0,
         caches=tuple((x.num_key_value_heads, x.head_dim) for x in own.layers),
-        feature_size=len(drafter.target_layer_ids) * drafter.hidden_size,
+        feature_size=len(drafter.target_layer_ids) * drafter.hidden_size if drafter else 0,
         window=min((x.window for x in own.layers if x.window), default=None),
         quantized=graph.storage.bits is not None,
         originals={name: stamp(file) for file, name in graph.links.items()},

@@ -29,7 +29,7 @@ from dflash_trt.checkpoints import (
 )
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
 from dflash_trt.engines import read_info
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, PairError
 from dflash_trt.graphs import check_even
 
 if TYPE_CHECKING:
@@ -42,17 +42,24 @@ BITS: dict[str | None, Literal[4, 8]] = {"int4": 4, "int8": 8}
 def prepare(
     config: BuildConfig, target_at: Located, drafter_at: Located | None, report: Report
 ) -> Job:
-    """Check a pair that the graphs are to run.
+    """Check a pair that the graphs are to run, or a target alone.
 
     Raises ConfigError, CheckpointError or PairError.
     """
-    assert drafter_at is not None
-    target, drafter = load_target(target_at.directory), load_drafter(drafter_at.directory)
+    target = load_target(target_at.directory)
+    drafter = load_drafter(drafter_at.directory) if drafter_at else None
+    spec = drafter.spec if drafter else None
     speculation, serving = config.speculation, config.serving
+    if spec and (spec.corrector is not None) != (speculation.method == "lilicorr"):
+        kind, name = ("LiLiCorr", "lilicorr") if spec.corrector else ("DFlash", "dflash")
+        raise PairError(
+            f"the drafter is {kind}, speculation.method {speculation.method}",
+            f"Set speculation.method: {name}",
+        )
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
     warnings += try_chat_template(target.directory)
-    config = _with_max_seq_len(config, target.spec, drafter.spec)
-    _check_even(config, target.spec, drafter.spec)
+    config = _with_max_seq_len(config, target.spec, spec)
+    _check_even(config, target.spec, spec)
     return Job(
         config,
         Input(
@@ -60,7 +67,9 @@ def prepare(
             [*_files(target), *tokenizer_files(target.directory)],
             asdict(target.spec),
         ),
-        Input(drafter_at, _files(drafter), asdict(drafter.spec)),
+        Input(drafter_at, _files(drafter), asdict(drafter.spec))
+        if drafter_at and drafter
+        else None,
         warnings,
         partial(_write, config=config, target=target, drafter=drafter, report=report),
     )
@@ -71,31 +80,43 @@ def _files(model: Target | Drafter) -> list[Path]:
     return [*files, *card_files(model.directory)]
 
 
-def _with_max_seq_len(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> BuildConfig:
+def _with_max_seq_len(
+    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
+) -> BuildConfig:
+    """And what else it leaves open: without a drafter there is no ensemble of two models."""
     longest, asked = target.max_position_embeddings, config.serving.max_seq_len
-    known = min(longest, drafter.max_position_embeddings)
+    known = min(longest, drafter.max_position_embeddings) if drafter else longest
+    least = drafter.block_size if drafter else 1
     length = min(known, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
-    if not drafter.block_size < length <= longest:
+    if not least < length <= longest:
         raise ConfigError(
-            f"serving.max_seq_len is {length}, but this pair takes {drafter.block_size + 1} to "
+            f"serving.max_seq_len is {length}, but this pair takes {least + 1} to "
             f"{longest} (block size to the target's max_position_embeddings)",
             "Correct it, or leave it out",
         )
-    chosen = {"max_seq_len": length, "prefix_cache": config.serving.prefix_cache_mib}
+    chosen: dict[str, Any] = {"max_seq_len": length}
+    chosen |= {"prefix_cache": config.serving.prefix_cache_mib}
+    chosen |= {} if drafter else {"mode": "in_process"}
     serving = config.serving.model_copy(update=chosen)
     return config.model_copy(update={"serving": serving})
 
 
-def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec) -> None:
+def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None) -> None:
     engine = config.engine
     assert isinstance(engine, OnnxRuntime | TensorRT)
     quantised = isinstance(engine, OnnxRuntime) and engine.quantize is not None
     check_even(target, "target", engine.tensor_parallel_size, quantised)
-    check_even(drafter, "drafter", engine.drafter_ranks, quantised)
+    if drafter is not None:
+        check_even(drafter, "drafter", engine.drafter_ranks, quantised)
 
 
 def _write(
-    directory: Path, *, config: BuildConfig, target: Target, drafter: Drafter, report: Report
+    directory: Path,
+    *,
+    config: BuildConfig,
+    target: Target,
+    drafter: Drafter | None,
+    report: Report,
 ) -> Written:
     # imported here: it would take most of the time of a build that has nothing to do
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
@@ -116,23 +137,30 @@ def _write(
     common |= {"threads": threads, "storage": storage, "device": device}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
     ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
-    digests = build_target(target, drafter.spec, engines / "target", **ours)
-    tensors, ranks = len(drafter_shapes(drafter.spec)) + 2, engine.drafter_ranks  # 2: shared tables
-    count = _Counter("building the drafter engine", tensors * ranks, report)
-    ours = {**common, "progress": count, "ranks": ranks}
-    digests |= build_drafter(drafter, target, engines / "drafter", **ours)
+    spec = drafter.spec if drafter else None
+    digests = build_target(target, spec, engines / "target", **ours)
+    if drafter is not None:
+        tensors = len(drafter_shapes(drafter.spec)) + 2  # 2: shared tables
+        ranks = engine.drafter_ranks
+        count = _Counter("building the drafter engine", tensors * ranks, report)
+        ours = {**common, "progress": count, "ranks": ranks}
+        digests |= build_drafter(drafter, target, engines / "drafter", **ours)
     if isinstance(engine, TensorRT):
         build_plans(engines, engine, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
-    write_repository(directory, config, target.spec, drafter.spec)
+    write_repository(directory, config, target.spec, spec)
     write_deployment(directory, config, int(engine.tensor_parallel_size))
     if storage.bits is None:
         return Written(digests)
-    return Written(digests, _accuracy(engines, target, drafter.spec, common, report))
+    return Written(digests, _accuracy(engines, target, spec, common, report))
 
 
 def _accuracy(
-    engines: Path, target: Target, drafter: DrafterSpec, common: dict[str, Any], report: Report
+    engines: Path,
+    target: Target,
+    drafter: DrafterSpec | None,
+    common: dict[str, Any],
+    report: Report,
 ) -> "Accuracy":
     """Compare with an unquantized engine, built beside it and removed afterwards.
 

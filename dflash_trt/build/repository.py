@@ -25,7 +25,7 @@ LLMAPI_TRITON = {"max_batch_size": 0, "decoupled": True, "cancellation_check_per
 
 
 def write_repository(
-    directory: Path, config: BuildConfig, target: TargetSpec, drafter: DrafterSpec
+    directory: Path, config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
 ) -> None:
     """Writes `directory/model_repository`; the same arguments give the same bytes.
 
@@ -45,7 +45,7 @@ def write_repository(
         max_queue=serving.max_queue,
         max_seq_len=serving.max_seq_len,
         prefill_chunk=serving.prefill_chunk,
-        block_size=drafter.block_size,
+        block_size=drafter.block_size if drafter else 1,
         speculation=config.speculation,
         max_per_client=serving.max_per_client,
         prefix_cache=serving.prefix_cache_mib,

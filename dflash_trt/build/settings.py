@@ -78,6 +78,8 @@ def max_draft_tokens(speculation: Speculation, block_size: int, tensorrt_llm: bo
 
     tensorrt_llm: whether TensorRT-LLM runs the rounds.
     """
-    if speculation.policy == "fixed" or tensorrt_llm:
+    if speculation.method == "none":
+        return 0
+    if tensorrt_llm or (speculation.policy == "fixed" and speculation.method != "ngram"):
         return block_size - 1
     return most_verified(block_size) - 1

@@ -8,6 +8,7 @@ from typing import Any
 from dflash_trt.checkpoints import dflash2
 from dflash_trt.checkpoints.fields import Config
 from dflash_trt.checkpoints.files import check_directory, read_json
+from dflash_trt.checkpoints.lilicorr import corrector_shapes, is_lilicorr
 from dflash_trt.checkpoints.spec import DrafterSpec, Shapes, layer_shapes
 from dflash_trt.checkpoints.speculators import speculators
 from dflash_trt.checkpoints.weights import Weights
@@ -67,29 +68,18 @@ def other_method(config: Mapping[str, Any]) -> str | None:
     return next((what for part, what in OTHERS.items() if part in names), None)
 
 
-def is_lilicorr(config: Mapping[str, Any]) -> bool:
-    """A DFlash drafter with LiLiCorr's head, by the marks that TensorRT-LLM, vLLM and SGLang know.
-
-    config: as it lies in the file, or flat.
-    """
-    own = {**config, **(config.get("dflash_config") or {})}
-    named = "LiLiCorrDraftModel" in str(own.get("architectures"))
-    return named or own.get("projector_type") == "lilicorr" or own.get("lilicorr_enabled") is True
-
-
 def is_eagle3(config: Mapping[str, Any]) -> bool:
     """An EAGLE-3 head; its authors' checkpoints have the architecture of a plain Llama."""
     kind, _, architectures = _method(config)
     marked = "Eagle3" in str(architectures) or kind == "eagle3"
-    plain = not is_drafter(config) and not is_lilicorr(config)
-    return marked or (plain and "draft_vocab_size" in config)
+    return marked or (not is_drafter(config) and "draft_vocab_size" in config)
 
 
 def is_drafter(config: Mapping[str, Any]) -> bool:
     """Whether config.json is a DFlash drafter's, in one of the two formats."""
     architectures = config.get("architectures")
     zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
-    return zlabs or "speculators_model_type" in config
+    return zlabs or is_lilicorr(config) or "speculators_model_type" in config
 
 
 def _method(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -133,6 +123,8 @@ def drafter_shapes(spec: DrafterSpec) -> Shapes:
         shapes |= layer_shapes(spec, i)
     if spec.selector is not None:
         shapes |= dflash2.selector_shapes(spec.selector, hidden, spec.vocab_size)
+    if spec.corrector is not None:
+        shapes |= corrector_shapes(spec.corrector, hidden, spec.block_size)
     if "embed_tokens" in spec.own_tables:
         shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
     if "lm_head" in spec.own_tables:

@@ -19,7 +19,7 @@ from dflash_trt.checkpoints.checks import (
     tokens,
 )
 from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.summary import ModelSummary, Pair, config_values
+from dflash_trt.checkpoints.summary import NO_DRAFTER, ModelSummary, Pair, config_values
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.errors import PairError
 
@@ -34,22 +34,24 @@ MIN_HEAD_DIM = 16  # TensorRT has no kernel for 8
 
 
 def check_pair(
-    target: Target, drafter: Drafter, draft_tokens: int | None, max_seq_len: int | None = None
+    target: Target,
+    drafter: Drafter | None,
+    draft_tokens: int | None,
+    max_seq_len: int | None = None,
 ) -> list[Finding]:
-    """The warnings of a pair that can run.
+    """The warnings of a pair that can run, or of a target alone.
 
     draft_tokens, max_seq_len: what the build config fixes, or None.
     Raises PairError for a wrong pair, CheckpointError for a missing tensor or a broken tokenizer.
     """
-    at, drafter_at = target.directory, drafter.directory
-    pair = Pair(
-        ModelSummary("target", at, config_values(at, "target"), model=target),
-        ModelSummary("drafter", drafter_at, config_values(drafter_at, "drafter"), model=drafter),
-        draft_tokens,
-        max_seq_len,
-    )
+    at, other = target.directory, NO_DRAFTER
+    if drafter is not None:
+        values = config_values(drafter.directory, "drafter")
+        other = ModelSummary("drafter", drafter.directory, values, model=drafter)
+    summary = ModelSummary("target", at, config_values(at, "target"), model=target)
+    pair = Pair(summary, other, draft_tokens, max_seq_len)
     warnings = []
-    for check in PAIR_CHECKS:
+    for check in TARGET_CHECKS if drafter is None else PAIR_CHECKS:
         finding = check(pair)
         if finding.result == "error":
             raise PairError(finding.found, finding.fix)

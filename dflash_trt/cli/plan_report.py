@@ -43,7 +43,11 @@ def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
         f"  KV cache {assumed['kv_bytes']:g} bytes a number; drafter attention "
         f"{assumed['attention_backend']}; "
         f"acceptance length {assumed['acceptance']:.2f} of {assumed['block']} "
-        f"({assumed['acceptance_from']}), EAGLE-3 {assumed['eagle_acceptance']:.2f}"
+        f"({assumed['acceptance_from']})"
+    )
+    yield (
+        f"  EAGLE-3  a chain of three drafts, acceptance length {assumed['eagle_acceptance']:.2f} "
+        f"({assumed['eagle_acceptance_from']})"
     )
     if built := plan["built"]:
         schedule = built["draft_len_schedule"]

@@ -1,25 +1,20 @@
 """The build config: the one schema a user writes, as YAML."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
 from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import Source, TargetSource
-from dflash_trt.errors import ConfigError
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
-# how texts are decoded; TensorRT-LLM has all of them, our own engines what they have graphs for
-Method = Literal["dflash", "lilicorr", "eagle3", "ngram", "none"]
-DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
-BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
-OUR_METHODS: tuple[Method, ...] = ("dflash",)
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
@@ -177,8 +172,10 @@ class BuildConfig(Section):
     def _what_the_engine_has(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
         engine = info.data.get("engine")
         if not isinstance(engine, TensorRTLLM):
-            if engine is not None and speculation.method not in OUR_METHODS:
-                raise PydanticCustomError("method", "that method needs engine.kind tensorrt_llm")
+            if engine is not None and speculation.method not in methods_of(engine):
+                message = "of engine.kind {kind} the methods are {methods}"
+                known = {"kind": engine.kind, "methods": ", ".join(methods_of(engine))}
+                raise PydanticCustomError("method", message, known)
             return speculation
         asked = [name for name in OF_ADAPTIVE if name in speculation.model_fields_set]
         if idle := [name for name in asked if getattr(speculation, name)]:
@@ -202,24 +199,3 @@ class BuildConfig(Section):
         if by_llm and (idle := sorted(OF_ROUNDS & serving.model_fields_set)):
             raise no_effect(idle, "engine.kind tensorrt_llm (see engine.concurrency)")
         return serving
-
-
-def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
-    """The config with another `engine.tensor_parallel_size`; ConfigError if it cannot be that."""
-    engine = config.engine
-    values = {**engine.model_dump(), "tensor_parallel_size": ranks}
-    try:
-        return config.model_copy(update={"engine": type(engine).model_validate(values)})
-    except ValidationError:
-        raise ConfigError(
-            f"an engine of kind {engine.kind} cannot be cut for {ranks} ranks",
-            "Give 1, 2, 4 or 8, and an engine kind that has tensor_parallel_size",
-        ) from None
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a build config, for editors."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **BuildConfig.model_json_schema(),
-    }

@@ -1,13 +1,14 @@
 """Read a build config, and make of one those of other methods of decoding."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import yaml
+from pydantic import ValidationError
 
-from dflash_trt.config.build import DRAFTERLESS, OUR_METHODS, BuildConfig, Method, Speculation
-from dflash_trt.config.engines import TensorRTLLM
+from dflash_trt.config.build import BuildConfig, Speculation
 from dflash_trt.config.errors import repeated, together, wrong_fields
+from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
@@ -67,12 +68,31 @@ def variants(config: BuildConfig) -> dict[Method, BuildConfig]:
         drafters = {whose: config.drafter} | drafters
     found: dict[Method, BuildConfig] = {}
     for method in get_args(Method):
-        if method not in (*drafters, *DRAFTERLESS):
-            continue
-        if not isinstance(config.engine, TensorRTLLM) and method not in OUR_METHODS:
+        if method not in (*drafters, *DRAFTERLESS) or method not in methods_of(config.engine):
             continue
         speculation = own if method == own.method else Speculation(method=method)
         changed = {"drafter": drafters.get(method), "drafters": drafters}
         values = config.model_copy(update={"speculation": speculation, **changed})
         found[method] = BuildConfig.model_validate(dict(values))
     return found
+
+
+def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
+    """The config with another `engine.tensor_parallel_size`; ConfigError if it cannot be that."""
+    engine = config.engine
+    values = {**engine.model_dump(), "tensor_parallel_size": ranks}
+    try:
+        return config.model_copy(update={"engine": type(engine).model_validate(values)})
+    except ValidationError:
+        raise ConfigError(
+            f"an engine of kind {engine.kind} cannot be cut for {ranks} ranks",
+            "Give 1, 2, 4 or 8, and an engine kind that has tensor_parallel_size",
+        ) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a build config, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **BuildConfig.model_json_schema(),
+    }

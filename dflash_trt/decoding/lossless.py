@@ -13,7 +13,7 @@ from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded
 from dflash_trt.decoding.speculation import Fixed, Policy, Proposer, profile_of, strategy
-from dflash_trt.engines import Engine, load_engine
+from dflash_trt.engines import Engine, load_engines
 from dflash_trt.errors import EngineError, RequestError
 
 
@@ -66,7 +66,7 @@ def check_lossless(
     """
     if not prompts:
         raise RequestError("There are no prompts", "Give at least one line with `text` or `ids`.")
-    target, drafter = (load_engine(engines / role) for role in ("target", "drafter"))
+    target, drafter = load_engines(engines)
     rounds, costs = in_process(target, drafter), None
     if speculation.policy == "adaptive":
         costs = profile_of(engines, "in_process", rounds)
@@ -109,7 +109,7 @@ def check_lossless(
         tau=(tokens - len(pairs)) / rounds_run if rounds_run else 0.0,
         kept=[
             sum(count > i for count in committed) / max(rounds_run, 1)
-            for i in range(1, max([drafter.info.block_size, *committed]))
+            for i in range(1, max([target.info.block_size, *committed]))
         ],
         speedup=slow_total / fast_total,
         dflash_tokens_per_s=tokens / fast_total,

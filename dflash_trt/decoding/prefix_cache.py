@@ -7,7 +7,7 @@ theirs. This is the bookkeeping alone; the engines copy as `VerifyInput.batch` s
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -156,6 +156,6 @@ def _keys(salt: str, tokens: Seq[int], path: Seq[Block]) -> Iterator[Key]:
         yield path[-1].number if path else salt, tuple(tokens[start : start + BLOCK])
 
 
-def block_bytes(target: EngineInfo, drafter: EngineInfo) -> int:
-    """Memory of a block, of both models and over all ranks."""
-    return BLOCK * (target.token_bytes + drafter.token_bytes)
+def block_bytes(engines: Iterable[EngineInfo]) -> int:
+    """Memory of a block, of all models and over all ranks."""
+    return BLOCK * sum(info.token_bytes for info in engines)

@@ -63,7 +63,9 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     outputs = step.outputs
     finite = np.isfinite(outputs["top_logits"])
     own = np.where(finite, outputs["top_ids"], NO_TOKEN).reshape(n, -1)[:, before:].tolist()
-    features = outputs["features"][:, :asked]
+    features = np.empty((n, asked, 0), np.float32)
+    if engine.info.feature_size:
+        features = outputs["features"][:, :asked]
     logits = outputs["logits"].reshape(n, before + len(own[0]), -1)
     kept = accept(x, own, logits[:, before:])
     logprobs, ids = committed_logprobs(x, kept, logits)

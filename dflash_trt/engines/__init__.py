@@ -11,5 +11,5 @@ from dflash_trt.engines.info import (
     stamp,
     write_info,
 )
-from dflash_trt.engines.load import engine_kind, load_engine
+from dflash_trt.engines.load import engine_kind, load_engine, load_engines, read_infos, roles
 from dflash_trt.engines.step import KEPT, NOTHING, Engine, Step

@@ -51,11 +51,11 @@ class EngineInfo:
     vocab_size: Size  # of the logits
     best: int  # how many of each row's largest logits the graph picks out
     pair_scores: bool  # whether it scores each of those by the one taken a place before
-    block_size: Size  # tokens that the drafter fills at once, and the anchor
+    block_size: Size  # tokens that the drafter fills at once, and the anchor; 1 without a drafter
     sample_from_anchor: bool  # the first draft comes from the anchor's row, not the first mask's
     mask_token_id: int
     caches: tuple[tuple[Size, Size], ...]  # kv heads (of this rank) and head_dim of each layer
-    feature_size: int  # taps * hidden_size
+    feature_size: int  # taps * hidden_size, 0 where nothing is tapped
     window: int | None  # of the layer that sees the least; None: all see everything
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits: see `least_rows`
     # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`

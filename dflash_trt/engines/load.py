@@ -3,7 +3,7 @@
 import importlib
 from pathlib import Path
 
-from dflash_trt.engines.info import ENGINE_FILE, read_info
+from dflash_trt.engines.info import ENGINE_FILE, EngineInfo, read_info
 from dflash_trt.engines.step import Engine
 from dflash_trt.errors import EngineError
 from dflash_trt.files import read_json
@@ -40,3 +40,20 @@ def load_engine(directory: Path, alone: bool = False) -> Engine:
     turns = {"alone": True} if alone and kind == "onnxruntime" and not on_cuda else {}
     engine: Engine = module.Engine(directory, **turns)
     return engine
+
+
+def roles(engines: Path) -> list[Path]:
+    """Directories of the target's engine and, where a build has one, the drafter's."""
+    drafter = engines / "drafter"
+    return [engines / "target", *([drafter] if drafter.is_dir() else [])]
+
+
+def load_engines(engines: Path) -> tuple[Engine, Engine | None]:
+    """Target and drafter, if there is one."""
+    target, *others = map(load_engine, roles(engines))
+    return target, others[0] if others else None
+
+
+def read_infos(engines: Path) -> list[EngineInfo]:
+    """The target's and the drafter's, if there is one."""
+    return [read_info(each, engine_kind(each)) for each in roles(engines)]

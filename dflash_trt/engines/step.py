@@ -111,9 +111,9 @@ def step_tensors(
         "top_logits": (np.float32, (scored, info.best)),
         "logits": (np.float32, (scored, info.vocab_size)),
     }
-    if info.role == "target":
+    if info.role == "target" and info.feature_size:
         outputs["features"] = (np.float32, (n, width, info.feature_size))
-    else:
+    elif info.role == "drafter":
         inputs["features"] = (np.float32, (n, context, info.feature_size))
     if info.pair_scores:
         outputs["pair_scores"] = (np.float32, (scored, info.best, info.best))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -19,6 +20,15 @@ class Layer:
     spec: LayerSpec
     prefix: str
     caches: dict[str, ir.Value]  # "key" and "value"
+
+
+class Best(NamedTuple):
+    """What a head finds of r rows."""
+
+    hidden: ir.Value  # `[r, hidden_size]`, normed
+    ids: ir.Value  # int64 `[r, best]`: the tokens of its largest logits
+    logits: ir.Value  # `[r, best]`
+    all_logits: ir.Value  # `[r, vocab]`
 
 
 def open_layer(g: GraphBuilder, index: int, cache_len: int) -> Layer:
@@ -54,14 +64,13 @@ def head(
     rows: ir.Value,
     best: int,
     token_ids: ir.Value | None = None,
-) -> tuple[ir.Value, ir.Value, ir.Value]:
+) -> Best:
     """Final norm and output head, for `r` of the hidden states; declares the outputs.
 
     hidden `[T, hidden_size]`; table: name of a tensor `[vocab, hidden_size]`; rows int64 `[r]`,
     which of the T hidden states get logits; token_ids int64 `[vocab]`, where the rows of the table
     are not the tokens in order. Outputs: logits float32 `[r, vocab]`, and the `best` largest of
     each row in descending order as top_ids int64 (tokens) and top_logits float32 `[r, best]`.
-    Returns the normed hidden states of the rows `[r, hidden_size]`, top_ids and top_logits.
     """
     x = rms_norm(g, g.op("Gather", hidden, rows, axis=0), f"{g.spec.prefix}norm")
     # int8 even where other layers are int4: on the demo pair int8 here adds nothing to their
@@ -79,7 +88,7 @@ def head(
     g.output(logits, "logits", ir.DataType.FLOAT, ("r", g.spec.head_size))
     g.output(ids, "top_ids", ir.DataType.INT64, ("r", best))
     g.output(values, "top_logits", ir.DataType.FLOAT, ("r", best))
-    return x, ids, values
+    return Best(x, ids, values, logits)
 
 
 def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:

@@ -28,7 +28,8 @@ def target_graph(
     `[n, kv_heads, cache_len, head_dim]`. Outputs: logits float32 `[r, vocab]` and the best of each
     row (see `head`); features float32 `[n, S, taps * hidden_size]`; `new_key_i`, `new_value_i`, to
     be bound to the input caches. `taps` are `dflash_config.target_layer_ids`: feature l is the
-    residual stream after decoder block l (z-lab `extract_context_feature`).
+    residual stream after decoder block l (z-lab `extract_context_feature`). Without taps there is
+    no such output.
     """
     g = GraphBuilder("target", target.spec, target.weights, kind, storage, rank)
     spec = target.spec
@@ -51,6 +52,8 @@ def target_graph(
         after[index] = hidden
     table = embedding if spec.tie_word_embeddings else "lm_head.weight"
     head(g, hidden, (g.weights, table), head_rows, best=1)
+    if not taps:
+        return g
     width = len(taps) * spec.hidden_size
     features = g.op("Concat", *(after[tap] for tap in taps), axis=-1)
     features = at.by_sequence(g, features, positions, width)

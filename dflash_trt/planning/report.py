@@ -9,7 +9,6 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.planning.chat import chat
 from dflash_trt.planning.curves import Deployment, Point, curve, front
 from dflash_trt.roofline import (
-    EAGLE_ACCEPTANCE,
     EAGLE_CHAIN,
     PLAIN,
     PRESETS,
@@ -21,6 +20,7 @@ from dflash_trt.roofline import (
     drafter_size,
     eagle,
     expected_acceptance,
+    expected_eagle,
     fit_errors,
     machine,
     target_size,
@@ -91,7 +91,9 @@ def plan(
         )
     limit = config.serving.max_seq_len
     context = context or min(CONTEXT, limit or CONTEXT)
-    chain = eagle_acceptance or EAGLE_ACCEPTANCE
+    chain, chain_source = expected_eagle(config.target.hub or "")
+    if eagle_acceptance is not None:
+        chain, chain_source = eagle_acceptance, "given"
     if chain > EAGLE_CHAIN + 1:
         raise ConfigError(
             f"--eagle-acceptance {chain:g} is more than {EAGLE_CHAIN + 1}, the tokens of a round",
@@ -115,6 +117,7 @@ def plan(
             "acceptance": tau,
             "acceptance_from": source,
             "eagle_acceptance": chain,
+            "eagle_acceptance_from": chain_source,
             "kv_bytes": deployment.kv_bytes,
             "attention_backend": backend,
         },

@@ -24,7 +24,6 @@ from dflash_trt.roofline.published import (
     tau_of,
 )
 from dflash_trt.roofline.rounds import (
-    EAGLE_ACCEPTANCE,
     EAGLE_CHAIN,
     PLAIN,
     Constants,
@@ -35,6 +34,7 @@ from dflash_trt.roofline.rounds import (
     dflash,
     eagle,
     expected_acceptance,
+    expected_eagle,
     fastest,
     fit_errors,
     prefill_time,

@@ -76,13 +76,32 @@ def tau_of(entry: Mapping[str, Any]) -> float:
     return found.tau[entry.get("tau_of", entry["task"])]
 
 
+def eagle_acceptance(target: str) -> Acceptance | None:
+    """What is published of EAGLE-3 for a target, its id on the Hub."""
+    found = (entry for entry in published_data()["eagle3"] if entry["target"] == target)
+    entry = next(found, None)
+    if entry is None:
+        return None
+    fields = {name: entry[name] for name in ("source", "hardware", "draft_tokens", "tau")}
+    return Acceptance(name="eagle3", drafter="", **fields)
+
+
 def published_rows(target: str, drafter: str) -> list[Row]:
     """All that is published of a pair, by its ids on the Hub; [] if it is not there.
 
     `drafts` are those of a round, `sequences` and `speedup` go together; "" is not said.
     """
+    claims = [
+        {
+            **dict.fromkeys(("drafts", "sequences", "tau"), ""),
+            **{name: claim[name] for name in ("source", "hardware", "task")},
+            "speedup": f"up to {claim['times']}",
+        }
+        for claim in published_data()["claims"]
+        if (claim["target"], claim["drafter"]) == (target, drafter)
+    ]
     if published_data()["drafters"].get(drafter, {}).get("target") != target:
-        return []
+        return claims
     figures = [
         entry
         for entry in published_data()["figures"]

@@ -16,14 +16,13 @@ from typing import Any, Literal
 from dflash_trt.files import data_file
 from dflash_trt.roofline.hardware import Gpu
 from dflash_trt.roofline.model_size import BF16, Format, Layer, ModelSize, eagle_size
-from dflash_trt.roofline.published import published_acceptance
+from dflash_trt.roofline.published import Acceptance, eagle_acceptance, published_acceptance
 
 # kernels in sequence: of a layer's attention, MLP or experts; of the head and sampling
 ATTENTION_KERNELS, MLP_KERNELS, EXPERTS_KERNELS, HEAD_KERNELS = 6, 3, 6, 3
 ACTIVATION_BYTES = 2
 EAGLE_CHAIN = 3  # draft tokens of an EAGLE-3 chain, TensorRT-LLM's usual max_draft_len
-# gpt-oss-120b with three draft tokens: TensorRT-LLM's reference for its own accuracy test
-EAGLE_ACCEPTANCE = 2.8943
+EAGLE_ACCEPTANCE = 2.8943  # gpt-oss-120b's, where nothing is published for a target
 DRAFT_RATE = 0.8  # share of drafts that are accepted, where nothing is published for a drafter
 Software = Literal["tensorrt_llm", "sglang"]
 
@@ -185,12 +184,26 @@ def _tokens_of_a_round(rate: float, draft_tokens: int) -> float:
 
 def expected_acceptance(drafter: str, draft_tokens: int) -> tuple[float, str]:
     """The tokens of a round with so many drafts, and where that is from; drafter: its Hub id."""
-    rate, source = DRAFT_RATE, f"taken: {DRAFT_RATE:.0%} of drafts accepted"
     if (table := published_acceptance(drafter)) is not None:
-        # by the rate of each draft: fewer drafts may be planned than were measured
-        rate = draft_rate(mean(table.tau.values()), table.draft_tokens)
-        source = f"published ({table.source}), mean of {len(table.tau)} tasks"
-    return _tokens_of_a_round(rate, draft_tokens), source
+        return _published(table, draft_tokens)
+    tokens = _tokens_of_a_round(DRAFT_RATE, draft_tokens)
+    return tokens, f"taken: {DRAFT_RATE:.0%} of drafts accepted"
+
+
+def expected_eagle(target: str) -> tuple[float, str]:
+    """The same of an EAGLE-3 chain; target: its Hub id."""
+    if (table := eagle_acceptance(target)) is not None:
+        return _published(table, EAGLE_CHAIN)
+    return EAGLE_ACCEPTANCE, "nothing published for this target: gpt-oss-120b's"
+
+
+def _published(table: Acceptance, draft_tokens: int) -> tuple[float, str]:
+    """By the rate of each draft: fewer drafts may be planned than were measured."""
+    tau = mean(table.tau.values())
+    if draft_tokens != table.draft_tokens:
+        tau = _tokens_of_a_round(draft_rate(tau, table.draft_tokens), draft_tokens)
+    tasks = len(table.tau)
+    return tau, f"published ({table.source}), mean of {tasks} task{'s' * (tasks > 1)}"
 
 
 def fastest(

@@ -70,6 +70,7 @@ class Health:
             {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]},
             {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
             {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
+            {"name": "priority", "shape": [1], "datatype": "INT32", "data": [-1]},  # first
         ]
         url = f"{self.url}/v2/models/dflash_infer/infer"
         status, answer = self._ask("POST", url, timeout, {"inputs": inputs})

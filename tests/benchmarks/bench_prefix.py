@@ -133,7 +133,7 @@ def main() -> None:
     args = parser.parse_args()
     engines, tokenizer_dir = args.build / "engines", args.build / "tokenizer"
     target, drafter = (load_engine(engines / role) for role in ("target", "drafter"))
-    rounds, block = in_process(target, drafter), block_bytes(target.info, drafter.info)
+    rounds, block = in_process(target, drafter), block_bytes((target.info, drafter.info))
     costs = profile_of(engines, "in_process", rounds)
     tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
     template = load_chat_template(tokenizer_dir)

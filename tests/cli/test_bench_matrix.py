@@ -16,6 +16,7 @@ from pycode import PYCODE, demo_config, prompt_texts
 from dflash_trt.bench import (
     Goal,
     Level,
+    Load,
     Matrix,
     MatrixCell,
     MatrixRun,
@@ -200,8 +201,6 @@ def level_of(users: int, speed: float) -> Level:
     """`users` answers of 11 tokens, each after 0.1 s at `speed` tokens/s, in rounds of 2 and 3."""
     end = 0.1 + 10 / speed
     answers = [Answer(0.0, [0.1, end], 7, 11, 4, round_tokens=[2, 3, 3, 2]) for _ in range(users)]
-    from dflash_trt.bench import Load  # noqa: PLC0415
-
     return summarise(Load(users=users), [[each] for each in answers], 0.0, GOAL)
 
 
@@ -213,14 +212,14 @@ def test_the_axes_are_those_of_published_figures(tmp_path: Path) -> None:
         )
 
     cells = [cell("none", 8, 100.0), cell("dflash", 8, 250.0)]
-    failed = MatrixCell(
-        method="eagle3", users=8, prompts="humaneval", thinking="low", error="no <head>"
-    )
+    failed = replace(cells[0], method="eagle3", level=None, error="no <head>")
+    silent = summarise(Load(users=8), [[Answer(0.0, error="died")]], 0.0, GOAL)
+    dead = replace(cells[0], method="ngram", level=silent, error="1 of 1 requests failed: died")
     made = MatrixRun(
         name="oss",
         hub={"target": "openai/gpt-oss-120b", "drafter": "z-lab/gpt-oss-120b-DFlash"},
         options={},
-        cells=[*cells, failed],
+        cells=[*cells, failed, dead],
         price=72.0,
         complete=True,
         gpus=["B300"] * 8,
@@ -234,6 +233,7 @@ def test_the_axes_are_those_of_published_figures(tmp_path: Path) -> None:
     assert "| 79 | 250 | 2.50 / 1.43 | 2.50 |" in text
     assert "| dflash, 8 users, humaneval, thinking low | 1.00 | 0.50 |" in text
     assert "## Published for this pair" in text
+    assert "| ngram, 8 users, humaneval, thinking low | 1 of 1 requests failed: died |" in text
     html = to_html(matrix_page(made))
     assert "output tokens/s of a GPU" in html
     assert "no &lt;head&gt;" in html

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from commands import run
 from published import PAIRS
 
 from dflash_trt.bench import Run, engine_page
-from dflash_trt.roofline import published_acceptance, published_data, published_rows
+from dflash_trt.roofline import (
+    expected_eagle,
+    published_acceptance,
+    published_data,
+    published_rows,
+)
 from dflash_trt.roofline.published import acceptance_tables
 
 QWEN = ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16")
@@ -21,6 +27,30 @@ def test_pairs_are_those_that_were_published() -> None:
         assert table.draft_tokens < most
         assert all(1 < tau <= table.draft_tokens + 1 for tau in table.tau.values())
         assert set(table.times) <= set(table.tau)
+
+
+def test_eagle_is_the_targets_own() -> None:
+    """Those measured as a chain of three stand as they are; a deeper tree's is brought down."""
+    known = {
+        "openai/gpt-oss-120b": 2.8943,
+        "Qwen/Qwen3-4B": 2.0281,
+        "Qwen/Qwen3-8B": 2.45,
+        "meta-llama/Llama-3.1-8B-Instruct": 2.65,
+    }
+    for target, tau in known.items():
+        found, source = expected_eagle(target)
+        assert found == pytest.approx(tau, abs=0.01)
+        assert source.startswith("published (")
+    tau, source = expected_eagle("org/another")
+    assert (tau, "gpt-oss-120b" in source) == (2.8943, True)
+    for entry in published_data()["eagle3"]:
+        assert all(1 < tau <= entry["draft_tokens"] + 1 for tau in entry["tau"].values())
+
+
+def test_what_was_only_claimed_is_shown_as_such() -> None:
+    rows = published_rows("google/gemma-4-31B-it", "z-lab/gemma-4-31B-it-DFlash")
+    assert [row["speedup"] for row in rows] == ["up to 5.8", "up to 5.6", "up to 5.3"]
+    assert {(row["hardware"], row["tau"]) for row in rows} == {("1 x B300, vLLM", "")}
 
 
 def test_two_settings_of_one_task_are_told_apart() -> None:

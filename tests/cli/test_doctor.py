@@ -435,6 +435,15 @@ def test_under_load_texts_stay_and_drafts_are_accepted(tmp_path: Path) -> None:
     assert texts.found == "64 of 64 greedy texts are plain decoding's"
 
 
+@pytest.mark.models
+@pytest.mark.usefixtures("decoding", "machine")
+def test_a_build_of_one_sequence_has_no_load_but_texts(tmp_path: Path) -> None:
+    teach(make_pair(tmp_path, tied=False))
+    found = {each.name: each for each in examine(make_build(tmp_path, concurrency=1), True)}
+    assert found["acceptance-under-load"].result == "not checked"
+    assert found["greedy-texts"].found.startswith("64 of 64 ")
+
+
 def texts_of(*last: int, error: str | None = None) -> Measured:
     return Measured("64 at once", [[5, 6, token] for token in last], error=error)
 

@@ -6,7 +6,9 @@ copies the context, `run` starts a command in the copy, over the stand-in of Ten
 
 - docker: docs.docker.com/reference/cli/docker (28.2), `buildx build`, `container run`, `logs`
 - aiperf: `aiperf profile` of AIPerf 0.13, docs/cli_options.md of ai-dynamo/aiperf
-- kubectl: kubernetes.io/docs/reference/kubectl, `apply`; git-clone(1), rsync(1), ssh(1)
+- kubectl: kubernetes.io/docs/reference/kubectl; git-clone(1), rsync(1), ssh(1)
+- srun, sbatch, scancel: slurm.schedmd.com (25.05), with pyxis' options (its wiki, Usage)
+- enroot: doc/cmd/import.md
 - pip: its own parser
 """
 
@@ -30,10 +32,12 @@ ROOT = Path(__file__).parents[2]
 STANDINS = Path(__file__).parents[1] / "fakes" / "standins"
 READY = "Started HTTPService"  # the last line of a Triton that starts
 WAIT = 300.0
-FEW = {  # page's commands of minutes, on few prompts
+FEW = {  # commands of minutes, on few prompts and for few users
     "engine": ["--repeats", "1", "--prompt-count", "1", "--max-tokens", "8"],
-    "serve": ["--requests", "2", "--max-tokens", "8"],
+    "serve": ["--requests", "2", "--max-tokens", "8", "--users", "1,2"],
+    "matrix": ["--requests", "2", "--max-tokens", "8", "--concurrency", "1,2"],
 }
+CACHE = "/home/dflash/.cache"  # of the image's user
 
 
 def parser(
@@ -147,13 +151,103 @@ def ssh(arguments: list[str]) -> None:
 
 
 def kubectl(arguments: list[str]) -> None:
-    """Kustomize as kubectl has it, where there is one; nothing is applied."""
-    found = parser("kubectl", values=("-k --kustomize",)).parse_args(arguments)
-    require(found.words == ["apply"], "kubectl apply -k DIRECTORY")
-    (folder,) = found.kustomize
-    require((Path(folder) / "kustomization.yaml").is_file(), f"no kustomization in {folder}")
+    """A cluster with one node: what is applied runs as a container of docker would."""
+    command, *rest = arguments
+    if command in ("apply", "delete"):
+        (folder,) = parser("kubectl", values=("-k --kustomize",)).parse_args(rest).kustomize
+        name, image_name = deployment(Path(folder))
+        if command == "delete":
+            stop(name)
+            return
+        require(f"{image_name}\n" in (STATE / "pushed").read_text(), "an image that no node finds")
+        environment = serving() | {"HF_HOME": str(STATE / "volumes" / name / "huggingface")}
+        directory = image(image_name)
+        subprocess.run(["deploy/fetch.sh"], cwd=directory, env=environment, check=True)
+        start(name, directory, [command_of(directory)], environment)
+        return
+    words, *inside_it = [list(each) for each in split(rest)]
+    if command == "rollout":
+        found = parser("kubectl rollout", values=("--timeout",)).parse_args(words)
+        require(found.words[0] == "status", "kubectl rollout status")
+        docker_logs(["-f", pod(found.words[1])])
+        docker_inspect(["--format", "{{.State.Health.Status}}", pod(found.words[1])])
+    elif command == "exec":
+        docker_exec([pod(words[0]), *inside_it[0]])
+    else:
+        require(command == "logs", f"kubectl {command}")
+        docker_logs([pod(words[0])])
+
+
+def split(words: list[str]) -> list[list[str]]:
+    """What is before `--`, and what is after it."""
+    at = words.index("--") if "--" in words else len(words)
+    return [words[:at], words[at + 1 :]]
+
+
+def pod(words: str) -> str:
+    kind, name = words.split("/")
+    require(kind == "deployment" and (STATE / f"{name}.image").exists(), f"no {words}")
+    return name
+
+
+def deployment(folder: Path) -> tuple[str, str]:
+    """Name and image of the one in a kustomization, as kustomize makes it; kubectl's own agrees,
+    where there is one."""
+    import yaml  # noqa: PLC0415
+
+    made = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    (base,) = made["resources"]
+    found = yaml.safe_load((folder / base / "deployment.yaml").read_text())
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    (new,) = made["images"]
+    require(container["image"].split(":")[0] == new["name"], f"no image {new['name']} in {base}")
     if real := shutil.which("kubectl", path=os.environ["WALK_PATH"]):
         subprocess.run([real, "kustomize", folder], check=True, stdout=subprocess.DEVNULL)
+    return found["metadata"]["name"], f"{new['newName']}:{new['newTag']}"
+
+
+def enroot(arguments: list[str]) -> None:
+    found = parser("enroot import", values=("-o --output",)).parse_args(arguments[1:])
+    require(arguments[0] == "import" and len(found.words) == 1, "enroot import --output FILE URI")
+    scheme, _, name = found.words[0].partition("://")
+    require(scheme == "dockerd", "the image is the Docker daemon's")
+    Path(found.output[0]).write_text(str(image(name)))
+
+
+TASKS = ("--nodes", "--ntasks-per-node", "--gpus-per-node")
+
+
+def srun(arguments: list[str]) -> None:
+    """The first task, in a container of pyxis; with --jobid in a job that runs."""
+    values = (
+        *(*TASKS, "--ntasks", "--mpi", "--kill-on-bad-exit", "--jobid", "--container-image"),
+        *("--container-mounts", "--container-workdir"),
+    )
+    found = parser("srun", "--overlap", values=values, rest=argparse.REMAINDER)
+    options = found.parse_args(arguments)
+    require(Path(Path(options.container_image[0]).read_text()).is_dir(), "no image")
+    mounts = dict(each.split(":")[::-1] for each in options.container_mounts[0].split(","))
+    require(all(Path(each).is_dir() for each in mounts.values()), f"mounts {mounts}")
+    if options.jobid:
+        require(options.overlap and alive(options.jobid[0]), "no such job, or no room in it")
+    os.chdir(options.container_workdir[0])
+    environment = inside() | {"HF_HOME": f"{mounts[CACHE]}/huggingface"}
+    os.execvpe(options.words[0], options.words, environment)
+
+
+def sbatch(arguments: list[str]) -> None:
+    values = (*TASKS, "--output", "--wrap")
+    found = parser("sbatch", "--parsable", values=values).parse_args(arguments)
+    require(not found.words and "%j" in found.output[0], "a script, or one log for all jobs")
+    job = "4711"
+    log = Path(found.output[0].replace("%j", job)).resolve()
+    start(job, Path.cwd(), ["bash", "-c", found.wrap[0]], serving(), log)
+    print(job if found.parsable else f"Submitted batch job {job}")
+
+
+def scancel(arguments: list[str]) -> None:
+    require(len(arguments) == 1 and alive(arguments[0]), f"no job {arguments}")
+    stop(arguments[0])
 
 
 def aiperf(arguments: list[str]) -> None:
@@ -180,6 +274,13 @@ def docker(arguments: list[str]) -> None:
         "exec": docker_exec,
         "logs": docker_logs,
         "inspect": docker_inspect,
+        "cp": docker_cp,
+        "rm": lambda words: require(not alive(words[0]), f"{words[0]} still runs"),
+        "stop": lambda words: stop(words[0]),
+        "tag": lambda words: place(words[1]).symlink_to(image(words[0])),
+        "push": lambda words: (
+            image(words[0]) and (STATE / "pushed").open("a").write(f"{words[0]}\n")
+        ),
         "save": lambda words: print(json.dumps(str(image(words[0])))),
         "load": lambda words: require(Path(json.load(sys.stdin)).is_dir(), "no image on stdin"),
     }
@@ -187,10 +288,69 @@ def docker(arguments: list[str]) -> None:
     actions[command](rest)
 
 
+def place(name: str) -> Path:
+    return STATE / "images" / name.replace("/", "_")
+
+
 def image(name: str) -> Path:
-    directory = STATE / "images" / name
-    require(directory.is_dir(), f"no image {name}")
-    return directory
+    require(place(name).is_dir(), f"no image {name}")
+    return place(name)
+
+
+def command_of(directory: Path) -> str:
+    """What the image runs."""
+    (command,) = re.findall(
+        r'^CMD \["(.*)"\]$', (directory / "deploy/Dockerfile").read_text(), re.M
+    )
+    return str(command)
+
+
+def start(
+    name: str,
+    directory: Path,
+    command: list[str],
+    environment: dict[str, str],
+    log: Path | None = None,
+) -> None:
+    """A container or job that goes on; its log stays."""
+    log = log or STATE / f"{name}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=directory, env=environment, stdout=out, stderr=out)
+    for file, text in (("pid", process.pid), ("image", directory), ("at", log)):
+        (STATE / f"{name}.{file}").write_text(str(text))
+    with (STATE / "pids").open("a") as pids:
+        pids.write(f"{process.pid}\n")
+
+
+def alive(name: str) -> bool:
+    file = STATE / f"{name}.pid"
+    status = Path(f"/proc/{file.read_text()}/stat") if file.exists() else Path("/none")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def stop(name: str) -> None:
+    require(alive(name), f"{name} does not run")
+    os.kill(int((STATE / f"{name}.pid").read_text()), signal.SIGTERM)
+    deadline = time.monotonic() + WAIT
+    while alive(name):
+        require(time.monotonic() < deadline, f"{name} does not end")
+        time.sleep(0.2)
+
+
+def serving() -> dict[str, str]:
+    """Of a container that serves: Triton on the walk's ports."""
+    from dflash_trt.serving.server.launch import environment as triton  # noqa: PLC0415
+    from dflash_trt.serving.server.launch import find_binary  # noqa: PLC0415
+
+    binary = find_binary(Path(tempfile.mkdtemp(dir=STATE)))
+    environment = inside() | {"LD_LIBRARY_PATH": triton(binary)["LD_LIBRARY_PATH"]}
+    environment["PATH"] = os.pathsep.join(
+        [f"{sys.prefix}/bin", environment["PATH"], str(binary.path.parent)]
+    )
+    numbers = [f"--{kind}-port={port}" for kind, port in PORTS.items()]
+    addresses = [f"--{kind}-address=127.0.0.1" for kind in PORTS]
+    environment["TRITON_ARGS"] = " ".join([*binary.arguments, *numbers, *addresses])
+    return environment
 
 
 def docker_build(arguments: list[str]) -> None:
@@ -216,40 +376,38 @@ def docker_run(arguments: list[str]) -> None:
     require(found.gpus == ["all"] and found.ipc == ["host"], "GPUs, and NCCL's shared memory")
     name, *command = found.words
     directory = image(name)
-    environment = inside() | dict(each.split("=", 1) for each in found.env)
+    environment = serving() if found.detach else inside()
+    environment |= dict(each.split("=", 1) for each in found.env)
     for each in found.volume:
-        name, place = each.split(":")
-        require(place == "/home/dflash/.cache", "the image keeps its caches there")
-        environment["HF_HOME"] = str(STATE / "volumes" / name / "huggingface")
+        source, at, *_ = each.split(":")
+        if at == CACHE:
+            environment["HF_HOME"] = str(STATE / "volumes" / source / "huggingface")
+            source = str(STATE / "volumes" / source)
+        require(Path(source).exists() or at == CACHE, f"no {source}")
+        command = [word.replace(at, source, 1) if word.startswith(at) else word for word in command]
     if not found.detach:
+        for container in found.name:
+            (STATE / f"{container}.image").write_text(str(directory))
         os.chdir(directory)
         os.execvpe(command[0], command, environment)
     require(found.publish == [f"127.0.0.1:{'{http}-{metrics}:' * 2}".format(**PORTS)[:-1]], "ports")
-    from dflash_trt.serving.server.launch import environment as triton  # noqa: PLC0415
-    from dflash_trt.serving.server.launch import find_binary  # noqa: PLC0415
+    start(found.name[0], directory, command or [command_of(directory)], environment)
 
-    binary = find_binary(Path(tempfile.mkdtemp(dir=STATE)))
-    environment |= {"LD_LIBRARY_PATH": triton(binary)["LD_LIBRARY_PATH"]}
-    environment["PATH"] = os.pathsep.join(
-        [f"{sys.prefix}/bin", environment["PATH"], str(binary.path.parent)]
-    )
-    numbers = [f"--{kind}-port={port}" for kind, port in PORTS.items()]
-    addresses = [f"--{kind}-address=127.0.0.1" for kind in PORTS]
-    environment["TRITON_ARGS"] = " ".join([*binary.arguments, *numbers, *addresses])
-    (start,) = re.findall(r'^CMD \["(.*)"\]$', (directory / "deploy/Dockerfile").read_text(), re.M)
-    with (STATE / f"{found.name[0]}.log").open("wb") as log:
-        process = subprocess.Popen(
-            command or [start], cwd=directory, env=environment, stdout=log, stderr=log
-        )
-    with (STATE / "pids").open("a") as pids:
-        pids.write(f"{process.pid}\n")
-    (STATE / f"{found.name[0]}.image").write_text(str(directory))
+
+def docker_cp(arguments: list[str]) -> None:
+    """A container's /tmp is this machine's; its cache is the volume."""
+    source, place = parser("docker cp").parse_args(arguments).words
+    name, path = source.split(":")
+    require((STATE / f"{name}.image").exists(), f"no container {name}")
+    found = Path(path.replace(CACHE, str(STATE / "volumes" / "cache"), 1))
+    shutil.copytree(found, place) if found.is_dir() else shutil.copy(found, place)
 
 
 def inside() -> dict[str, str]:
     """The environment of a container: GPUs, MPI and TensorRT-LLM are there, as stand-ins."""
     path = os.pathsep.join([str(STATE / "container"), os.environ["PATH"]])
-    return os.environ | {"PATH": path, "PYTHONPATH": str(STANDINS)}
+    ports = {f"{kind.upper()}_PORT": port for kind, port in PORTS.items()}  # of the probe
+    return os.environ | ports | {"PATH": path, "PYTHONPATH": str(STANDINS)}
 
 
 def docker_exec(arguments: list[str]) -> None:
@@ -261,10 +419,10 @@ def docker_exec(arguments: list[str]) -> None:
 def docker_logs(arguments: list[str]) -> None:
     """Follows until the server is ready, as the reader does."""
     found = parser("docker logs", "-f --follow").parse_args(arguments)
-    log, deadline = STATE / f"{found.words[0]}.log", time.monotonic() + WAIT
-    *_, pid = (STATE / "pids").read_text().split()
+    log = Path((STATE / f"{found.words[0]}.at").read_text())
+    deadline = time.monotonic() + WAIT
     while found.follow and READY not in log.read_text() and time.monotonic() < deadline:
-        require(Path(f"/proc/{pid}").exists(), f"the container ended: {log.read_text()}")
+        require(alive(found.words[0]), f"the container ended: {log.read_text()}")
         time.sleep(0.5)
     print(log.read_text())
     require(READY in log.read_text(), "the container does not become ready")
@@ -276,8 +434,7 @@ def docker_inspect(arguments: list[str]) -> None:
     directory = Path((STATE / f"{found.words[0]}.image").read_text())
     text = (directory / "deploy/Dockerfile").read_text()
     (probe,) = re.findall(r'HEALTHCHECK .* CMD \["(.*)"\]', text)
-    ports = {f"{kind.upper()}_PORT": port for kind, port in PORTS.items()}
-    done = subprocess.run([probe], cwd=directory, env=outside() | ports, timeout=WAIT)
+    done = subprocess.run([probe], cwd=directory, env=inside(), timeout=WAIT)
     require(done.returncode == 0, "unhealthy")
     print("healthy")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from commands import run
 from live import metrics, serving
 from swaps import WAIT, Clients, asking, build_changed, servers_of
 
@@ -135,3 +136,14 @@ def test_memory_for_two_is_looked_at_before(built: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(proof, "_free", lambda: 1000)
     with pytest.raises(ServerError, match="GB of memory beside the running one"):
         proof.check_memory(pids, built, built)
+
+
+def test_the_command_says_what_it_lacks() -> None:
+    assert run("swap") == (
+        1,
+        "",
+        "error: one build is to be served next. Give either BUILD or --back.\n",
+    )
+    code, out, err = run("swap", "--back", "--http-port=1")
+    assert (code, out) == (1, "")
+    assert "no `dflash-trt serve` of yours has HTTP port 1." in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -35,6 +36,11 @@ def _children(pid: int, model: str) -> list[int]:
         return servers
     found = processes_naming(f"/{model}/1/model.py")
     return [each for each in found if _parent(each) in servers]
+
+
+def _prefixes(pid: int) -> list[str]:
+    words = " ".join(" ".join(command_line(server)) for server in servers_of(pid))
+    return re.findall(r"shm-region-prefix-name=(\w+)", words)
 
 
 def _parent(pid: int) -> int:
@@ -106,7 +112,7 @@ def test_swaps_with_kills_lose_no_request(
         "draft": [build_changed(tmp_path / "drafter", "drafter", 0.05), built],
     }
     ports, outages, undone, kills = free_ports(), list[tuple[float, float]](), 0, 0
-    shared = len(list(SHARED_MEMORY.glob("dflash_trt_*")))
+    prefixes = set[str]()  # of shared memory
     with serving(built, ports) as (process, _):
         memory = 0
         with asking(ports, CLIENTS) as clients:
@@ -119,6 +125,7 @@ def test_swaps_with_kills_lose_no_request(
                     done, killed = _swap(process.pid, ports, pair[1 - at], model, victim)
                     at = 1 - at if done else at
                     undone, kills = undone + (not done), kills + kill
+                    prefixes |= set(_prefixes(process.pid))
                     _more(clients, CLIENTS)
                     if victim == "old" and killed is not None:
                         outages.append((killed, time.monotonic()))
@@ -144,5 +151,6 @@ def test_swaps_with_kills_lose_no_request(
         assert after < GROWTH * memory
         process.terminate()
         process.wait(WAIT)
-    assert len(list(SHARED_MEMORY.glob("dflash_trt_*"))) <= shared
-    assert not [p for p in processes_naming(str(built)) if "stub" in command_line(p)[0]]
+    for prefix in prefixes:
+        assert not processes_naming(prefix)
+        assert not list(SHARED_MEMORY.glob(f"{prefix}*"))

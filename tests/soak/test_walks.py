@@ -35,8 +35,8 @@ FIRST_HOUR = "docs/first-hour.md"
 # walks of more than 10 s
 LONG = ("README.md", FIRST_HOUR, "docs/metrics.md", "docs/models.md", "docs/structure.md")
 STANDIN_TOOLS = (
-    *("aiperf", "dflash-trt", "docker", "git", "kubectl", "make", "pip", "pytest", "python"),
-    *("python3", "rsync", "ssh"),
+    *("aiperf", "dflash-trt", "docker", "enroot", "git", "kubectl", "make", "pip", "pytest"),
+    *("python", "python3", "rsync", "sbatch", "scancel", "srun", "ssh"),
 )
 OVER_LLM = ("docs/bundles.md", "docs/serving_tensorrt_llm.md")  # their BUILD is TensorRT-LLM's
 COMMIT = "b5c939de8f754692c1647ca79fbf85e8c1e70f8a"  # of gpt-oss-120b, in the published configs
@@ -174,7 +174,9 @@ def environment(
     tools = ROOT / "tests/lib/standin_tools.py"
     for name in STANDIN_TOOLS:
         write(programs / name, f'exec "{sys.executable}" "{tools}" {name} "$@"')
-    write(programs / "curl", f'exec {shutil.which("curl")} --fail-with-body "$@"')
+    # curl takes one of the two
+    fails = 'case " $* " in *" --fail "*) ;; *) set -- --fail-with-body "$@" ;; esac'
+    write(programs / "curl", f'{fails}; exec {shutil.which("curl")} "$@"')
     write_machine(state / "container")
     if page in OVER_LLM:
         write_machine(programs)

@@ -252,7 +252,7 @@ HEADS = {"drafter": {"path": "/b"}, "drafters": {"eagle3": {"path": "/e"}}}
 @pytest.mark.parametrize(
     ("sections", "engine", "drafters"),
     [
-        ({}, "onnxruntime", {"dflash": "/b"}),
+        ({}, "onnxruntime", {"dflash": "/b", "ngram": None, "none": None}),
         ({}, "tensorrt_llm", {"dflash": "/b", "eagle3": "/e", "ngram": None, "none": None}),
         (
             {"speculation": {"method": "lilicorr"}},

@@ -192,6 +192,7 @@ print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0]
 def test_the_scripts(deploy: Path, case: str) -> None:
     scripts = sorted(deploy.glob("*.sh"))
     names = {"probe.sh", "start.sh"} | ({"leader.sh", "worker.sh"} if case == SEVERAL else set())
+    names |= {"fetch.sh"} if CASES[case].get("checkpoints") == "hub" else set()
     assert {script.name for script in scripts} == (set() if case in OURS else names)
     if case in OURS:
         return
@@ -372,6 +373,11 @@ def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         env = {each["name"] for each in container["env"]}
         assert ("HF_TOKEN" in env) == (engine.get("checkpoints") == "hub")
+        # one machine's ranks find what was fetched before; of several each fetches for itself
+        fetches = "HF_TOKEN" in env and case != SEVERAL
+        assert [each["command"] for each in spec.get("initContainers", [])] == (
+            [["deploy/fetch.sh"]] if fetches else []
+        )
 
 
 def capabilities(spec: dict[str, Any]) -> list[tuple[int, int]]:

@@ -89,6 +89,12 @@ class Model(RuleBasedStateMachine):
         self.cache.clear(owner)
         assert not len(self.cache)
 
+    @rule(held=st.booleans())
+    def hold(self, held: bool) -> None:
+        """Another drafter is loaded; what steps under way copy stays until they end."""
+        self.cache.hold(held)
+        assert not (held and len(self.cache))
+
     def _step(self, owner: str, count: int | None = None) -> None:
         for number, what in self.to_do[owner][:count]:
             if what is None:

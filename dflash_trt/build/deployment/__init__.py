@@ -1,7 +1,8 @@
 """Write what deploys a build: a Dockerfile, Kubernetes manifests, and KServe's.
 
 ```
-deploy/   Dockerfile; of kind tensorrt_llm start.sh, probe.sh, and over nodes leader.sh, worker.sh
+deploy/   Dockerfile; of kind tensorrt_llm start.sh, probe.sh, of a target on the Hub fetch.sh, and
+          over nodes leader.sh, worker.sh
 deploy/kubernetes/   a kustomize base: Deployment or LeaderWorkerSet, Service, NetworkPolicy, ...;
                      hpa/ and keda/ are components that scale it
 deploy/kserve/       ServingRuntime and InferenceService; kserve-canary/ is for some of the traffic
@@ -19,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import dflash_trt
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT, TensorRTLLM
-from dflash_trt.engines import read_info
+from dflash_trt.engines import read_infos
 from dflash_trt.roofline import machine
 from dflash_trt.triton import CHANGES
 
@@ -39,7 +40,7 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
     """Write `directory/deploy`; the same arguments and engines give the same bytes.
 
     ranks: GPUs or processes that compute one instance; GPUs may be those of several nodes.
-    Nothing is written for a build of links, which do not travel.
+    Nothing is written for a build of links, which do not travel, nor for ONNX Runtime on a GPU.
     """
     engine, name = config.engine, resource_name(config.name)
     values: dict[str, Any] = {"build": config.name, "name": name, "image_name": name}
@@ -48,7 +49,7 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
             return
         values |= _bundle(config, engine, ranks)
     else:
-        if isinstance(engine, OnnxRuntime) and engine.weights == "link":
+        if isinstance(engine, OnnxRuntime) and (engine.weights == "link" or engine.device != "cpu"):
             return
         values |= _graphs(directory / "engines", config, engine, ranks)
     several = values["nodes"] > 1
@@ -62,6 +63,7 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
     left_out |= set() if values["llm"] else {"kubernetes/cache.yaml"}
     left_out |= {f"kubernetes/{'deployment' if several else 'leaderworkerset'}.yaml"}
     left_out |= set() if several else {"leader.sh", "worker.sh"}
+    left_out |= set() if values["hub"] else {"fetch.sh"}
     for template in ENVIRONMENT.list_templates():
         file = template.removeprefix("tensorrt_llm/" if values["llm"] else "serve/")
         other = file.startswith(("export/", "serve/", "tensorrt_llm/", *["kserve"] * several))
@@ -97,7 +99,7 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
 def _graphs(
     engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT, ranks: int
 ) -> dict[str, Any]:
-    infos = [read_info(engines / role, engine.kind) for role in ("target", "drafter")]
+    infos = read_infos(engines)
     weights = sum(file.stat().st_size for file in engines.rglob("*") if file.is_file())
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
     kept = config.serving.prefix_cache_mib << 20

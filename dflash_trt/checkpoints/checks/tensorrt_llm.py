@@ -4,8 +4,9 @@ As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
 """
 
 from dflash_trt.checkpoints.checks import Found, check
-from dflash_trt.checkpoints.drafter import is_eagle3, is_lilicorr, other_method
+from dflash_trt.checkpoints.drafter import is_eagle3, other_method
 from dflash_trt.checkpoints.gguf.tensors import LINK
+from dflash_trt.checkpoints.lilicorr import is_lilicorr
 from dflash_trt.checkpoints.summary import Pair
 from dflash_trt.config import BLOCKS
 

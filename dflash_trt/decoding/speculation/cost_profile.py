@@ -19,7 +19,15 @@ import numpy.typing as npt
 from dflash_trt.atomic import replace_text
 from dflash_trt.decoding.messages import RunRound, VerifyInput, verify_input
 from dflash_trt.digests import sha256
-from dflash_trt.engines import COSTS_FILE, ENGINE_FILE, engine_kind, most_verified, read_info
+from dflash_trt.engines import (
+    COSTS_FILE,
+    ENGINE_FILE,
+    engine_kind,
+    most_verified,
+    read_info,
+    read_infos,
+    roles,
+)
 from dflash_trt.files import EXACT, read_as
 from dflash_trt.machine import cpu_model, usable_cores, versions
 
@@ -244,9 +252,9 @@ def profile_of(
     for machine, profile in kept_profiles(engines):
         if machine == here:
             return profile
-    target, drafter = (read_info(engines / role, here.kind) for role in ("target", "drafter"))
+    target = read_info(engines / "target", here.kind)
     log.info("measuring what rounds cost on this machine")
-    profile = measure(run_round, drafter.block_size, target.slots, target.max_seq_len)
+    profile = measure(run_round, target.block_size, target.slots, target.max_seq_len)
     keep_profile(engines, here, profile)
     return profile
 
@@ -254,7 +262,7 @@ def profile_of(
 def this_machine(engines: Path, mode: str, threads: int | None = None) -> Machine:
     """Arguments as in `profile_of`."""
     kind = engine_kind(engines / "target")
-    info, _ = (read_info(engines / role, kind) for role in ("target", "drafter"))
+    info = read_infos(engines)[0]  # refuses a drafter that is not whole, too
     if info.plan is None:
         library, gpu = f"{kind} {versions().get(kind, '')}".strip(), ""
     else:
@@ -272,7 +280,7 @@ def this_machine(engines: Path, mode: str, threads: int | None = None) -> Machin
         mode=mode,
         threads=info.threads if threads is None else threads,
         target=sha256([engines / "target" / ENGINE_FILE]),
-        drafter=sha256([engines / "drafter" / ENGINE_FILE]),
+        drafter=sha256([each / ENGINE_FILE for each in roles(engines)[1:]]),
     )
 
 

@@ -39,7 +39,7 @@ class Policy:
 
     def holds(self, budget: int) -> bool:
         """Whether the drafter may have use for a sequence that has so many tokens to come."""
-        return True
+        return self.draft_tokens > 0
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """How many draft tokens of a verified proposal were kept."""
@@ -99,6 +99,7 @@ class Adaptive(Policy):
         needs_plain = self._costs.needs_plain(n)
         chosen = [_take(row, 0 if needs_plain else width) for row in expected]
         runs = feed or self._drafts_next(gate, rows, chosen, (steps, draft))
+        runs = runs and self.draft_tokens > 0  # otherwise nothing drafts but what the text repeats
         if needs_plain and drafted:
             runs = feed  # a plain step after the drafter takes longer
         if runs:
@@ -111,11 +112,13 @@ class Adaptive(Policy):
 
     def prefill(self, n: int, sampled: bool) -> bool:
         """See `Policy`."""
-        return self._gates[n.bit_length(), sampled].open
+        return self.draft_tokens > 0 and self._gates[n.bit_length(), sampled].open
 
     def holds(self, budget: int) -> bool:
         """See `Policy`. Not where the gate is closed, and the sequence will have ended before the
         drafter is tried again."""
+        if not self.draft_tokens:
+            return False
         gates = [gate for (at, _), gate in self._gates.items() if at == self._last[0].bit_length()]
         opens = not gates or any(gate.open for gate in gates)
         return opens or self._idle + budget >= self._probe_cost / PROBING

@@ -103,6 +103,15 @@ def strategy(
     speculation: Speculation, target: EngineInfo, costs: StepCosts | None
 ) -> tuple[Policy, Proposer]:
     """What a `Scheduler` needs to decode as the config says; costs: for the policy adaptive."""
+    if speculation.method == "none":
+        return Fixed(0), Proposer()
+    max_drafts = target.most_verified - 1
+    if speculation.method == "ngram":
+        most = min(speculation.draft_tokens or max_drafts, max_drafts)
+        looked_up = Proposer(most, lookup=True, candidates=1)
+        if speculation.policy == "fixed" or costs is None:
+            return Fixed(most), looked_up
+        return Adaptive(costs, 0, max_drafts), looked_up
     draft_tokens = min(speculation.draft_tokens or target.block_size, target.block_size - 1)
     if speculation.policy == "fixed" or costs is None:
         return Fixed(draft_tokens), Proposer()
@@ -110,7 +119,6 @@ def strategy(
     # a tree's tokens lie elsewhere in the cache than a chain's, so that attention adds up in
     # another order: quantized layers make much of that, see `EngineInfo.least_rows`
     trees = speculation.tree and refined and not target.quantized
-    max_drafts = target.most_verified - 1
     proposer = Proposer(
         max_drafts,
         max_depth=target.deepest if trees else 0,

@@ -13,7 +13,8 @@ CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     # else a channel that failed once answers retries from memory for a second and longer
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # its name for the time that a connection may take: 100 ms were too few where a machine is busy
+    ("grpc.min_reconnect_backoff_ms", 10_000),
 ]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dflash_trt.build import read_manifest
-from dflash_trt.engines import EngineInfo, engine_kind, read_info
+from dflash_trt.engines import EngineInfo, read_infos
 from dflash_trt.serving.front.llm import limits
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
@@ -20,10 +20,8 @@ def capacity(directory: Path) -> str:
             f"{known['slots']} slots of up to {known['max_seq_len']} tokens; TensorRT-LLM's log "
             "says what memory its KV caches take"
         )
-    target, drafter = (
-        read_info(engines / role, engine_kind(engines / role)) for role in ("target", "drafter")
-    )
-    size = _cache_bytes(target) + _cache_bytes(drafter)
+    target, *others = read_infos(engines)
+    size = sum(map(_cache_bytes, (target, *others)))
     kept = read_manifest(directory)["config"]["serving"].get("prefix_cache") or 0
     return (
         f"{target.slots} slots of up to {target.max_seq_len} tokens, KV caches of "

@@ -25,7 +25,7 @@ from dflash_trt.decoding import (
     block_bytes,
 )
 from dflash_trt.decoding.speculation import CostProfile, profile_of, strategy
-from dflash_trt.engines import engine_kind, read_info
+from dflash_trt.engines import engine_kind, read_info, read_infos
 from dflash_trt.errors import RequestError
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, NO_NUMBER, UNAVAILABLE, Deliver
@@ -137,8 +137,7 @@ class EngineLoop:
     def _new_prefix_cache(self) -> PrefixCache | None:
         if not self._settings.prefix_cache:
             return None
-        drafter = read_info(self._engines / "drafter", engine_kind(self._engines / "drafter"))
-        self._block_bytes = block_bytes(self._target, drafter)
+        self._block_bytes = block_bytes(read_infos(self._engines))
         return PrefixCache(self._settings.prefix_cache * 2**20 // self._block_bytes)
 
     def _run(self, group: _SlotGroup) -> None:

@@ -1,13 +1,12 @@
 """Whether the next build may take over: memory for two, and what it generates."""
 
-import json
 import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_trt.build import read_manifest
+from dflash_trt.build import Manifest, read_manifest
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.server.process import Server
 from dflash_trt.tensorrt_llm import gpus
@@ -80,21 +79,15 @@ def check_memory(pids: Iterable[int], old: Path, new: Path, part: str = "engines
         )
 
 
-def same_but_drafter(old: Path, new: Path) -> bool:
+def same_but_drafter(old: Manifest, new: Manifest) -> bool:
     """Whether two builds differ in the drafter's weights alone, so that a server keeps the rest."""
-    one, other = read_manifest(old), read_manifest(new)
 
-    def rest(manifest: dict[str, object]) -> dict[str, object]:
-        files = manifest["files"]
-        assert isinstance(files, dict)
-        return {
-            name: json.dumps(entry)
-            for name, entry in files.items()
-            if not name.startswith(DRAFTER_FILES) and name != "bom.cdx.json"
-        }
+    def rest(manifest: Manifest) -> Manifest:
+        files = manifest["files"].items()
+        kept = {name: entry for name, entry in files if not name.startswith(DRAFTER_FILES)}
+        return {**kept, "bom.cdx.json": None, "name": manifest["name"]}
 
-    mode = one["config"]["serving"].get("mode")
-    return mode == "ensemble" and one["name"] == other["name"] and rest(one) == rest(other)
+    return old["config"]["serving"].get("mode") == "ensemble" and rest(old) == rest(new)
 
 
 def _on_gpu(build: Path) -> bool:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from dflash_trt.build import Depth, check_build
+from dflash_trt.build import Depth, check_build, read_manifest
 from dflash_trt.build.signing import verify_signature
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.serving.ports import free_ports
@@ -27,7 +27,7 @@ from dflash_trt.serving.server.supervisor import Say, supervise
 
 POLL = 0.25  # seconds between two looks at who is left
 IDLE = 5.0  # seconds without a sequence, after which connections that are held open are closed
-END_TIMEOUT = 20.0  # seconds until a swap that is under way has ended, when `serve` stops
+END_TIMEOUT = 5.0  # seconds until a swap that is under way has ended, when `serve` stops
 
 
 class Swaps:
@@ -51,6 +51,7 @@ class Swaps:
         self._moved = threading.Event()
         self._failed: ServerError | None = None  # the move
         self._last: Path | None = None  # the build before this one
+        self._manifest = read_manifest(server.repository.parent)  # its directory may be built anew
         self._proved: float | None = None  # acceptance of the build that is served
         self._caller: Caller | None = None
 
@@ -113,14 +114,15 @@ class Swaps:
             check_build(build, self._check)
             old, least = self.server.repository.parent, call["least"] if call["build"] else 0.0
             say(f"swap: from {old} to {build}")
-            if same_but_drafter(old, build):
+            manifest = read_manifest(build)
+            if same_but_drafter(self._manifest, manifest):
                 self._swap_drafter(build, least, say)
             else:
                 self._swap_all(build, least, call["drain"], say)
         except DflashError as error:
             self._say(f"swap: failed, and {self.server.repository.parent} serves on: {error}")
             raise ServerError(error.problem, error.fix) from None
-        self._last = old
+        self._last, self._manifest = old, manifest
 
     def _swap_all(self, build: Path, least: float, drain: float, say: Say) -> None:
         old = self.server

@@ -75,10 +75,9 @@ def decoder(settings, engines, metrics, tokenizer):
         return llm.TensorRTLLM(settings, args, metrics, channels=has_channels(tokenizer))
     if settings.mode == "ensemble":
         return EngineLoop(settings, engines, call_ensemble, metrics, tokenizer)
-    from dflash_trt.engines import load_engine  # noqa: PLC0415
+    from dflash_trt.engines import load_engines  # noqa: PLC0415
 
-    target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
-    return EngineLoop(settings, engines, in_process(target, drafter), metrics, tokenizer)
+    return EngineLoop(settings, engines, in_process(*load_engines(engines)), metrics, tokenizer)
 
 
 def call_ensemble(verify_input):

@@ -1,0 +1,16 @@
+"""Methods of decoding, and which engine kinds have which."""
+
+from typing import Literal, get_args
+
+from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
+
+Method = Literal["dflash", "lilicorr", "eagle3", "ngram", "none"]
+DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
+BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
+
+
+def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ...]:
+    """What an engine kind can decode by."""
+    if isinstance(engine, TensorRTLLM):
+        return get_args(Method)
+    return (*BLOCKS, *DRAFTERLESS) if isinstance(engine, OnnxRuntime) else ("dflash",)

@@ -1,0 +1,85 @@
+"""Builds without a drafter: plain decoding and n-grams give the target's own text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builds import config_of, quiet
+from pairs import make_pair
+
+from dflash_trt.build.run import build
+from dflash_trt.config import Method, Speculation, variants
+from dflash_trt.decoding import PrefixCache, Request, Scheduler, check_lossless, in_process
+from dflash_trt.decoding.speculation import strategy
+from dflash_trt.engines import load_engines
+
+SPECULATION = {
+    "none": Speculation(method="none"),
+    "ngram": Speculation(method="ngram"),
+    "ngram, 5 drafts": Speculation(method="ngram", draft_tokens=5),
+}
+PROMPTS = [[5, 6, 7, 8] * 6, [9, 10, 11, 9, 10, 11, 9]]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Method, Path]:
+    """The same target with each method; the drafter is never looked for where it is not needed."""
+    directory = tmp_path_factory.mktemp("pair")
+    make_pair(directory, block_size=8)
+    found: dict[Method, Path] = {}
+    for method, config in variants(config_of(directory)).items():
+        if method != "dflash":
+            (directory / "drafter").rename(directory / "elsewhere")
+        found[method] = build(config, directory / method, quiet).directory
+        if method != "dflash":
+            (directory / "elsewhere").rename(directory / "drafter")
+    return found
+
+
+def test_a_build_without_a_drafter_has_none(built: dict[Method, Path]) -> None:
+    assert {*built} == {"dflash", "ngram", "none"}
+    for method in ("ngram", "none"):
+        engines = built[method] / "engines"
+        assert [each.name for each in sorted(engines.iterdir())] == ["target"]
+        models = {each.name for each in (built[method] / "model_repository").iterdir()}
+        assert models == {"dflash", "dflash_infer"}  # nothing to put into an ensemble
+
+
+@pytest.mark.parametrize("name", SPECULATION)
+def test_its_text_is_the_targets(built: dict[Method, Path], name: str) -> None:
+    speculation = SPECULATION[name]
+    directory = built[speculation.method] / "engines"
+    found = check_lossless(directory, PROMPTS, 40, speculation, lambda _: None)
+    assert found.identical == found.total == len(PROMPTS)
+    with_drafter = check_lossless(
+        built["dflash"] / "engines", PROMPTS, 40, Speculation(), lambda _: None
+    )
+    assert found.outputs == with_drafter.outputs
+    assert (found.tau > 1) == (speculation.method == "ngram")  # random text repeats itself soon
+
+
+@pytest.mark.parametrize("name", SPECULATION)
+def test_a_prompt_that_was_seen_is_reused(built: dict[Method, Path], name: str) -> None:
+    """There is no drafter that has not seen it."""
+    speculation = SPECULATION[name]
+    target, drafter = load_engines(built[speculation.method] / "engines")
+    assert drafter is None
+    policy, proposer = strategy(speculation, target.info, None)
+    scheduler = Scheduler(
+        in_process(target, None),
+        slots=2,
+        max_seq_len=target.info.max_seq_len,
+        prefill_chunk=16,
+        policy=policy,
+        proposer=proposer,
+        prefix_cache=PrefixCache(64),
+    )
+    texts = []
+    for _ in range(2):
+        sequence = scheduler.submit(Request([*range(1, 41)], 8))
+        while scheduler.busy:
+            scheduler.step()
+        texts.append(sequence.tokens)
+    assert sequence.cached_tokens == 32
+    assert texts[0] == texts[1]
