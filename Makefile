@@ -6,7 +6,7 @@ TWO := -n 2 --dist loadfile
 
 .PHONY: demo test test-models test-plans test-gpu soak lint bench clean
 
-demo: .venv/.server  ## build the demo pair, serve it with Triton, show who wrote which token
+demo: .venv/.server  ## build SmolLM2-135M and its drafter, serve them with Triton, show who wrote which token
 	$(BIN)/python examples/demo.py
 
 test: .venv/.dev  ## run the tests, against a real Triton server

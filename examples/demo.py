@@ -1,7 +1,7 @@
 """`make demo`: build a pair, serve it with Triton, ask it questions, show who wrote which token,
 and ask again without drafts.
 
-    python examples/demo.py [pycode | smollm2]
+    python examples/demo.py [smollm2 | pycode]
 """
 
 import subprocess
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.prompts import Prompt
@@ -86,7 +86,8 @@ def main(name: str) -> None:
     build = f"build/{name}"
     run("build", f"build_configs/{name}.yaml", "--output", build)
     console.print(f"\n$ dflash-trt serve {build}")
-    table = Table("tokens/s", "tokens", "DFlash", "plain", "", "same text")
+    question = Column("tokens/s", no_wrap=True, max_width=28)
+    table = Table(question, "tokens", "DFlash", "plain", "", "same text")
     with running_server(ROOT / build) as ports:
         console.print(f"Triton is ready on 127.0.0.1:{ports.grpc} (gRPC) and :{ports.http} (HTTP)")
         tokenizer = load_tokenizer(ROOT / build / "tokenizer")
@@ -113,4 +114,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "pycode")
+    main(sys.argv[1] if len(sys.argv) > 1 else "smollm2")

@@ -30,9 +30,11 @@ def held_out(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, file: 
     if not file.exists():
         generator = torch.Generator().manual_seed(HELD_OUT_SEED)
         questions = sample_questions(model, tokenizer, 2 * HELD_OUT, 0.0, generator)
-        lines = [json.dumps({"text": text}, ensure_ascii=False) for text in questions[:HELD_OUT]]
+        chats = [{"messages": [{"role": "user", "content": text}]} for text in questions[:HELD_OUT]]
+        lines = [json.dumps(each, ensure_ascii=False) for each in chats]
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["messages"][0]["content"] for line in lines]
 
 
 def human_eval() -> list[str]:

@@ -26,7 +26,7 @@ PAGES = [
         *sorted((ROOT / "examples").glob("*/README.md")),
     )
 ]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^(?P<fence>```+)(\w*)\n(.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`]+)`")
 PROGRAMS = (
     *("aiperf", "curl", "dflash-trt", "docker", "git", "hf", "kubectl", "make", "mpirun"),
@@ -55,7 +55,7 @@ NOT_RUN = {
     ("docs/structure.md", "cli -> bench, planning"): "a picture",
     ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
     ("docs/operations.md", "2026-11-23T22:12:57.535+00:00 INFO dflash_trt.access"): "a log",
-    ("README.md", "python examples/demo.py pycode"): "with what it prints, in test_walks.py",
+    ("README.md", "python examples/demo.py smollm2"): "with what it prints, in test_walks.py",
 }
 PRELUDE = """
 set -eE -o pipefail
@@ -80,7 +80,7 @@ class Block:
 def read(page: str) -> list[Block]:
     """The blocks of a page, from top to bottom; code in a sentence that is neither is left out."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = [(each.start(), each[1], each[2]) for each in FENCE.finditer(text)]
+    found = [(each.start(), each[2], each[3]) for each in FENCE.finditer(text)]
     for each in INLINE.finditer(FENCE.sub(lambda fence: " " * len(fence[0]), text)):
         code = " ".join(each[1].split())
         if code.split()[0] in PROGRAMS and " " in code:
