@@ -4,7 +4,8 @@ import copy
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -142,10 +143,16 @@ def _fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     parts = iter(loc)
     for part in parts:
         annotation = model.model_fields[str(part)].annotation
-        if kinds := get_args(annotation):
+        args = [each for each in get_args(annotation) if each is not NoneType]
+        if get_origin(annotation) is dict:  # by method
+            next(parts, None)
+            annotation = args[-1]
+        elif len(args) == 1:  # it may be left out
+            (annotation,) = args
+        elif args:
             kind = next(parts, "onnxruntime")
             (annotation,) = (
-                x for x in kinds if str(kind) in get_args(x.model_fields["kind"].annotation)
+                x for x in args if str(kind) in get_args(x.model_fields["kind"].annotation)
             )
         assert isinstance(annotation, type)  # every section is a plain class
         model = annotation

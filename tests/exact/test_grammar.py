@@ -22,7 +22,7 @@ import pytest
 import reference
 import schema_suite
 import torch
-from conftest import BuildPair, BuiltPair, built_from
+from built_pairs import BuildPair, BuiltPair, built_from
 from exact import run_all, submit
 from guesses import COSTS, AtRandom, Guesses
 from tokenizers import Tokenizer

@@ -28,6 +28,7 @@ from dflash_trt.decoding import check_lossless
 from dflash_trt.decoding.messages import DraftInput
 from dflash_trt.decoding.rounds import draft
 from dflash_trt.engines import load_engine
+from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.errors import PairError
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.layers import Best
@@ -116,7 +117,10 @@ def test_scores_are_the_published_ones(tmp_path: Path) -> None:
     rest = np.log((1 - np.exp(likely).sum(-1)) / 13)
     everything = np.repeat(rest[:, None], 16, axis=1).astype(np.float32)
     np.put_along_axis(everything, ids, likely, axis=-1)
-    session = ort.InferenceSession(tmp_path / "model.onnx")
+    options = ort.SessionOptions()
+    use_one_pool(1)  # otherwise an engine of another test could have set it, or not
+    options.use_per_session_threads = False
+    session = ort.InferenceSession(tmp_path / "model.onnx", options)
     (scores,) = session.run(
         ["pair_scores"],
         {

@@ -45,6 +45,7 @@ NOT_RUN = {
     ("docs/operations.md", "dflash-trt swap --back"): "test_swap.py runs it",
     ("docs/benchmarks.md", "dflash-trt bench matrix build_configs/dgx-b300/"): "needs its GPUs",
     ("docs/bundles.md", "kubectl kustomize"): "test_deployment.py runs it",
+    ("docs/release.md", "kubectl apply -k BUILD"): "a cluster; test_deployment.py reads the folder",
     ("docs/metrics.md", "promtool test rules tests/alerts_test.yml"): "test_metrics.py runs it",
     (
         "docs/clients.md",

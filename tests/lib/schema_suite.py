@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conftest import BuiltPair
+from built_pairs import BuiltPair
 from exact import run_all, scheduler_of
 from guesses import COSTS
 from jsonschema import validators

@@ -45,6 +45,7 @@ class TableModel:
             cache_len=1 << 20,
             vocab_size=VOCAB,
             block_size=DRAFTS + 1,
+            feature_size=1,
             mask_token_id=0,
             best=best,
             sample_from_anchor=False,

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import BuildPair
+from built_pairs import BuildPair
 from schema_suite import run, suite
 
 DRAFTS = ("draft4", "draft6", "draft7", "draft2019-09", "draft2020-12")

@@ -18,7 +18,6 @@ from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import call
-from dflash_trt.serving.server.proof import memory_of
 from dflash_trt.serving.server.reaper import SHARED_MEMORY, command_line, processes_naming
 
 pytestmark = pytest.mark.soak
@@ -63,7 +62,7 @@ def _kill_one(pid: int, model: str, newest: bool, killed: list[float]) -> None:
 
 
 def _memory(pid: int) -> int:
-    """Bytes of `serve` and all of its processes."""
+    """Bytes of `serve` and all of its processes that no other has: shares change with others."""
     pids = {pid}
     while (
         more := {
@@ -74,7 +73,15 @@ def _memory(pid: int) -> int:
         - pids
     ):
         pids |= more
-    return sum(map(memory_of, pids))
+    return sum(map(_private, pids))
+
+
+def _private(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has ended
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 def _swap(
