@@ -17,7 +17,8 @@ AS_PUBLISHED = "Use the config.json that came with the drafter"
 
 def is_lilicorr(config: Mapping[str, Any]) -> bool:
     """By the marks that the three know; config: as it lies in the file, or flat."""
-    own = {**config, **(config.get("dflash_config") or {})}
+    inner = config.get("dflash_config")
+    own = {**config, **inner} if isinstance(inner, Mapping) else config
     named = "LiLiCorrDraftModel" in str(own.get("architectures"))
     return named or own.get("projector_type") == "lilicorr" or own.get("lilicorr_enabled") is True
 

