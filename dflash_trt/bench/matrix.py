@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dflash_trt.atomic import replace_text
 from dflash_trt.bench.load import Goal, Load, measure_server
@@ -22,7 +22,7 @@ from dflash_trt.bench.prompts import load_asked
 from dflash_trt.bench.protocols import Ask
 from dflash_trt.bench.results import Level, MatrixCell, MatrixRun, write_run
 from dflash_trt.chat import as_chat, load_chat_template
-from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM, variants
+from dflash_trt.config import BuildConfig, Method, OnnxRuntime, TensorRTLLM, variants
 from dflash_trt.errors import ConfigError, DflashError, RequestError
 from dflash_trt.files import read_as
 from dflash_trt.machine import cpu_model
@@ -31,7 +31,7 @@ from dflash_trt.serving.server import LOOPBACK, running_server
 from dflash_trt.tensorrt_llm import KIND, check_host, gpus, read_info
 
 WARM_UP_TOKENS = 16
-METHODS = ("none", "ngram", "eagle3", "dflash", "lilicorr")
+METHODS = get_args(Method)
 # what a chat template is told; default: nothing
 THINKING: Mapping[str, Mapping[str, Any]] = {
     "default": {},

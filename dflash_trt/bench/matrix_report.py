@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dflash_trt.bench.page import Page, Table
 from dflash_trt.bench.report import INTERRUPTED, in_words, measured_on, published_tables
-from dflash_trt.bench.results import Level, MatrixCell, MatrixRun
+from dflash_trt.bench.results import Level, MatrixCell, MatrixRun, in_users
 from dflash_trt.charts import Curve, curves
 
 Group = tuple[str, str]  # prompts and thinking
@@ -56,7 +56,7 @@ def _charts(run: MatrixRun, gpus: bool) -> Iterator[str]:
         if cell.users == fewest and cell.level and (shares := cell.level.kept)
     ]
     if kept:
-        title = f"Acceptance by position, {fewest} user{'s' * (fewest != 1)}"
+        title = f"Acceptance by position, {in_users(fewest)}"
         yield curves(title, "draft", "share of rounds that kept it", kept)
 
 

@@ -23,6 +23,11 @@ def kept(committed: Sequence[int]) -> list[float]:
     ]
 
 
+def in_users(count: int) -> str:
+    """As a load is called."""
+    return f"{count} user{'s' * (count != 1)}"
+
+
 @dataclass(kw_only=True)
 class Sample:
     """One pass over the prompts."""
@@ -116,7 +121,7 @@ class Level:
     def __str__(self) -> str:
         if self.users is None:
             return f"{self.rate:g} requests/s"
-        return f"{self.users} user{'s' * (self.users != 1)}"
+        return in_users(self.users)
 
     @property
     def total(self) -> float:
@@ -163,7 +168,7 @@ class MatrixCell:
     error: str | None = None  # why it is not measured, or not whole
 
     def __str__(self) -> str:
-        parts = [self.method, f"{self.users} user{'s' * (self.users != 1)}", self.prompts]
+        parts = [self.method, in_users(self.users), self.prompts]
         return ", ".join([*parts, *[f"thinking {self.thinking}"] * (self.thinking != "default")])
 
     @property
@@ -188,17 +193,17 @@ class MatrixRun:
     format: int = 1
 
 
-AnyRun: Any = Run | ServerRun | MatrixRun
+AnyRun = Run | ServerRun | MatrixRun
 
 
-def write_run(path: Path, run: Run | ServerRun | MatrixRun) -> None:
+def write_run(path: Path, run: AnyRun) -> None:
     path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
 
 
-def read_run(path: Path) -> Run | ServerRun | MatrixRun:
+def read_run(path: Path) -> AnyRun:
     """RequestError when the file is not a run that `write_run` wrote."""
     try:
-        run: Run | ServerRun | MatrixRun = read_as(path, AnyRun)
+        run: AnyRun = read_as(path, AnyRun)  # type: ignore[arg-type]
     except (OSError, ValueError) as error:
         raise RequestError(
             f"{path} is not a result of `dflash-trt bench` ({error})",

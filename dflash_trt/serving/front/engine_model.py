@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.engines import EngineInfo
+from dflash_trt.engines import EngineInfo, load_engine
 from dflash_trt.errors import RankError, RequestError
 from dflash_trt.serving.front.tensors import from_request, to_tensors
 from dflash_trt.serving.internal import KEY, end_process, given, hide_shared_memory, without_key
@@ -23,7 +23,6 @@ class EngineModel:
     check: raises RequestError for an input that the engine cannot step.
     """
 
-    load: ClassVar[Callable[..., Any]]
     check: ClassVar[Callable[[EngineInfo, Any, Mapping[int, int]], None]]
     step: ClassVar[Callable[[Any, Any], Any]]
     input_type: ClassVar[type[Any]]
@@ -34,7 +33,7 @@ class EngineModel:
         configure()
         parameters = json.loads(args["model_config"])["parameters"]
         engine = Path(args["model_repository"]) / parameters["engine"]["string_value"]
-        self.engine = type(self).load(engine.resolve(), alone=True)
+        self.engine = load_engine(engine.resolve(), alone=True)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]

@@ -55,7 +55,7 @@ def openai_door(settings: Settings, state: State, client: AsyncClient) -> Door:
         drafts = (serving.get("speculative_config") or {}).get("max_draft_len") or 0
     else:
         block = manifest.get("drafter", {}).get("block_size", 1)
-        drafts = max_draft_tokens(speculation_of(manifest), block, by_llm)
+        drafts = max_draft_tokens(speculation_of(manifest), block, tensorrt_llm=False)
     served = Served(
         models=tuple(dict.fromkeys((manifest["name"], MODEL))),
         max_model_len=serving["max_seq_len"],

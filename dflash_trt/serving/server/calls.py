@@ -33,9 +33,8 @@ class Caller:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.bind(_name(http_port))
-        except (
-            OSError
-        ):  # a user of this machine took it: nobody can call, and it serves all the same
+        except OSError:
+            # a user of this machine took it: nobody can call, and it serves all the same
             self._socket.close()
             return
         self._socket.listen()

@@ -4,11 +4,10 @@ from functools import partial
 
 from dflash_trt.decoding import VerifyInput, check_verify_input, verify
 from dflash_trt.decoding.speculation import FeatureBuffer
-from dflash_trt.engines import load_engine
 from dflash_trt.serving.front.engine_model import EngineModel
 
 
 class TritonPythonModel(EngineModel):
-    load, input_type = load_engine, VerifyInput
+    input_type = VerifyInput
     check = staticmethod(check_verify_input)
     step = staticmethod(partial(verify, held=FeatureBuffer()))
