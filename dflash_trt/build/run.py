@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dflash_trt.atomic import publish, sole_writer
 from dflash_trt.build import onnxruntime, tensorrt_llm
 from dflash_trt.build.bom import write_bom
-from dflash_trt.build.job import Job
+from dflash_trt.build.job import Job, Written
 from dflash_trt.build.manifest import MANIFEST, SIGNATURE, Manifest, read_manifest
 from dflash_trt.build.provenance import inputs_manifest, matching_manifest, write_manifest
 from dflash_trt.build.signing import verify_signature
@@ -25,6 +25,7 @@ from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import BuildError
 
 if TYPE_CHECKING:
+    from dflash_trt.build.quantization import Cost
     from dflash_trt.engines.accuracy import Accuracy
 
 PREPARE: dict[str, Callable[[BuildConfig, Located, Located | None, Report], Job]] = {
@@ -42,6 +43,7 @@ class BuildResult:
     seconds: float
     warnings: list[Finding]  # of the pair
     accuracy: "Accuracy | None" = None  # of quantised weights, measured as they are built
+    cost: "Cost | None" = None  # of a quantised target, the same
 
 
 def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
@@ -62,19 +64,26 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             manifest = None
             if (output / MANIFEST).is_file():
                 manifest = matching_manifest(output, inputs.result(), report)
-            built, accuracy = manifest is None, None
+            built, written = manifest is None, Written()
             if manifest is None:
                 written = job.write(scratch)
-                accuracy = written.accuracy
                 write_bom(scratch, inputs.result(), job)
-                manifest = write_manifest(scratch, inputs.result(), written.digests, job, report)
+                manifest = write_manifest(scratch, inputs.result(), written, job, report)
                 publish(scratch, output)
     except OSError as error:
         raise BuildError(
             f"cannot write {error.filename or output}: {error.strerror or error}",
             "Free the disk or give a writable --output; nothing was left half written",
         ) from error
-    return BuildResult(output, manifest, built, time.monotonic() - started, job.warnings, accuracy)
+    return BuildResult(
+        output,
+        manifest,
+        built,
+        time.monotonic() - started,
+        [*job.warnings, *written.warnings],
+        written.accuracy,
+        written.cost,
+    )
 
 
 def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":

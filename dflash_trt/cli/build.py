@@ -60,6 +60,8 @@ def build(
             f"text: greedy token equal at {cost.agreement:.1%}, logits off by {cost.rms:.1%} rms, "
             f"at most {cost.largest:.2f}"
         )
+    if result.cost is not None:
+        print(f"quantized target against the original: {result.cost}")
     if settings.engine.kind == "tensorrt_llm":
         print(f"check the machine it goes to: dflash-trt doctor {directory}")
     print(f"serve it: dflash-trt serve {directory}")

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from dflash_trt.config.quantization import Quantize
 from dflash_trt.config.section import Count, Section
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Machine, machine
@@ -150,6 +151,12 @@ class TensorRTLLM(Section):
         description="copy: store both checkpoints in the bundle; link: point to their files; hub: "
         "fetch the target by id and revision where it runs, and copy the drafter",
     )
+    quantize: Quantize | None = Field(
+        default=None,
+        description="quantizes the target's linear layers with ModelOpt (extra `quantize`), "
+        "measures what that costs, and puts the result into the bundle; a method alone is short "
+        "for the section. Unset: keep the checkpoint's precision",
+    )
     args: dict[str, Any] = Field(
         default={},
         description="overrides arguments of TensorRT-LLM's `LLM(...)`, by their names and nesting "
@@ -164,3 +171,13 @@ class TensorRTLLM(Section):
         except ConfigError as error:
             raise PydanticCustomError("machine", "{said}", {"said": error.problem}) from None
         return hardware
+
+    @model_validator(mode="after")
+    def _quantized_here(self) -> "TensorRTLLM":
+        if self.quantize is not None and self.checkpoints == "hub":
+            raise PydanticCustomError(
+                "quantized_here",
+                "checkpoints: hub leaves the target on the Hub, but quantize writes another one; "
+                "take copy or link",
+            )
+        return self
