@@ -18,7 +18,7 @@ from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
 
 if TYPE_CHECKING:
-    from dflash_trt.decoding.lossless import LosslessReport
+    from dflash_trt.decoding import LosslessReport
 
 PROMPTS = (
     "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",

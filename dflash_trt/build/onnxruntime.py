@@ -67,12 +67,18 @@ def prepare(
             [*_files(target), *tokenizer_files(target.directory)],
             asdict(target.spec),
         ),
-        Input(drafter_at, _files(drafter), asdict(drafter.spec))
+        Input(drafter_at, _files(drafter), asdict(drafter.spec) | _precision(config))
         if drafter_at and drafter
         else None,
         warnings,
         partial(_write, config=config, target=target, drafter=drafter, report=report),
     )
+
+
+def _precision(config: BuildConfig) -> dict[str, str]:
+    """`quantize`, where the drafter's differs from the engine's."""
+    asked = config.drafter.quantize if config.drafter else None
+    return {"quantize": asked} if asked else {}
 
 
 def _files(model: Target | Drafter) -> list[Path]:
@@ -107,6 +113,7 @@ def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | 
     quantised = isinstance(engine, OnnxRuntime) and engine.quantize is not None
     check_even(target, "target", engine.tensor_parallel_size, quantised)
     if drafter is not None:
+        quantised = _precision(config).get("quantize", "none") != "none" or quantised
         check_even(drafter, "drafter", engine.drafter_ranks, quantised)
 
 
@@ -144,15 +151,22 @@ def _write(
         ranks = engine.drafter_ranks
         count = _Counter("building the drafter engine", tensors * ranks, report)
         ours = {**common, "progress": count, "ranks": ranks}
+        if asked := _precision(config).get("quantize"):
+            ours["storage"] = Storage(storage.link, BITS.get(asked))
         digests |= build_drafter(drafter, target, engines / "drafter", **ours)
     if isinstance(engine, TensorRT):
         build_plans(engines, engine, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(directory, config, target.spec, spec)
     write_deployment(directory, config, int(engine.tensor_parallel_size))
-    if storage.bits is None:
-        return Written(digests)
-    return Written(digests, _accuracy(engines, target, spec, common, report))
+    cost = None
+    if drafter is not None and _precision(config):
+        # imported here: it loads the runtime
+        from dflash_trt.build.quantization import measure_drafter  # noqa: PLC0415
+
+        cost = measure_drafter(target, drafter, engines, directory / "measured", report)
+    accuracy = storage.bits and _accuracy(engines, target, spec, common, report)
+    return Written(digests, accuracy or None, cost)
 
 
 def _accuracy(

@@ -23,8 +23,9 @@ from dflash_trt.build.acceptance_probe import (
     write_engines,
 )
 from dflash_trt.chat import as_chat, load_encoding
-from dflash_trt.checkpoints import ModelSummary, Pair, Report, Target
+from dflash_trt.checkpoints import Drafter, ModelSummary, Pair, Report, Target
 from dflash_trt.config import Quantize
+from dflash_trt.engines import read_info
 from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.prompts import read_prompts
 
@@ -130,13 +131,8 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
     if original is None or quantized is None:
         refusal = before.target.refusal or after.target.refusal
         return Cost(skipped=f"not measured: our graphs refuse the target ({refusal})")
-    numbers = sum(math.prod(original.weights.shape(name)) for name in original.weights.names)
-    needed, free = int(numbers * 4 * MEMORY), _free_memory()
-    if needed > free:
-        return Cost(
-            skipped=f"not measured: in float32 the target may take {needed / 1e9:.0f} GB of "
-            f"memory, and {free / 1e9:.0f} GB are free"
-        )
+    if skipped := _too_large(original):
+        return Cost(skipped=skipped)
     length, decoded = longest_sequence(original, drafter), []
     engines = {name: scratch / name for name in ("original", "quantized")}
     try:
@@ -155,6 +151,38 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
         shutil.rmtree(scratch, ignore_errors=True)
     first, second = decoded
     return Cost(accuracy, (first.tau, second.tau), (first.rounds, second.rounds))
+
+
+def measure_drafter(
+    target: Target, drafter: Drafter, engines: Path, scratch: Path, report: Report
+) -> Cost:
+    """Tau of built `engines` against that of the same pair in the checkpoints' precision."""
+    if skipped := _too_large(target):
+        return Cost(skipped=skipped)
+    info = read_info(engines / "target", "onnxruntime")
+    if info.ranks > 1:
+        return Cost(skipped="tau not measured: the target is sharded")
+    length = min(longest_sequence(target, drafter), info.max_seq_len)
+    tokens = min(TOKENS, length // 2)
+    prompts = chat_prompts(target.directory, length - tokens)
+    try:
+        write_engines(target, drafter, scratch, length, report)
+        first, second = (decode(each, prompts, tokens, report) for each in (scratch, engines))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Cost(None, (first.tau, second.tau), (first.rounds, second.rounds))
+
+
+def _too_large(target: Target) -> str:
+    """Why a target is not run here in float32; "" if it is."""
+    numbers = sum(math.prod(target.weights.shape(name)) for name in target.weights.names)
+    needed, free = int(numbers * 4 * MEMORY), _free_memory()
+    if needed <= free:
+        return ""
+    return (
+        f"not measured: in float32 the target may take {needed / 1e9:.0f} GB of memory, and "
+        f"{free / 1e9:.0f} GB are free"
+    )
 
 
 def _free_memory() -> int:

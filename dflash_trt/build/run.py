@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from dflash_trt.atomic import publish, sole_writer
 from dflash_trt.build import onnxruntime, tensorrt_llm
@@ -23,10 +22,6 @@ from dflash_trt.checkpoints import Located, Report, locate
 from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import BuildError
-
-if TYPE_CHECKING:
-    from dflash_trt.build.quantization import Cost
-    from dflash_trt.engines.accuracy import Accuracy
 
 PREPARE: dict[str, Callable[[BuildConfig, Located, Located | None, Report], Job]] = {
     "onnxruntime": onnxruntime.prepare,
@@ -42,8 +37,7 @@ class BuildResult:
     built: bool  # False: it was there already, made from the same inputs
     seconds: float
     warnings: list[Finding]  # of the pair
-    accuracy: "Accuracy | None" = None  # of quantised weights, measured as they are built
-    cost: "Cost | None" = None  # of a quantised target, the same
+    written: Written  # empty unless built
 
 
 def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
@@ -75,15 +69,8 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             f"cannot write {error.filename or output}: {error.strerror or error}",
             "Free the disk or give a writable --output; nothing was left half written",
         ) from error
-    return BuildResult(
-        output,
-        manifest,
-        built,
-        time.monotonic() - started,
-        [*job.warnings, *written.warnings],
-        written.accuracy,
-        written.cost,
-    )
+    warnings = [*job.warnings, *written.warnings]
+    return BuildResult(output, manifest, built, time.monotonic() - started, warnings, written)
 
 
 def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":

@@ -5,4 +5,4 @@ from dflash_trt.config.engines import Capability, OnnxRuntime, TensorRT, TensorR
 from dflash_trt.config.load import json_schema, load_config, variants, with_ranks
 from dflash_trt.config.methods import BLOCKS, DRAFTERLESS, Method
 from dflash_trt.config.quantization import Quantize
-from dflash_trt.config.source import Source, TargetSource
+from dflash_trt.config.source import DrafterSource, Source, TargetSource

@@ -8,13 +8,14 @@ from pydantic_core import PydanticCustomError
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
 from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
 from dflash_trt.config.section import Count, Section
-from dflash_trt.config.source import Source, TargetSource
+from dflash_trt.config.source import DrafterSource, TargetSource
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
+Drafters = dict[Method, DrafterSource]
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
@@ -130,12 +131,12 @@ class BuildConfig(Section):
         description="names the build and its default output folder",
     )
     target: TargetSource = Field(description="selects the model whose output distribution is kept")
-    drafter: Source | None = Field(
+    drafter: DrafterSource | None = Field(
         default=None,
         description="selects the drafter trained for the target, of speculation.method; not needed "
         "for ngram and none",
     )
-    drafters: dict[Method, Source] = Field(
+    drafters: Drafters = Field(
         default={},
         description="selects drafters by speculation.method, where a config is for several: of one "
         "that is not here, `drafter` is taken",
@@ -151,10 +152,22 @@ class BuildConfig(Section):
 
     @field_validator("drafters")
     @classmethod
-    def _are_drafters(cls, drafters: dict[Method, Source]) -> dict[Method, Source]:
+    def _are_drafters(cls, drafters: Drafters) -> Drafters:
         if not drafters.keys().isdisjoint(DRAFTERLESS):
             raise PydanticCustomError("method", "ngram and none have no drafter")
         return drafters
+
+    @field_validator("engine")
+    @classmethod
+    def _takes_the_drafter(cls, engine: Engine, info: ValidationInfo) -> Engine:
+        known = [info.data.get("drafter"), *info.data.get("drafters", {}).values()]
+        asked = {each.quantize for each in known if each} - {None, "none"}
+        if asked and isinstance(engine, TensorRTLLM):
+            message = "TensorRT-LLM's DFlash worker reads a drafter's weights without their scales"
+            raise PydanticCustomError("drafter", message + "; leave drafter.quantize out")
+        if asked and (not isinstance(engine, OnnxRuntime) or engine.device == "cuda"):
+            raise no_effect(["drafter.quantize"], "engine.kind tensorrt or device cuda")
+        return engine
 
     @field_validator("speculation")
     @classmethod

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.quantization import Quantize
+from dflash_trt.config.quantization import Quantize, or_method_alone
 from dflash_trt.config.section import Count, Section
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Machine, machine
@@ -156,6 +156,7 @@ class TensorRTLLM(Section):
         description="quantizes the target's linear layers with ModelOpt (extra `quantize`), "
         "measures what that costs, and puts the result into the bundle; a method alone is short "
         "for the section. Unset: keep the checkpoint's precision",
+        json_schema_extra=or_method_alone,
     )
     args: dict[str, Any] = Field(
         default={},

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
@@ -84,6 +84,17 @@ class TargetSource(Source):
         if self.gguf is None or self.package is not None:
             return super().below(folder)
         return self.model_copy(update={"gguf": absolute(folder, self.gguf)})
+
+
+class DrafterSource(Source):
+    """Where a drafter lies, and in which precision our own engine computes it."""
+
+    quantize: Literal["int8", "int4", "none"] | None = Field(
+        default=None,
+        description="quantizes the drafter's linear layers, or none of them, whatever "
+        "engine.quantize says of the target's (engine kind onnxruntime only); `build` measures the "
+        "acceptance with it. Unset: as engine.quantize",
+    )
 
 
 def absolute(folder: Path, path: Path) -> Path:

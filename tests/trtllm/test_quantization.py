@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from builds import assert_only, config_of, edit, quiet
 from families import DRAFTER, FAMILIES
 from holes import write_hole
 from pairs import make_pair, write_pair
+from pydantic import ValidationError
 
 from dflash_trt.build import quantization as costs
 from dflash_trt.build.manifest import differences, read_manifest
@@ -79,6 +81,22 @@ def test_a_method_is_short_for_its_section_and_prompts_lie_beside_the_config(
         file.write_text(text + wrong)
         with pytest.raises(ConfigError, match=says):
             load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"kind": "tensorrt_llm"}, "without their scales"),
+        ({"kind": "tensorrt", "library": "tensorrt"}, "drafter.quantize has no effect"),
+        ({"device": "cuda"}, "drafter.quantize has no effect"),
+    ],
+)
+def test_a_drafter_is_quantized_for_our_own_engine_alone(
+    tmp_path: Path, engine: dict[str, Any], says: str
+) -> None:
+    drafter = {"path": tmp_path, "quantize": "int8"}
+    with pytest.raises(ValidationError, match=says):
+        config_of(tmp_path, drafter=drafter, engine=engine)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +235,22 @@ CASES = [
 ]
 
 
+def by_compressed_tensors(stored: dict[str, Any], name: str) -> Any:
+    """It divides by a global scale where ModelOpt multiplies: equal but for the last bit."""
+    from compressed_tensors.compressors.nvfp4.helpers import (  # noqa: PLC0415
+        unpack_fp4_from_uint8,
+    )
+    from compressed_tensors.quantization import preset_name_to_scheme  # noqa: PLC0415
+    from compressed_tensors.quantization.lifecycle.forward import dequantize  # noqa: PLC0415
+
+    codes, scale, factor = stored[name], stored[f"{name}_scale"], stored.get(f"{name}_scale_2")
+    args = preset_name_to_scheme("FP8" if factor is None else "NVFP4", ["Linear"]).weights
+    if factor is None:
+        return dequantize(codes, scale, args=args, dtype=torch.float32)
+    codes = unpack_fp4_from_uint8(codes, codes.shape[0], codes.shape[1] * 2, dtype=torch.float32)
+    return dequantize(codes, scale, args=args, dtype=torch.float32, global_scale=1 / factor)
+
+
 @pytest.mark.models
 @pytest.mark.parametrize(("family", "method"), CASES)
 def test_a_target_is_written_as_modelopt_writes_and_reads_it(
@@ -249,6 +283,8 @@ def test_a_target_is_written_as_modelopt_writes_and_reads_it(
     assert plain
     for name, tensor in plain.items():
         assert np.array_equal(weights.read(name), tensor.numpy()), name
+    for name, tensor in plain.items():
+        assert by_compressed_tensors(found, name).allclose(tensor, rtol=1e-6, atol=0), name
     assert not any("embed" in name or "lm_head" in name or "norm" in name for name in plain)
     said = [json.loads((each / "hf_quant_config.json").read_text()) for each in (output, whole)]
     assert said[0] == said[1]
@@ -271,11 +307,11 @@ def test_a_bundle_holds_the_quantized_target_and_its_cost(pair: Path, prompts: P
     manifest = read_manifest(output)
     assert manifest["quantization"] == said["cost"]
     assert set(manifest["target"]["quantized"]) == {"texts", "modelopt"}
-    assert result.cost is not None
-    assert result.cost.taus is not None
-    assert result.cost.accuracy is not None
-    assert 0.5 < result.cost.accuracy.agreement <= 1
-    assert 0 < result.cost.accuracy.kl < 1
+    assert result.written.cost is not None
+    assert result.written.cost.taus is not None
+    assert result.written.cost.accuracy is not None
+    assert 0.5 < result.written.cost.accuracy.agreement <= 1
+    assert 0 < result.written.cost.accuracy.kl < 1
     assert not differences(output, manifest, "full", quiet)
     report = inspect(engine / "target", pair / "drafter")
     assert report["fits"], report
@@ -284,7 +320,7 @@ def test_a_bundle_holds_the_quantized_target_and_its_cost(pair: Path, prompts: P
     prompts.write_text(prompts.read_text() + '{"ids": [5, 6, 7]}\n')  # other scales
     assert build(settings, output, quiet).built
     with pytest.raises(BuildError, match="accepted too rarely"):
-        costs.check_loss(replace(result.cost, taus=(2.0, 1.0)), FP8)
+        costs.check_loss(replace(result.written.cost, taus=(2.0, 1.0)), FP8)
 
 
 def _children(process: int) -> list[int]:
