@@ -20,6 +20,7 @@ from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.sequence import Request, Sequence, check_request
 from dflash_trt.decoding.slots import Slots
 from dflash_trt.decoding.speculation import (
+    Fixed,
     Policy,
     Proposal,
     Proposer,
@@ -181,7 +182,12 @@ class Scheduler:
     def _drafts_first(self, sequence: Sequence) -> bool:
         """Whether the drafter should run after its prompt."""
         sampled = bool(sequence.request.sampling.temperature)
-        return sequence.request.drafting and self._policy.prefill(self.active, sampled)
+        chosen = self._always_drafts([sequence]) or self._policy.prefill(self.active, sampled)
+        return sequence.request.drafting and chosen
+
+    def _always_drafts(self, sequences: Seq[Sequence]) -> bool:
+        """Whether one of them has drafts in each round: those that run beside it have, too."""
+        return self._policy.draft_tokens > 0 and any(x.request.always_drafts for x in sequences)
 
     def _wants_drafter(self, sequence: Sequence) -> bool:
         """Whether the drafter may have use for it before it ends."""
@@ -197,8 +203,11 @@ class Scheduler:
         elif self._rest:
             self._rest -= 1
         else:
-            plan = self._choose(sequences)
-            self._chosen_for, self._choosing = len(sequences), time.perf_counter() - start
+            always = self._always_drafts(sequences)
+            plan = self._choose(sequences, Fixed(self._policy.draft_tokens) if always else self._policy)
+            # the policy learns nothing from what it did not choose
+            self._chosen_for = 0 if always else len(sequences)
+            self._choosing = time.perf_counter() - start
         report = self._verify(sequences, plan)
         # of plain rounds in a row the last one, which took no time to choose
         if not self._rest and len(sequences) == self._chosen_for:
@@ -206,13 +215,13 @@ class Scheduler:
             self._policy.timed(took, report.draft, self._choosing)
         return sequences
 
-    def _choose(self, sequences: Seq[Sequence]) -> StepPlan:
+    def _choose(self, sequences: Seq[Sequence], policy: Policy) -> StepPlan:
         context = sum(sequence.position for sequence in sequences) // len(sequences)
         room = self._room(sequences)
         may_rest = not any(sequence.matcher for sequence in sequences)  # tokens may be forced next
         rows = self._proposer.rows(sequences)
         self._undrafted = self._without_drafts(sequences)
-        plan = self._policy.choose(rows, context, feed=room < 0 and not self._undrafted)
+        plan = policy.choose(rows, context, feed=room < 0 and not self._undrafted)
         self._rest = min(plan.rest, max(room, 0)) if may_rest else 0
         return plan
 
@@ -294,7 +303,7 @@ class Scheduler:
                 deepest = max(depths(tuple(proposal.parents))) if proposal else 0
                 report.sequences.append((len(drafts), deepest, accepted))
                 report.choices.append(proposal.kind if proposal else "plain")
-                if proposal is not None:
+                if proposal is not None and self._chosen_for:
                     self._policy.observe(proposal, accepted)
             if sequence.finish_reason is not None:
                 self._slots.free(sequence)

@@ -28,6 +28,7 @@ from dflash_trt.serving.front.preprocessor import Preprocessor
 from dflash_trt.serving.front.request_trace import begin
 from dflash_trt.serving.front.requests import number_of_choices, parse_request
 from dflash_trt.serving.front.response_sender import Reply, RequestState, ResponseSender
+from dflash_trt.serving.internal import PROOF
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,8 @@ class RequestHandler:
             count = number_of_choices(inputs, self._admission.client_limit)
         except RequestError as error:
             return self._refuse(reply, INVALID, str(error), request_id)
+        if client == PROOF:  # takes nobody's place
+            count = 0
         with self._lock:  # before the prompt is looked at: it may be long
             evicted = self._to_evict(client, count)
             refusal = self._refusal(client, count, sum(state.admitted for state in evicted))

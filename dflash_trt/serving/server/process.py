@@ -272,7 +272,6 @@ class Server:
                 reason = self.health.load(DRAFTER, config, START_TIMEOUT) or ""
             if reason:
                 raise ServerError(f"the drafter did not load: {reason}", self._look())
-            self.repository = build / "model_repository"  # what a restart starts
         finally:
             self.control.ask("release")
 

@@ -52,7 +52,7 @@ class Swaps:
         self._failed: ServerError | None = None  # the move
         self._last: Path | None = None  # the build before this one
         self._manifest = read_manifest(server.repository.parent)  # its directory may be built anew
-        self._proved: float | None = None  # acceptance of the build that is served
+        self._proved: float | None = None  # acceptance of the build that is served, once measured
         self._caller: Caller | None = None
 
     def __enter__(self) -> Self:
@@ -132,15 +132,14 @@ class Swaps:
         try:
             if not server.wait_ready(self.stop, say):
                 raise STOPPED
-            found = self._prove(server, least, say)
+            found = self._prove(server, self._acceptance(), least, say)
             self._moved.clear()
             self._next = server
             self._wake.set()
-            self._moved.wait()
-            if self.stop.is_set() and self.server is not server:
-                raise STOPPED
-            if self._failed is not None:
-                raise self._failed
+            while not (self._moved.wait(POLL) or self.stop.is_set()):
+                pass
+            if self.server is not server:
+                raise self._failed or STOPPED
             self._proved = found
             say(f"swap: {build} serves; {old.repository.parent} drains")
         finally:
@@ -151,12 +150,15 @@ class Swaps:
         self._drain(old, drain)
         say(f"swap: {old.repository.parent} has ended")
 
-    def _prove(self, server: Server, least: float, say: Say) -> float:
+    def _acceptance(self) -> float:
         if self._proved is None:
             self._proved = acceptance(self.server)
+        return self._proved
+
+    def _prove(self, server: Server, last: float, least: float, say: Say) -> float:
         found = acceptance(server)
-        say(f"swap: it commits {found:.2f} tokens a round, {self._proved:.2f} before")
-        check_acceptance(found, self._proved, least)
+        say(f"swap: it commits {found:.2f} tokens a round, {last:.2f} before")
+        check_acceptance(found, last, least)
         return found
 
     def _drain(self, old: Server, seconds: float) -> None:
@@ -176,21 +178,24 @@ class Swaps:
     def _swap_drafter(self, build: Path, least: float, say: Say) -> None:
         """Triton's own reload: the next `draft` is loaded beside the old one, which then ends.
 
-        It is proved in place: a drafter decides how fast a text comes, not which.
+        It is proved in place: a drafter decides how fast a text comes, not which. A restart
+        meanwhile starts the old one.
         """
         server, old = self.server, self.server.repository.parent
         drafters = [pid for pid, model in server.stubs().items() if model == DRAFTER]
         check_memory(drafters, old, build, "engines/drafter")
-        # both under the load that there is, which says how much is drafted
-        self._proved = acceptance(server)
+        last, process = self._acceptance(), server.process
         with server.reloading(DRAFTER):
             server.load_drafter(build)
             try:
-                self._prove(server, least, say)
+                found = self._prove(server, last, least, say)
+                if server.process is not process:  # the old drafter was started again
+                    raise ServerError("the server died meanwhile", "Try it again")
             except ServerError:
                 server.load_drafter(old)
                 raise
-        self._proved = None
+        self._proved = found
+        server.repository = build / "model_repository"  # what a restart starts
         say(f"swap: {build} serves; its drafter was loaded, and nothing else")
 
 
