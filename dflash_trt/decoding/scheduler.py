@@ -204,7 +204,9 @@ class Scheduler:
             self._rest -= 1
         else:
             always = self._always_drafts(sequences)
-            plan = self._choose(sequences, Fixed(self._policy.draft_tokens) if always else self._policy)
+            plan = self._choose(
+                sequences, Fixed(self._policy.draft_tokens) if always else self._policy
+            )
             # the policy learns nothing from what it did not choose
             self._chosen_for = 0 if always else len(sequences)
             self._choosing = time.perf_counter() - start

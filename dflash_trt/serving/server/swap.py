@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-from dflash_trt.build import Depth, check_build, read_manifest
-from dflash_trt.build.signing import verify_signature
+from dflash_trt.build import Depth, read_manifest
+from dflash_trt.build.signing import check_signed
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.calls import Call, Caller, Tell
@@ -109,9 +109,7 @@ class Swaps:
             raise ServerError("no other build was served before", "Give one: dflash-trt swap BUILD")
         try:
             build = find_repository(build).parent
-            if self._key is not None:
-                verify_signature(build, self._key)
-            check_build(build, self._check)
+            check_signed(build, self._check, self._key)
             old, least = self.server.repository.parent, call["least"] if call["build"] else 0.0
             say(f"swap: from {old} to {build}")
             manifest = read_manifest(build)
