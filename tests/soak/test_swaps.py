@@ -149,9 +149,9 @@ def test_swaps_with_kills_lose_no_request(
             assert client.generate("a", max_tokens=4).choices[0].text
         with capsys.disabled():
             print(
-                f"\n{len(clients.answers)} requests answered, {len(clients.errors)} of them asked again, "
-                f"{kills} killed, "
-                f"{undone} swaps undone, {memory / 1e6:.0f} MB, then {after / 1e6:.0f} MB"
+                f"\n{len(clients.answers)} answers, {len(clients.errors)} asked again, "
+                f"{kills} killed, {undone} swaps undone, "
+                f"{memory / 1e6:.0f} MB, then {after / 1e6:.0f} MB"
             )
         assert len(clients.texts()) == 2
         lost = [

@@ -119,10 +119,9 @@ class RequestHandler:
             return reply.fail(INVALID, NO_INPUTS)
         try:
             count = number_of_choices(inputs, self._admission.client_limit)
+            count *= client != PROOF  # which takes nobody's place
         except RequestError as error:
             return self._refuse(reply, INVALID, str(error), request_id)
-        if client == PROOF:  # takes nobody's place
-            count = 0
         with self._lock:  # before the prompt is looked at: it may be long
             evicted = self._to_evict(client, count)
             refusal = self._refusal(client, count, sum(state.admitted for state in evicted))
