@@ -18,7 +18,7 @@ from dflash_trt.serving import tracing
 from dflash_trt.serving.client import AnyPrompt, AsyncClient, Chunk, Options, Summary
 from dflash_trt.serving.health import Health
 from dflash_trt.serving.internal import client_parameters
-from dflash_trt.serving.openai import answers, failures
+from dflash_trt.serving.openai import answers, failures, page_routes
 from dflash_trt.serving.openai.answers import ChoiceWriter
 from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.fields import ChatFields, StreamOptions, TextFields
@@ -41,6 +41,7 @@ class Served:
     client_key: str  # see `internal.client_parameters`
     triton: Health
     dialect: Dialect = field(default_factory=Dialect)
+    page: dict[str, Any] | None = None  # what it says of the build; None: there is no page
 
 
 def create_app(served: Served) -> FastAPI:
@@ -86,11 +87,16 @@ def create_app(served: Served) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        page = await asyncio.to_thread(served.triton.metrics)
-        if not page:
-            raise Failure(503, NOT_READY)
-        return Response(page, media_type="text/plain; version=0.0.4")
+        return Response(await exposition(), media_type="text/plain; version=0.0.4")
 
+    async def exposition() -> str:
+        text = await asyncio.to_thread(served.triton.metrics)
+        if not text:
+            raise Failure(503, NOT_READY)
+        return text
+
+    if served.page is not None:
+        app.include_router(page_routes.router(served.page, exposition))
     return app
 
 
