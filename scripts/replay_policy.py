@@ -38,6 +38,7 @@ from dflash_trt.decoding.speculation import (
 )
 from dflash_trt.decoding.speculation import acceptance_estimator as estimator
 from dflash_trt.decoding.speculation import policy as policies
+from dflash_trt.decoding.speculation.gate import Gate
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.load import load_engine
 
@@ -229,7 +230,7 @@ def strategies(info: EngineInfo, costs: CostProfile) -> Iterator[tuple[str, Made
 
 
 MECHANISMS: Mapping[str, tuple[object, str, object]] = {
-    "the gate": (policies.Gate, "add", lambda *_: None),
+    "the gate": (Gate, "add", lambda *_: None),
     "probes": (policies, "PROBING", 1e-9),
     "a rest where texts repeat": (Adaptive, "_repeats", lambda *_: False),
     "hysteresis": (policies, "CLEARLY", 1.0),

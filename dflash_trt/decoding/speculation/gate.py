@@ -8,8 +8,27 @@ OPENS = 0.5  # plain steps that probes have to gain before it opens again
 MARGIN = 0.05  # of a probe's cost, that it has to gain in order to count
 
 
+class Gates:
+    """One for each batch-size bucket, sampled or not."""
+
+    def __init__(self) -> None:
+        self._gates: dict[tuple[int, bool], Gate] = {}
+
+    def at(self, n: int, sampled: bool) -> "Gate":
+        """For a round of n rows."""
+        key = n.bit_length(), sampled
+        if key not in self._gates:
+            self._gates[key] = Gate(n, first=not any(its == sampled for _, its in self._gates))
+        return self._gates[key]
+
+    def any_open(self, n: int) -> bool:
+        """Whether the drafter may run beside n rows, as far as is known."""
+        gates = [gate for (at, _), gate in self._gates.items() if at == n.bit_length()]
+        return not gates or any(gate.open for gate in gates)
+
+
 class Gate:
-    """One for each batch-size bucket; all figures are in plain steps.
+    """All figures are in plain steps.
 
     Closed, it is probed now and then, and opens when probes gain clearly: it does not flap where
     drafting is even. The gain of n rows together varies less than that of one, by the root of n, so
