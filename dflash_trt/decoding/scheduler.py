@@ -291,6 +291,8 @@ class Scheduler:
                 sequence.drafted += len(drafts)
                 sequence.accepted += min(accepted, committed)
                 sequence.committed_per_round.append(committed)
+                if sequence.request.sampling.include_drafting:
+                    sequence.keep_proposal(proposal, nodes[:committed], output.logprobs[i])
                 deepest = max(depths(tuple(proposal.parents))) if proposal else 0
                 report.sequences.append((len(drafts), deepest, accepted))
                 report.choices.append(proposal.kind if proposal else "plain")
