@@ -29,14 +29,13 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
         drafts = tokens[known:length]
         allowed = None if (x.masks[i] == -1).all() else _bits(x.masks[i], logits.shape[2])
         processor = decode(encoded)
-        best = own[i]
-        if processor.greedy and allowed is not None:
-            best = _best(own[i], logits[i], allowed)
-        if processor.greedy and x.parents.shape[1] == 1:
+        sampled = not processor.greedy
+        best = own[i] if allowed is None or sampled else _best(own[i], logits[i], allowed)
+        if not sampled and x.parents.shape[1] == 1:
             kept[i] = accept_greedy(drafts, best)
             continue
         row = _Row(i, processor, place + known, drafts, parents_of(x, i), allowed)
-        if processor.greedy:
+        if not sampled:
             row.known.update(enumerate(best))
         elif row.processor.needs_history:
             row.history = history_of(x, i)

@@ -176,14 +176,26 @@ class Sequence:
             self.logprob_ids += output.logprob_ids[i, :taken, :asked].tolist()
         return taken
 
-    def keep_proposal(self, proposal: Proposal | None, kept: Seq[int], logprobs: Float32) -> None:
-        """What a round proposed; kept: its nodes in the text, logprobs: row of `RoundOutput`."""
-        drafts = []
+    def end_round(
+        self, proposal: Proposal | None, kept: Seq[int], committed: int, logprobs: Float32
+    ) -> None:
+        """Count what was proposed, and keep it if that is asked for.
+
+        kept: which drafts were accepted, 1 is the first; the text may have ended before some of
+        them. logprobs: the row's of `RoundOutput`.
+        """
+        kept = kept[:committed]
+        self.committed_per_round.append(committed)
+        self.accepted += len(kept)
+        self.drafted += len(proposal.tokens) if proposal else 0
+        if not self.request.sampling.include_drafting:
+            return
+        drafts, scores = [], logprobs[:, -1].tolist()
         if proposal is not None:
             sources = proposal.sources(range(1, len(proposal.tokens) + 1))
             parts = zip(proposal.tokens, sources, proposal.parents, strict=True)
             drafts = [
-                Draft(token, source, parent - 1, node in kept, float(logprobs[node, -1]))
+                Draft(token, source, parent - 1, node in kept, scores[node])
                 for node, (token, source, parent) in enumerate(parts, 1)
             ]
         self.proposals.append(drafts)

@@ -128,7 +128,7 @@ def settled(server: Ports) -> list[float]:
         if found[-1] == found[-2]:
             break
         time.sleep(1.5)
-        found.append([metric(server.metrics, name) for name in names])
+        found.append([metric(server.metrics, name)[""] for name in names])
     return found[-1]
 
 
