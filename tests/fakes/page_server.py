@@ -112,9 +112,10 @@ class PageServer:
             return response
 
         async def exposition() -> str:
-            told = [usage for usage in self.usage]
-            tokens = sum(usage["completion_tokens"] for usage in told)
-            return METRICS.format(tokens=tokens, rounds=sum(usage["rounds"] for usage in told))
+            tokens, rounds = (
+                sum(usage[name] for usage in self.usage) for name in ("completion_tokens", "rounds")
+            )
+            return METRICS.format(tokens=tokens, rounds=rounds)
 
         app.include_router(router(self.facts, exposition))
 
