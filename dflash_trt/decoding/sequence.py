@@ -25,6 +25,7 @@ class Request:
     client: str = ""
     cache_salt: str = ""  # kept prefixes are for requests of the same one alone
     drafting: bool = True  # false: plain decoding, to compare with
+    always_drafts: bool = False  # in each round, whatever the policy chooses
     grammar: Grammar | None = None  # what the text follows
 
     @cached_property

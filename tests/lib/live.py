@@ -44,10 +44,11 @@ def serving(
     )
     try:
         assert process.stdout is not None
+        assert process.stderr is not None
         said = ""
         while "Ctrl-C" not in said:  # ends with the output when the process does
             line = process.stdout.readline()
-            assert line, said
+            assert line, said + process.stderr.read()
             said += line
         yield process, said
     finally:

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.build import Depth, check_build
-from dflash_trt.build.signing import verify_signature
+from dflash_trt.build import Depth
+from dflash_trt.build.signing import check_signed
 from dflash_trt.serving.front import capacity
 from dflash_trt.serving.log import Form, to_line
 from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports, reach
@@ -69,9 +69,7 @@ def serve(
     bundle = build / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
-    if key is not None:
-        verify_signature(build, key)
-    check_build(build, check)
+    check_signed(build, check, key)
     holds = capacity(build)
     security = security or Security()
     ports = Ports(http_port, grpc_port, metrics_port)
