@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import dflash_trt
 from dflash_trt.build.job import Job, Written
@@ -21,7 +22,10 @@ from dflash_trt.checkpoints import Report
 from dflash_trt.digests import Entry, entry, sha256
 
 MADE = {"files", "quantization"}  # of a manifest: what came out; the rest is what went in
-LEFT_OUT = {"name", "target", "drafter", "drafters"}  # of the config: said by what they hold
+# of the config: said by what they hold
+LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters"), True) | {
+    "engine": {"quantize": {"calibration": {"prompts": True}}}
+}
 
 
 def inputs_manifest(job: Job, report: Report) -> Manifest:

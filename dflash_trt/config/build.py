@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM, taking
 from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
 from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import DrafterSource, TargetSource
@@ -15,7 +15,6 @@ RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
-Drafters = dict[Method, DrafterSource]
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
@@ -136,7 +135,7 @@ class BuildConfig(Section):
         description="selects the drafter trained for the target, of speculation.method; not needed "
         "for ngram and none",
     )
-    drafters: Drafters = Field(
+    drafters: dict[Method, DrafterSource] = Field(
         default={},
         description="selects drafters by speculation.method, where a config is for several: of one "
         "that is not here, `drafter` is taken",
@@ -152,22 +151,15 @@ class BuildConfig(Section):
 
     @field_validator("drafters")
     @classmethod
-    def _are_drafters(cls, drafters: Drafters) -> Drafters:
+    def _are_drafters(cls, drafters: dict[Method, DrafterSource]) -> dict[Method, DrafterSource]:
         if not drafters.keys().isdisjoint(DRAFTERLESS):
             raise PydanticCustomError("method", "ngram and none have no drafter")
         return drafters
 
     @field_validator("engine")
     @classmethod
-    def _takes_the_drafter(cls, engine: Engine, info: ValidationInfo) -> Engine:
-        known = [info.data.get("drafter"), *info.data.get("drafters", {}).values()]
-        asked = {each.quantize for each in known if each} - {None, "none"}
-        if asked and isinstance(engine, TensorRTLLM):
-            message = "TensorRT-LLM's DFlash worker reads a drafter's weights without their scales"
-            raise PydanticCustomError("drafter", message + "; leave drafter.quantize out")
-        if asked and (not isinstance(engine, OnnxRuntime) or engine.device == "cuda"):
-            raise no_effect(["drafter.quantize"], "engine.kind tensorrt or device cuda")
-        return engine
+    def _takes_the_drafters(cls, engine: Engine, info: ValidationInfo) -> Engine:
+        return taking(engine, info.data.get("drafter"), *info.data.get("drafters", {}).values())
 
     @field_validator("speculation")
     @classmethod

@@ -1,12 +1,13 @@
 """What runs the two models: a section for each engine kind, chosen by `kind`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.config.quantization import Quantize, or_method_alone
 from dflash_trt.config.section import Count, Section
+from dflash_trt.config.source import DrafterSource
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Machine, machine
 
@@ -182,3 +183,19 @@ class TensorRTLLM(Section):
                 "take copy or link",
             )
         return self
+
+
+Kind = TypeVar("Kind", bound=OnnxRuntime | TensorRT | TensorRTLLM)
+
+
+def taking(engine: Kind, *drafters: DrafterSource | None) -> Kind:
+    """The engine; PydanticCustomError where it computes no drafter in another precision."""
+    if not {each.quantize for each in drafters if each} - {None, "none"}:
+        return engine
+    if isinstance(engine, TensorRTLLM):
+        message = "TensorRT-LLM's DFlash worker reads a drafter's weights without their scales"
+        raise PydanticCustomError("drafter", message + "; leave drafter.quantize out")
+    if isinstance(engine, TensorRT) or engine.device == "cuda":
+        message = "drafter.quantize is for engine.kind onnxruntime on the CPU; leave it out"
+        raise PydanticCustomError("drafter", message)
+    return engine

@@ -32,6 +32,7 @@ from dflash_trt.roofline import Machine
 
 TABLE: dict[str, Any] = data_file(__file__, "quantization.yaml")
 NEEDED = ("modelopt", "torch", "transformers", "accelerate")
+SHARD = "1GB"  # of a file that is written, and held in memory before
 PROCESS = "dflash_trt.tensorrt_llm.quantize_process"
 
 
@@ -83,6 +84,7 @@ def quantize_target(
         "recipe": TABLE["recipes"][asked.method],
         "kv_cache": asked.kv_cache,
         "texts": texts,
+        "shard": SHARD,
     }
     failure = _run(task, report)
     if failure:

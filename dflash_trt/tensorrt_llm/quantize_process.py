@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SHARD = "1GB"  # of a file that is written, and held in memory before
-
 
 def main() -> None:
     """`python -m dflash_trt.tensorrt_llm.quantize_process SOCKET`; the task is the first line."""
@@ -66,7 +64,7 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
 
         model = mtq.quantize(model, recipe, feed)
         report(layers, layers + 1)
-        export_hf_checkpoint(model, export_dir=task["output"], max_shard_size=SHARD)
+        export_hf_checkpoint(model, export_dir=task["output"], max_shard_size=task["shard"])
         report(layers + 1, layers + 1)
 
 
