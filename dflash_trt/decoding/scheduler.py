@@ -286,9 +286,7 @@ class Scheduler:
             committed = sequence.commit_row(tokens, sources, output, i)
             if plan is not None:
                 sequence.verified(accepted + 1, wanted)
-                sequence.drafted += len(drafts)
-                sequence.accepted += min(accepted, committed)
-                sequence.committed_per_round.append(committed)
+                sequence.end_round(proposal, nodes, committed, output.logprobs[i])
                 deepest = max(depths(tuple(proposal.parents))) if proposal else 0
                 report.sequences.append((len(drafts), deepest, accepted))
                 report.choices.append(proposal.kind if proposal else "plain")

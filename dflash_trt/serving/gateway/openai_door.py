@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from dflash_trt.build import read_manifest, speculation_of
 from dflash_trt.build.settings import max_draft_tokens
-from dflash_trt.chat import ChatModel, load_chat_template
+from dflash_trt.chat import ChatModel, load_chat_template, speller
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.serving.client import AsyncClient, Tls
 from dflash_trt.serving.client.fields import MODEL
@@ -23,7 +23,6 @@ from dflash_trt.serving.openai import (
     Failure,
     Served,
     create_app,
-    speller,
     to_event,
 )
 from dflash_trt.serving.ports import LOOPBACK
