@@ -4,7 +4,7 @@ BIN := .venv/bin
 # two at a time, the tests of a file one after another: they share what they built
 TWO := -n 2 --dist loadfile
 
-.PHONY: demo test test-models test-plans test-gpu soak lint bench clean
+.PHONY: demo test test-models test-page test-plans test-gpu soak lint bench clean
 
 demo: .venv/.server  ## build SmolLM2-135M and its drafter, serve them with Triton, show who wrote which token
 	$(BIN)/python examples/demo.py
@@ -14,6 +14,9 @@ test: .venv/.dev  ## run the tests, against a real Triton server
 
 test-models: .venv/.dev  ## every model family and drafter format, and broken files
 	$(BIN)/python -m pytest $(TWO) -m models
+
+test-page: .venv/.page  ## the page in a real browser; Debian's chromium and chromedriver have to be there
+	$(BIN)/python -m pytest -m page -rs tests/page
 
 test-plans: .venv/.rtx  ## TensorRT plans, built without a GPU; installs NVIDIA's library
 	$(BIN)/python -m pytest -m plans
@@ -48,6 +51,10 @@ clean:
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server,openai,dev]'
+	touch $@
+
+.venv/.page: .venv/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[page-tests]'
 	touch $@
 
 .venv/.rtx: .venv/.dev

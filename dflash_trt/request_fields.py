@@ -161,9 +161,11 @@ class Options(TypedDict, total=False):
     ignore_eos: Annotated[bool | None, Field("go on after an end-of-text token", False)]
     drafting: Annotated[
         bool | None,
-        Field(
-            "false: plain decoding, to compare with, which tensorrt_llm refuses", True, openai=""
-        ),
+        Field("false: plain decoding, to compare with, which tensorrt_llm refuses", True),
+    ]
+    include_drafting: Annotated[
+        bool | None,
+        Field("true: report who wrote each token, and what rounds proposed", False, openai=""),
     ]
     logprobs: Annotated[
         int | None,

@@ -7,17 +7,14 @@ and ask again without drafts.
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.prompts import Prompt
 from dflash_trt.serving.client import Client, Summary
-from dflash_trt.serving.front.detokenize import Detokenizer
 from dflash_trt.serving.server import running_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,24 +45,22 @@ def run(*arguments: str) -> None:
     subprocess.run(command, check=True, cwd=ROOT)
 
 
-def ask(
-    client: Client, prompt: Prompt, text: Detokenizer, *, drafting: bool
-) -> tuple[list[int], Summary]:
+def ask(client: Client, prompt: Prompt, *, drafting: bool) -> tuple[list[int], Summary]:
     """Stream an answer, each token in the colour of who wrote it; plain decoding is not shown."""
     ids: list[int] = []
     counts: Counter[str] = Counter()
-    for chunk in client.stream(prompt, max_tokens=160, drafting=drafting):
+    for chunk in client.stream(prompt, max_tokens=160, drafting=drafting, include_drafting=True):
         ids += chunk.token_ids
         counts.update(chunk.token_sources)
-        if drafting:
-            for token, source in zip(chunk.token_ids, chunk.token_sources, strict=True):
-                console.print(text.push([token]), style=STYLES[source], end="", markup=False)
+        shown = chunk.drafting if drafting else []
+        for token in (token for told in shown for token in told["tokens"]):
+            console.print(token["text"], style=STYLES[token["source"]], end="", markup=False)
         final = chunk.final
     assert final is not None  # the client raises when a stream ends without its summary
     if drafting:
-        console.print(text.push([], last=True))
-        shown = ", ".join(f"[{STYLES[by]}]{counts[by]} {said}[/]" for by, said in BY.items())
-        console.print(f"[dim]{len(ids)} tokens:[/] {shown}")
+        console.print()
+        by_source = ", ".join(f"[{STYLES[by]}]{counts[by]} {said}[/]" for by, said in BY.items())
+        console.print(f"[dim]{len(ids)} tokens:[/] {by_source}")
     return ids, final
 
 
@@ -90,17 +85,14 @@ def main(name: str) -> None:
     table = Table(question, "tokens", "DFlash", "plain", "", "same text")
     with running_server(ROOT / build) as ports:
         console.print(f"Triton is ready on 127.0.0.1:{ports.grpc} (gRPC) and :{ports.http} (HTTP)")
-        tokenizer = load_tokenizer(ROOT / build / "tokenizer")
-        added = tokenizer.get_added_tokens_decoder().items()
-        text = partial(Detokenizer, tokenizer, frozenset(i for i, each in added if each.special))
         with Client(f"127.0.0.1:{ports.grpc}") as client:
             for drafting in (True, False):  # the first answer of a server is its slowest
                 client.generate(PROMPTS[name][-1], max_tokens=64, drafting=drafting)
             for prompt in PROMPTS[name]:
                 asked = prompt if isinstance(prompt, str) else str(prompt[0]["content"])
                 console.print(f"\n[bold]{asked.strip()}[/]\n")
-                drafted, fast = ask(client, prompt, text(), drafting=True)
-                plain, slow = ask(client, prompt, text(), drafting=False)
+                drafted, fast = ask(client, prompt, drafting=True)
+                plain, slow = ask(client, prompt, drafting=False)
                 rates = [summary.completion_tokens / summary.seconds for summary in (fast, slow)]
                 table.add_row(
                     asked.splitlines()[0],

@@ -1,6 +1,7 @@
 """How far the adaptive policy is from one that knows the text: tokens in the time of a plain step.
 
-    python scripts/replay_policy.py BUILD PROMPTS [--costs 1:33.5,4:48.3,8:61,16:80.3,draft:14.4]
+    python scripts/replay_policy.py BUILD PROMPTS [--streams N]
+        [--costs 1:33.5,4:48.3,8:61,16:80.3,draft:14.4]
 
 Greedy texts are decoded once, the drafter run after every token. Each policy then decodes them
 again by the real scheduler, with the record for engines and costs for a clock: the build's own, or
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -22,7 +22,7 @@ from dflash_trt.config import Speculation
 from dflash_trt.decoding import Request, RoundOutput, RunRound, Scheduler, VerifyInput, in_process
 from dflash_trt.decoding import Sequence as Decoded
 from dflash_trt.decoding.acceptance import parents_of
-from dflash_trt.decoding.messages import NO_DRAFT, Float32, Int64, no_drafts
+from dflash_trt.decoding.messages import NO_DRAFT, Float32, Int64, no_drafts, slot_copies
 from dflash_trt.decoding.speculation import (
     Adaptive,
     CostProfile,
@@ -38,6 +38,7 @@ from dflash_trt.decoding.speculation import (
 )
 from dflash_trt.decoding.speculation import acceptance_estimator as estimator
 from dflash_trt.decoding.speculation import policy as policies
+from dflash_trt.decoding.speculation.gate import Gate
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.load import load_engine
 
@@ -62,20 +63,25 @@ class EveryToken(Fixed):
 
 
 def decode(
-    request: Request, run: RunRound, info: EngineInfo, policy: Policy, by: Proposer | None = None
-) -> Decoded:
+    requests: Sequence[Request],
+    run: RunRound,
+    info: EngineInfo,
+    policy: Policy,
+    by: Proposer | None = None,
+    streams: int = 1,
+) -> list[Decoded]:
     scheduler = Scheduler(
         run,
-        slots=1,
+        slots=streams,
         max_seq_len=info.max_seq_len,
         prefill_chunk=info.widest,
         policy=policy,
         proposer=by,
     )
-    sequence = scheduler.submit(request)
+    sequences = [scheduler.submit(request) for request in requests]
     while scheduler.busy:
         scheduler.step()
-    return sequence
+    return sequences
 
 
 def record(run: RunRound, info: EngineInfo, prompts: Sequence[list[int]], new: int) -> list[Text]:
@@ -91,62 +97,93 @@ def record(run: RunRound, info: EngineInfo, prompts: Sequence[list[int]], new: i
                 text.drafts[end] = out.candidate_ids[0], out.candidate_probs[0]
             return out
 
-        text.tokens = [*text.request.prompt, *decode(text.request, noted, info, every).tokens]
+        (decoded,) = decode([text.request], noted, info, every)
+        text.tokens = [*text.request.prompt, *decoded.tokens]
     return texts
 
 
 @dataclass
 class Replay:
-    """A `RunRound` over a recorded text, which adds up what rounds cost."""
+    """A `RunRound` over recorded texts, which adds up what rounds cost; prompts are free."""
 
-    text: Text
+    texts: Sequence[Text]
     costs: CostProfile
+    draft_tokens: int
     seconds: float = 0.0
+    last: tuple[float, float] = (0.0, 0.0)  # of the last round: the target's, the drafter's
+    slots: dict[int, Text] = field(default_factory=dict)
 
     def __call__(self, x: VerifyInput) -> RoundOutput:
-        (length, known, place, _), (_, asked, count) = x.rows[0].tolist(), x.batch.tolist()
-        drafts, text = x.tokens[0, known:length].tolist(), self.text.tokens[place + known :]
-        path, token = walk(drafts, parents_of(x, 0), lambda path: text[len(path)])
-        prefill, end = place < len(self.text.request.prompt), place + known + len(path)
-        verify = 0.0 if prefill else self.costs.verify(1, length, place)
-        draft = self.costs.draft(1, end) if asked > 0 else 0.0
-        self.seconds += verify + draft
-        ids, probs, _ = no_drafts(1)
-        if asked > 0 and end in self.text.drafts:
-            ids, probs = self.text.drafts[end]
-            given = probs.reshape(len(ids), -1, ids.shape[1])[:, :count, :count]
-            ids, probs = ids[None, :, :count], given.reshape(1, len(ids), -1)
-        results, none = np.array([[len(path), token, 0, *path]]), no_drafts(1)
-        return RoundOutput(results, none[1], none[0], verify, ids, probs, draft)
+        (first, asked, count), n = x.batch[:3].tolist(), len(x.rows)
+        for source, to, *_ in slot_copies(x.batch[3:].tolist()):
+            self.slots[to] = self.slots[source]
+        count = min(count, CANDIDATES)  # that were recorded
+        ids = np.full((n, self.draft_tokens, count), NO_DRAFT)
+        probs = np.zeros((n, self.draft_tokens, count * count), np.float32)
+        kept, prefill, drafted = list[list[int]](), False, 0
+        for i, (length, known, place, _) in enumerate(x.rows.tolist()):
+            tokens = x.tokens[i, :length].tolist()
+            if not place:
+                begins = tokens[:known]
+                self.slots[first + i] = next(
+                    text for text in self.texts if text.tokens[:known] == begins
+                )
+            text = self.slots[first + i]
+            prefill |= place < len(text.request.prompt)
+            follows = text.tokens[place + known :]
+            path, token = walk(
+                tokens[known:],
+                parents_of(x, i),
+                lambda path, f=follows: f[min(len(path), len(f) - 1)],
+            )
+            kept.append([len(path), token, 0, *path])
+            end = place + known + len(path)
+            if asked > 0 and end in text.drafts:
+                its, given = text.drafts[end]
+                given = given.reshape(len(its), -1, its.shape[1])[:, :count, :count]
+                given, drafted = given.reshape(len(its), -1), given.shape[1] * given.shape[2]
+                ids[i, : len(its)], probs[i, : len(its), :drafted] = its[:, :count], given
+        context, width = int(x.rows[:, 2].mean()), int(x.rows[:, 0].max())
+        draft = self.costs.draft(n, context) if asked > 0 else 0.0
+        self.last = 0.0 if prefill else self.costs.verify(n, width, context), draft
+        self.seconds += sum(self.last)
+        results = np.zeros((n, max(map(len, kept))), np.int64)
+        for i, row in enumerate(kept):
+            results[i, : len(row)] = row
+        none = no_drafts(n)
+        given_out = (ids, probs[:, :, :drafted]) if drafted else (none[0], none[1])
+        return RoundOutput(results, none[1], none[0], self.last[0], *given_out, draft)
 
 
 def replay(
-    texts: Sequence[Text], costs: CostProfile, info: EngineInfo, policy: Policy, by: Proposer
+    texts: Sequence[Text],
+    costs: CostProfile,
+    info: EngineInfo,
+    policy: Policy,
+    by: Proposer,
+    streams: int = 1,
 ) -> tuple[float, list[Decoded]]:
     """Seconds, and what was decoded. ValueError if it is not the text."""
-    seconds, decoded = 0.0, list[Decoded]()
+    run = Replay(texts, costs, info.block_size - 1)
     rows, timed = by.rows, policy.timed
-    for text in texts:
-        run, last = Replay(text, costs), SimpleNamespace()
+    of = {tuple(text.request.prompt): text for text in texts}
 
-        def noted(sequences: Sequence[Decoded], text: Text = text) -> list[Row]:
-            (row,) = rows(sequences)
-            text.proposals.setdefault(sequences[0].position, []).extend(row.proposals)
-            return [row]
+    def noted(sequences: Sequence[Decoded]) -> list[Row]:
+        found = rows(sequences)
+        for sequence, row in zip(sequences, found, strict=True):
+            text = of[tuple(sequence.request.prompt)]
+            text.proposals.setdefault(sequence.position, []).extend(row.proposals)
+        return found
 
-        def called(x: VerifyInput, run: Replay = run, last: SimpleNamespace = last) -> RoundOutput:
-            last.output = run(x)
-            return last.output
+    def by_costs(*_: float) -> None:
+        timed(*run.last, 0.0)
 
-        def by_costs(*_: float, last: SimpleNamespace = last) -> None:
-            timed(last.output.verify_seconds, last.output.draft_seconds, 0.0)
-
-        with patch.object(by, "rows", noted), patch.object(policy, "timed", by_costs):
-            decoded.append(decode(text.request, called, info, policy, by))
-        if [*text.request.prompt, *decoded[-1].tokens] != text.tokens:
-            raise ValueError("a replay left the text")
-        seconds += run.seconds
-    return seconds, decoded
+    requests = [text.request for text in texts]
+    with patch.object(by, "rows", noted), patch.object(policy, "timed", by_costs):
+        decoded = decode(requests, run, info, policy, by, streams)
+    if any([*t.request.prompt, *d.tokens] != t.tokens for t, d in zip(texts, decoded, strict=True)):
+        raise ValueError("a replay left the text")
+    return run.seconds, decoded
 
 
 def oracle(text: Text, costs: CostProfile) -> float:
@@ -193,7 +230,7 @@ def strategies(info: EngineInfo, costs: CostProfile) -> Iterator[tuple[str, Made
 
 
 MECHANISMS: Mapping[str, tuple[object, str, object]] = {
-    "the gate": (policies.Gate, "add", lambda *_: None),
+    "the gate": (Gate, "add", lambda *_: None),
     "probes": (policies, "PROBING", 1e-9),
     "a rest where texts repeat": (Adaptive, "_repeats", lambda *_: False),
     "hysteresis": (policies, "CLEARLY", 1.0),
@@ -210,14 +247,17 @@ def without(name: str) -> Iterator[None]:
         yield
 
 
-def compare(texts: Sequence[Text], info: EngineInfo, costs: CostProfile) -> dict[str, float]:
-    """Tokens in the time of a plain step, by policy."""
+def compare(
+    texts: Sequence[Text], info: EngineInfo, costs: CostProfile, streams: int = 1
+) -> dict[str, float]:
+    """Speed over plain decoding, by policy; the oracle is known for one stream only."""
     found = {}
     for name, make in strategies(info, costs):
         taken_out = MECHANISMS.get(name.removeprefix("without "))
         with patch.object(*taken_out) if taken_out else patch("os.sep", "/"):
-            found[name] = replay(texts, costs, info, *make())[0]
-    found["oracle"] = sum(oracle(text, costs) for text in texts)
+            found[name] = replay(texts, costs, info, *make(), streams)[0]
+    if streams == 1:
+        found["oracle"] = sum(oracle(text, costs) for text in texts)
     return {name: found["plain"] / seconds for name, seconds in found.items()}
 
 
@@ -233,7 +273,8 @@ def main() -> None:
     parser.add_argument("build", type=Path)
     parser.add_argument("prompts", help="as `dflash-trt bench engine --prompts` takes them")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--costs", type=given, action="append")
+    parser.add_argument("--costs", type=given, action="append", help="for one stream")
+    parser.add_argument("--streams", type=int, default=1, help="texts at a time")
     args = parser.parse_args()
     engines = args.build / "engines"
     target, drafter = load_engine(engines / "target"), load_engine(engines / "drafter")
@@ -242,9 +283,9 @@ def main() -> None:
     prompts = load_task(args.prompts, args.build / "tokenizer", **sizes)
     texts = record(run, info, prompts, args.tokens)
     tables = args.costs or [profile_of(engines, "in_process", run)]
-    columns = [compare(texts, info, costs) for costs in tables]
+    columns = [compare(texts, info, costs, args.streams) for costs in tables]
     for name in columns[0]:
-        print(f"{name:36}", *(f"{x[name]:8.3f} {x[name] / x['oracle']:6.1%}" for x in columns))
+        print(f"{name:36}", *(f"{x[name]:8.3f}" for x in columns))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`manifest.json` of a build: read it, and compare every file with it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +15,9 @@ from dflash_trt.errors import BuildError
 from dflash_trt.files import Size, read_as, read_json
 
 MANIFEST = "manifest.json"
-SIGNATURE = "model.sig"  # of all files, the manifest too: `signing.py`
+SIGNATURE = "model.sig"  # of all that a server reads, the manifest too: `signing.py`
+# what puts a build into a cluster: the manifest has it, and an image and a signature do not
+DEPLOYS = ("deploy/Dockerfile", "deploy/kubernetes/", "deploy/kserve")
 FULL = 16 << 30  # bytes of a build whose files are all digested unless asked otherwise
 
 Manifest = dict[str, Any]
@@ -105,14 +107,16 @@ def check_build(
     directory: Path,
     depth: Depth | None = None,
     report: Callable[[str, int, int], None] = lambda *_: None,
+    digested: Container[str] = (),
 ) -> None:
     """Raise BuildError unless the files are those that were built.
 
-    depth: None is full up to `FULL` bytes, else quick.
+    depth: None is full up to `FULL` bytes, else quick; digested: files that are known to be as the
+    manifest says. Those that only deploy it may all be missing.
     """
     if depth == "none":
         return
-    if found := differences(directory, read_manifest(directory), depth, report):
+    if found := differences(directory, read_manifest(directory), depth, report, digested):
         raise BuildError(
             f"{directory} is not as it was built: {found}",
             "Copy it here again, or remove it and run `dflash-trt build` again",
@@ -124,6 +128,7 @@ def differences(
     manifest: Manifest,
     depth: Depth | None = None,
     report: Callable[[str, int, int], None] = lambda *_: None,
+    digested: Container[str] = (),
 ) -> Differences:
     """See `check_build`; "none" compares sizes. BuildError for a file that cannot be read."""
     listed: dict[str, Entry] = manifest["files"]
@@ -137,16 +142,16 @@ def differences(
     for done, name in enumerate(both):
         report("checking files", done, len(both))
         try:
-            if not _same(found[name], listed[name], most):
+            if not _same(found[name], listed[name], 0 if name in digested else most):
                 changed.append(name)
         except OSError as error:
             raise BuildError(
                 f"cannot read {found[name]}: {error.strerror}", "Make it readable, or build again"
             ) from error
     report("checking files", len(both), len(both))
-    return Differences(
-        changed, sorted(listed.keys() - found.keys()), sorted(found.keys() - listed.keys())
-    )
+    travels = not any(name.startswith(DEPLOYS) for name in found)
+    missing = [x for x in listed.keys() - found.keys() if not (travels and x.startswith(DEPLOYS))]
+    return Differences(changed, sorted(missing), sorted(found.keys() - listed.keys()))
 
 
 def _same(file: Path, listed: Entry, most: float) -> bool:
@@ -182,6 +187,12 @@ def files_of(directory: Path) -> list[Path]:
         and not str(file).startswith(costs)
         and file != directory / SIGNATURE
     )
+
+
+def served_files(directory: Path) -> list[Path]:
+    """Those of them that a server has use for."""
+    files = files_of(directory)
+    return [file for file in files if not file_name(directory, file).startswith(DEPLOYS)]
 
 
 def file_name(directory: Path, file: Path) -> str:

@@ -20,8 +20,8 @@ from dflash_trt.build.manifest import (
     SIGNATURE,
     Manifest,
     file_name,
-    files_of,
     read_manifest,
+    served_files,
 )
 from dflash_trt.errors import BuildError
 
@@ -58,7 +58,7 @@ def pack(build: Path, output: Path, layout: Layout, report: Report) -> str:
     manifest, output = read_manifest(build), output.resolve()
     if output.exists() and not (output / "oci-layout").is_file() and any(output.iterdir()):
         raise BuildError(f"{output} exists and is not an OCI layout", "Give another directory")
-    files = [*files_of(build), *[build / SIGNATURE] * (build / SIGNATURE).is_file()]
+    files = [*served_files(build), *[build / SIGNATURE] * (build / SIGNATURE).is_file()]
     if links := [file for file in files if file.is_symlink()]:
         raise BuildError(
             f"{file_name(build, links[0])} is a link to its checkpoint",

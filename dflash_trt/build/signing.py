@@ -1,9 +1,11 @@
 """Signatures of directories in the OpenSSF Model Signing format (`model-signing`, an extra).
 
-The signature lies in the directory, as `model.sig`, and names every file with its SHA-256; any
-tool that reads the format can check it.
+The signature lies in the directory, as `model.sig`, and names every file that a server reads with
+its SHA-256, the manifest too, which has the rest; any tool that reads the format can check it.
 """
 
+import base64
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.build.manifest import SIGNATURE, files_of
+from dflash_trt.build.manifest import SIGNATURE, Depth, check_build, served_files
 from dflash_trt.errors import BuildError, RequestError
 
 
@@ -24,7 +26,7 @@ class Identity:
 
 
 def sign(directory: Path, key: Path | None, identity_token: str | None = None) -> Path:
-    """Write `model.sig` over all files; returns its path.
+    """Write `model.sig` over all that a server reads; returns its path.
 
     key: PEM of a private key on the curve P-256, P-384 or P-521; None: without a key, by Sigstore,
     which asks for a login in a browser unless there is a token.
@@ -43,10 +45,16 @@ def sign(directory: Path, key: Path | None, identity_token: str | None = None) -
     return directory / SIGNATURE
 
 
-def verify_signature(directory: Path, signer: Path | Identity) -> None:
+def check_signed(directory: Path, depth: Depth | None, key: Path | None) -> None:
+    """See `check_build`, and `verify_signature` where there is a key: no file is digested twice."""
+    digested = verify_signature(directory, key) if key is not None else ()
+    check_build(directory, depth, digested=digested)
+
+
+def verify_signature(directory: Path, signer: Path | Identity) -> frozenset[str]:
     """BuildError unless `model.sig` is the signer's, and every file that it names is as signed.
 
-    signer: PEM of a public key, or an identity.
+    signer: PEM of a public key, or an identity. Returns the files' names.
     """
     directory = directory.resolve()
     if not (directory / SIGNATURE).is_file():
@@ -66,12 +74,15 @@ def verify_signature(directory: Path, signer: Path | Identity) -> None:
         else:
             config.use_elliptic_key_verifier(public_key=signer)
         config.verify(directory, directory / SIGNATURE)
+        envelope = json.loads((directory / SIGNATURE).read_bytes())["dsseEnvelope"]
+        signed = json.loads(base64.b64decode(envelope["payload"]))["predicate"]["resources"]
+        return frozenset(each["name"] for each in signed)
 
 
 def _hashing(directory: Path) -> Any:
     from model_signing import hashing  # noqa: PLC0415
 
-    listed = set(files_of(directory))
+    listed = set(served_files(directory))
     left = [x for x in directory.rglob("*") if not x.is_dir() and x not in listed]
     ignored = [x.relative_to(directory) for x in (*left, directory / SIGNATURE)]
     config = hashing.Config().use_file_serialization(allow_symlinks=True)

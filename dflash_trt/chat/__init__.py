@@ -13,3 +13,4 @@ from dflash_trt.chat.render import (
     parse_messages,
     try_chat_template,
 )
+from dflash_trt.chat.spelling import Spell, speller

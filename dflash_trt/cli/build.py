@@ -84,11 +84,10 @@ def check(
     if (identity is None) != (issuer is None):
         raise RequestError("--identity and --issuer go together", "Give both")
     signer = Identity(identity, issuer) if identity and issuer else key
-    if signer is not None:
-        verify_signature(directory, signer)
+    digested = verify_signature(directory, signer) if signer is not None else ()
     manifest = read_manifest(directory)
     with reporting() as report:
-        found = differences(directory, manifest, "full", report)
+        found = differences(directory, manifest, "full", report, digested)
     files = manifest["files"]
     if json_:
         print_json(directory=str(directory), intact=not found, files=len(files), **asdict(found))

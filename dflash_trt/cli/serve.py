@@ -38,6 +38,9 @@ def serve(
     openai_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Answer OpenAI's API here too.")
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="A chat page at / of the OpenAI port.")
+    ] = True,
     drain_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long running requests may go on after SIGTERM.")
     ] = 20.0,
@@ -79,6 +82,7 @@ def serve(
             log_file,
             log_format,
             require_signature,
+            page,
         )
     )
 

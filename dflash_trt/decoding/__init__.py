@@ -18,5 +18,5 @@ from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
 from dflash_trt.decoding.rounds import draft, verify
 from dflash_trt.decoding.sampling_params import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler, StepReport
-from dflash_trt.decoding.sequence import Request, Sequence, check_request
+from dflash_trt.decoding.sequence import Draft, Request, Sequence, check_request
 from dflash_trt.decoding.waiting_queue import WaitingQueue

@@ -28,12 +28,14 @@ def accept(x: VerifyInput, own: Sequence[Sequence[int]], logits: Float32) -> lis
     for i, ((length, known, place, _), tokens, encoded) in enumerate(lines):
         drafts = tokens[known:length]
         allowed = None if (x.masks[i] == -1).all() else _bits(x.masks[i], logits.shape[2])
-        best = own[i] if allowed is None or encoded else _best(own[i], logits[i], allowed)
-        if not encoded and x.parents.shape[1] == 1:
+        processor = decode(encoded)
+        sampled = not processor.greedy
+        best = own[i] if allowed is None or sampled else _best(own[i], logits[i], allowed)
+        if not sampled and x.parents.shape[1] == 1:
             kept[i] = accept_greedy(drafts, best)
             continue
-        row = _Row(i, decode(encoded), place + known, drafts, parents_of(x, i), allowed)
-        if not encoded:
+        row = _Row(i, processor, place + known, drafts, parents_of(x, i), allowed)
+        if not sampled:
             row.known.update(enumerate(best))
         elif row.processor.needs_history:
             row.history = history_of(x, i)

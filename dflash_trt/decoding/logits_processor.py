@@ -28,12 +28,11 @@ class LogitsProcessor:
             s.bad_words or s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
         )
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
-        """Whether the target's best token is always the answer, and nothing else is asked for."""
+        """Whether the target's best token is always the answer."""
         s = self.sampling
-        changed = s.temperature or s.min_tokens or s.logit_bias or self.needs_history
-        return not changed and s.logprobs is None
+        return not (s.temperature or s.min_tokens or s.logit_bias or self.needs_history)
 
     @cached_property
     def only_temperature(self) -> bool:
@@ -76,8 +75,11 @@ class LogitsProcessor:
         return logits
 
     def encode(self) -> bytes:
-        """As the ensemble's tensor carries it; empty for plain greedy decoding."""
-        return b"" if self.greedy else json.dumps(asdict(self)).encode()
+        """As the ensemble's tensor carries it; empty where greedy tokens are all that is wanted."""
+        plain = self.greedy and self.sampling.logprobs is None
+        if plain and not self.sampling.include_drafting:
+            return b""
+        return json.dumps(asdict(self)).encode()
 
 
 @lru_cache(maxsize=128)  # that of a request with the longest words is 1 MB

@@ -28,6 +28,7 @@ class SamplingParams:
     seed: int = 0
     prompt_logprobs: bool = False  # with `logprobs`: of the prompt's tokens too
     logit_bias: tuple[tuple[int, float], ...] = ()  # what is added to a token's logit, first of all
+    include_drafting: bool = False  # report how likely drafts were
 
     def __post_init__(self) -> None:
         """RequestError for a value that no distribution can be made from."""

@@ -19,13 +19,7 @@ from dflash_trt.decoding.messages import (
 from dflash_trt.decoding.prefix_cache import PrefixCache
 from dflash_trt.decoding.sequence import Request, Sequence, check_request
 from dflash_trt.decoding.slots import Slots
-from dflash_trt.decoding.speculation import (
-    Policy,
-    Proposal,
-    Proposer,
-    StepPlan,
-    depths,
-)
+from dflash_trt.decoding.speculation import Fixed, Policy, Proposal, Proposer, StepPlan, depths
 from dflash_trt.decoding.waiting_queue import WaitingQueue
 from dflash_trt.engines import HELD, most_verified
 
@@ -129,9 +123,10 @@ class Scheduler:
         self.report, slots = None, self._slots
         if take and slots.prefilling is None and len(slots.decoding) < self._max_slots:
             slots.prefilling = self._queue.take()
-            if slots.prefilling is not None:
-                slots.prefilling.started = time.monotonic()
-                slots.load(slots.prefilling, drafted=self._wants_drafter(slots.prefilling))
+            if (new := slots.prefilling) is not None:
+                new.started = time.monotonic()
+                drafted = self._drafts_first(new) or self._without_drafts([new]) != DISCARD
+                slots.load(new, drafted=drafted)
         # chunks and rounds take turns: a long prompt holds the others up by one chunk at a time
         if slots.prefilling is not None and not (self._prefilled_last and slots.decoding):
             self._prefilled_last = True
@@ -180,25 +175,26 @@ class Scheduler:
 
     def _drafts_first(self, sequence: Sequence) -> bool:
         """Whether the drafter should run after its prompt."""
-        sampled = bool(sequence.request.sampling.temperature)
-        return sequence.request.drafting and self._policy.prefill(self.active, sampled)
+        policy, sampled = self._policy_for([sequence]), bool(sequence.request.sampling.temperature)
+        return sequence.request.drafting and policy.prefill(self.active, sampled)
 
-    def _wants_drafter(self, sequence: Sequence) -> bool:
-        """Whether the drafter may have use for it before it ends."""
-        return self._drafts_first(sequence) or self._without_drafts([sequence]) != DISCARD
+    def _policy_for(self, sequences: Seq[Sequence]) -> Policy:
+        """Who chooses: where one of them has drafts in each round, those beside it have, too."""
+        most = self._policy.draft_tokens
+        always = most and any(sequence.request.always_drafts for sequence in sequences)
+        return Fixed(most) if always else self._policy
 
     def _round(self) -> list[Sequence]:
         start = time.perf_counter()
         sequences = list(self._slots.decoding)
         plan = StepPlan([None] * len(sequences), 0)
         if not any(sequence.request.drafting for sequence in sequences):
-            # the policy learns nothing from it
-            self._rest, self._undrafted, self._chosen_for = 0, DISCARD, 0
+            self._rest, self._undrafted, self._chosen_for = 0, DISCARD, 0  # it learns nothing
         elif self._rest:
             self._rest -= 1
         else:
             plan = self._choose(sequences)
-            self._chosen_for, self._choosing = len(sequences), time.perf_counter() - start
+            self._choosing = time.perf_counter() - start
         report = self._verify(sequences, plan)
         # of plain rounds in a row the last one, which took no time to choose
         if not self._rest and len(sequences) == self._chosen_for:
@@ -212,8 +208,10 @@ class Scheduler:
         may_rest = not any(sequence.matcher for sequence in sequences)  # tokens may be forced next
         rows = self._proposer.rows(sequences)
         self._undrafted = self._without_drafts(sequences)
-        plan = self._policy.choose(rows, context, feed=room < 0 and not self._undrafted)
+        policy = self._policy_for(sequences)
+        plan = policy.choose(rows, context, feed=room < 0 and not self._undrafted)
         self._rest = min(plan.rest, max(room, 0)) if may_rest else 0
+        self._chosen_for = len(sequences) if policy is self._policy else 0  # or it learns nothing
         return plan
 
     def _room(self, sequences: Seq[Sequence]) -> int:
@@ -288,13 +286,11 @@ class Scheduler:
             committed = sequence.commit_row(tokens, sources, output, i)
             if plan is not None:
                 sequence.verified(accepted + 1, wanted)
-                sequence.drafted += len(drafts)
-                sequence.accepted += min(accepted, committed)
-                sequence.committed_per_round.append(committed)
+                sequence.end_round(proposal, nodes, committed, output.logprobs[i])
                 deepest = max(depths(tuple(proposal.parents))) if proposal else 0
                 report.sequences.append((len(drafts), deepest, accepted))
                 report.choices.append(proposal.kind if proposal else "plain")
-                if proposal is not None:
+                if proposal is not None and self._chosen_for:
                     self._policy.observe(proposal, accepted)
             if sequence.finish_reason is not None:
                 self._slots.free(sequence)

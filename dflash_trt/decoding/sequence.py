@@ -4,12 +4,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_trt.decoding.grammar import Grammar, Matcher
 from dflash_trt.decoding.logits_processor import LogitsProcessor
 from dflash_trt.decoding.messages import DISCARD, NO_DRAFT, Float32, Int64, RoundOutput
 from dflash_trt.decoding.sampling_params import SamplingParams
+from dflash_trt.decoding.speculation import Proposal
 from dflash_trt.errors import RequestError
 
 
@@ -25,6 +26,7 @@ class Request:
     client: str = ""
     cache_salt: str = ""  # kept prefixes are for requests of the same one alone
     drafting: bool = True  # false: plain decoding, to compare with
+    always_drafts: bool = False  # in each round, whatever the policy chooses
     grammar: Grammar | None = None  # what the text follows
 
     @cached_property
@@ -48,6 +50,16 @@ def check_request(request: Request, max_seq_len: int) -> None:
         )
 
 
+class Draft(NamedTuple):
+    """A token that was proposed in a round."""
+
+    token: int
+    source: int  # its place in `SOURCES`
+    parent: int  # which of the round's drafts it follows; -1: the last token before them
+    accepted: bool  # it is part of the text
+    logprob: float  # under the target as it is; NaN where that is not known
+
+
 @dataclass(eq=False)
 class Sequence:
     """One request under way."""
@@ -59,6 +71,8 @@ class Sequence:
     logprob_ids: list[list[int]] = field(default_factory=list)  # the ids of these
     sources: list[int] = field(default_factory=list)  # per token: its place in `SOURCES`
     committed_per_round: list[int] = field(default_factory=list)  # after the prefill's first token
+    # of each round, if its request asks for them, until they are given out; TensorRT-LLM has none
+    proposals: list[list[Draft]] = field(default_factory=list)
     drafted: int = 0  # draft tokens proposed
     accepted: int = 0  # draft tokens that are part of the text
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
@@ -122,11 +136,11 @@ class Sequence:
 
     def score_prompt(self, output: RoundOutput, count: int) -> RoundOutput:
         """Take those of `count` prompt tokens, after the first one; what is left of the output."""
+        most = 1 + (self.request.sampling.logprobs or 0)
         if not self.logprobs:
-            most = 1 + (self.request.sampling.logprobs or 0)
             self.logprobs.append([0.0] * most)
             self.logprob_ids.append([self.request.prompt[0]] * most)
-        self.logprobs += output.logprobs[0, :count].tolist()
+        self.logprobs += output.logprobs[0, :count, :most].tolist()
         self.logprob_ids += output.logprob_ids[0, :count].tolist()
         return output._replace(
             logprobs=output.logprobs[:, count:], logprob_ids=output.logprob_ids[:, count:]
@@ -162,6 +176,30 @@ class Sequence:
             self.logprobs += output.logprobs[i, :taken, :asked].tolist()
             self.logprob_ids += output.logprob_ids[i, :taken, :asked].tolist()
         return taken
+
+    def end_round(
+        self, proposal: Proposal | None, kept: Seq[int], committed: int, logprobs: Float32
+    ) -> None:
+        """Count what was proposed, and keep it if that is asked for.
+
+        kept: which drafts were accepted, 1 is the first; the text may have ended before some of
+        them. logprobs: the row's of `RoundOutput`.
+        """
+        kept = kept[:committed]
+        self.committed_per_round.append(committed)
+        self.accepted += len(kept)
+        self.drafted += len(proposal.tokens) if proposal else 0
+        if not self.request.sampling.include_drafting:
+            return
+        drafts, scores = [], logprobs[:, -1].tolist()
+        if proposal is not None:
+            sources = proposal.sources(range(1, len(proposal.tokens) + 1))
+            parts = zip(proposal.tokens, sources, proposal.parents, strict=True)
+            drafts = [
+                Draft(token, source, parent - 1, node in kept, scores[node])
+                for node, (token, source, parent) in enumerate(parts, 1)
+            ]
+        self.proposals.append(drafts)
 
     def take_candidates(self, ids: Int64, probs: Float32, most: int) -> None:
         """Keep those of at most so many next drafts; the target adds a token of its own."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from dflash_trt.serving.internal import PROOF, client_parameters
 from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.security import Security
 
@@ -40,6 +41,7 @@ class Health:
     url: str
     metrics_url: str
     headers: dict[str, str] = field(repr=False)  # they hold a key
+    client_key: str = field(repr=False)  # see `internal.client_parameters`
     _client: httpx.Client = field(default_factory=_connections, repr=False)
 
     def is_ready(self) -> bool:
@@ -65,15 +67,16 @@ class Health:
         return self._ask("POST", f"{self.url}/v2/{path}", timeout, body)[0]
 
     def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
-        """The output tensors of a plain, greedy request; None without an answer in `timeout` s."""
+        """The output tensors of a plain, greedy request that has drafts in each round; None without
+        an answer in `timeout` s."""
         inputs = [
             {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]},
             {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
             {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
-            {"name": "priority", "shape": [1], "datatype": "INT32", "data": [-1]},  # first
         ]
         url = f"{self.url}/v2/models/dflash_infer/infer"
-        status, answer = self._ask("POST", url, timeout, {"inputs": inputs})
+        body = {"inputs": inputs, "parameters": client_parameters(PROOF, self.client_key)}
+        status, answer = self._ask("POST", url, timeout, body)
         if status != OK:
             return None
         return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
@@ -112,4 +115,5 @@ def health_of(ports: Ports, security: Security) -> Health:
         f"http://{LOOPBACK}:{ports.http}",
         f"http://{LOOPBACK}:{ports.metrics}/metrics",
         security.headers,
+        security.client_key,
     )

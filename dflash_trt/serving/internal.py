@@ -21,6 +21,7 @@ GATEWAY_KEY = "DFLASH_TRT_GATEWAY_KEY"  # by which the gateway's word for who as
 RUNTIME = "DFLASH_TRT_RUNTIME"  # a directory of mode 0700
 SOCKET = "infer.sock"  # in it: see `front/unary.py`
 MAX_SOCKET_PATH = 107  # bytes, a limit of the system
+PROOF = "proof"  # the client of requests that `serve` sends to see what a drafter is worth
 LAST_WORDS = 0.2  # seconds in which an answer leaves the process
 
 

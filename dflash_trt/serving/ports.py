@@ -1,13 +1,16 @@
 """Where a server listens."""
 
 import errno
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from dflash_trt.errors import ServerError
 
 LOOPBACK = "127.0.0.1"
+NOT_GIVEN = range(20000, 32768)
+TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,21 @@ def listen(kind: str, host: str, port: int) -> socket.socket:
 
 
 def free_ports() -> Ports:
-    """Three ports of 127.0.0.1 that nothing listens on."""
+    """Three ports of 127.0.0.1 that nothing listens on.
+
+    Linux gives none of these to a connection that goes out (`ip_local_port_range` begins at 32768),
+    so that they are still free when Triton has loaded its models and listens.
+    """
+    free: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return Ports(*(each.getsockname()[1] for each in sockets))
+        for port in random.SystemRandom().sample(NOT_GIVEN, TRIES):
+            each = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                each.bind((LOOPBACK, port))
+                free.append(port)
+            if len(free) == 3:
+                return Ports(*free)
+    raise ServerError("no three ports are free from 20000 to 32767", "Stop what listens on them")
 
 
 def check_ports(ports: Ports) -> None:

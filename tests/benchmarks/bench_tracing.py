@@ -1,14 +1,16 @@
 """What traces cost a round: the same texts with a sampled trace and without, in turns.
 
-    python -m pytest tests/benchmarks/bench_tracing.py -o addopts= -s
+    [DFLASH_TRT_BENCH_BUILD=DIR] python -m pytest tests/benchmarks/bench_tracing.py -o addopts= -s
 
 `test_processor_time` counts what the process of the model `dflash` computes for it, spans and their
 protobuf included, which other processes on the machine do not change; `test_rounds` has a server
-send its spans to a sink in this process. Bar: 2 % of a round of the demo pair.
+send its spans to a sink in this process, of the demo pair or of the build that is given, for at
+most `SECONDS` each. Bar: 2 % of a round.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,15 +32,17 @@ from dflash_trt.serving import tracing
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import LOOPBACK, free_ports
 
-WARM_UP, TURNS = 5, 60
-LONG: Any = {"max_tokens": 256, "ignore_eos": True}
+WARM_UP, TURNS, SECONDS = 5, 60, 75.0
+BUILD = os.environ.get("DFLASH_TRT_BENCH_BUILD")
+LONG: Any = {"max_tokens": 64 if BUILD else 256, "ignore_eos": True}
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 BAR = 1.02
 ROUNDS = 100  # of a text in `test_processor_time`
 
 
 @pytest.fixture(scope="module")
-def server(built: Path) -> Iterator[tuple[str, Sink]]:
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, Sink]]:
+    built = Path(BUILD) if BUILD else request.getfixturevalue("built")
     ports = free_ports()
     with ExitStack() as stack:
         sink = stack.enter_context(open_sink())
@@ -94,9 +98,11 @@ def test_rounds(server: tuple[str, Sink], streams: int) -> None:
         assert last.final is not None
         return last.final.rounds
 
-    ratios, off = [], []
+    ratios, off, deadline = [], [], time.monotonic() + SECONDS
     with ThreadPoolExecutor(streams) as pool:
         for turn in range(WARM_UP + TURNS):
+            if time.monotonic() > deadline:
+                break
             took = {}
             for flag in sorted(clients, reverse=bool(turn % 2)):  # neither is always first
                 begun = time.perf_counter()
@@ -107,7 +113,7 @@ def test_rounds(server: tuple[str, Sink], streams: int) -> None:
                 ratios.append(took["01"] / took["00"])
     for client in clients.values():
         client.close()
-    assert sink.count(TRACE) >= TURNS * streams  # they did come
+    assert sink.count(TRACE) >= len(ratios) * streams > 0  # they did come
     demo_pair.show(
         f"Rounds with a trace, {streams} streams (bar: {BAR})",
         [

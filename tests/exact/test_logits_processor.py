@@ -83,9 +83,10 @@ def test_a_processor_survives_its_tensor() -> None:
         SamplingParams(logprobs=0),
         SamplingParams(min_tokens=3),
         SamplingParams(logit_bias=((3, -100.0), (1, 0.5))),
+        SamplingParams(include_drafting=True),
     ):
         processor = LogitsProcessor(sampling, 12, (5, 6))
-        assert not processor.greedy
+        assert processor.encode()
         assert decode(processor.encode()) == processor
     assert LogitsProcessor(SamplingParams(), 12, (5, 6)).encode() == b""
     assert decode(b"").greedy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from built_pairs import BuildPair
 from exact import rounds_of
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.speculation import Adaptive, strategy
+from dflash_trt.decoding.speculation import Adaptive, CostProfile, strategy
 from dflash_trt.engines.onnxruntime import Engine
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
@@ -34,19 +35,24 @@ def test_replays_and_oracle(
     assert found["plain"] == 1.0
     assert all(rate <= found["oracle"] + 1e-9 for rate in found.values())
     assert found["oracle"] > 1.2
-    # the same rounds as on the engines, where these take what the costs say
-    _, replayed = replay(texts, table, info, *strategy(Speculation(), info, table))
-    policy, proposer = strategy(Speculation(), info, table)
-    assert isinstance(policy, Adaptive)
+    for streams in (1, 3):  # the same rounds as on the engines, where these take what the costs say
+        _, replayed = replay(texts, table, info, *strategy(Speculation(), info, table), streams)
+        policy, proposer = strategy(Speculation(), info, table)
+        assert isinstance(policy, Adaptive)
+        monkeypatch.setattr(policy, "timed", by_costs(policy, table))
+        requests = [text.request for text in texts]
+        live = decode(requests, rounds, info, policy, proposer, streams)
+        assert [x.tokens for x in live] == [x.tokens for x in replayed]
+        assert [x.committed_per_round for x in live] == [x.committed_per_round for x in replayed]
+        assert [x.drafted for x in live] == [x.drafted for x in replayed]
+
+
+def by_costs(policy: Adaptive, table: CostProfile) -> Callable[[float, float, float], None]:
     timed = policy.timed
 
-    def by_costs(_: float, drafted: float, __: float) -> None:
-        _, width, context = policy._last
-        draft = table.draft(1, context) if drafted else 0.0
-        timed(table.verify(1, 1 + width, context), draft, 0.0)
+    def said(_: float, drafted: float, __: float) -> None:
+        n, width, context = policy._last
+        draft = table.draft(n, context) if drafted else 0.0
+        timed(table.verify(n, 1 + width, context), draft, 0.0)
 
-    monkeypatch.setattr(policy, "timed", by_costs)
-    live = [decode(text.request, rounds, info, policy, proposer) for text in texts]
-    assert [x.tokens for x in live] == [x.tokens for x in replayed]
-    assert [x.committed_per_round for x in live] == [x.committed_per_round for x in replayed]
-    assert [x.drafted for x in live] == [x.drafted for x in replayed]
+    return said

@@ -44,10 +44,11 @@ def serving(
     )
     try:
         assert process.stdout is not None
+        assert process.stderr is not None
         said = ""
         while "Ctrl-C" not in said:  # ends with the output when the process does
             line = process.stdout.readline()
-            assert line, said
+            assert line, said + process.stderr.read()
             said += line
         yield process, said
     finally:
@@ -62,10 +63,12 @@ def gateway_over(
     security: Security | None = None,
     directory: Path = ROOT,
     openai_port: int | None = None,
+    *,
+    page: bool = True,
 ) -> Iterator[Gateway]:
     """A gateway of its own over a Triton that runs already, ready."""
     ports = replace(free_ports(), http=http_port)
-    gateway = Gateway(directory, ports, triton, security or Security(), openai_port)
+    gateway = Gateway(directory, ports, triton, security or Security(), openai_port, page=page)
     with tempfile.NamedTemporaryFile() as log:
         try:
             gateway.start(Log(Path(log.name)))
@@ -76,9 +79,14 @@ def gateway_over(
 
 
 def openai_front(
-    directory: Path, port: int, triton: Ports, security: Security | None = None
+    directory: Path,
+    port: int,
+    triton: Ports,
+    security: Security | None = None,
+    *,
+    page: bool = True,
 ) -> AbstractContextManager[Gateway]:
-    return gateway_over(triton, free_ports().http, security, directory, port)
+    return gateway_over(triton, free_ports().http, security, directory, port, page=page)
 
 
 def metrics(server: Ports) -> str:

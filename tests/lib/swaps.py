@@ -57,11 +57,16 @@ def servers_of(pid: int) -> list[int]:
 
 @dataclass
 class Clients:
-    """Each asks the same again and again, at once after an error."""
+    """Each asks the same again and again, and each request until it is answered.
+
+    retries: those of our client, which repeats what has not begun to be answered.
+    """
 
     ports: Ports
+    retries: int = 0
     answers: list[tuple[float, str]] = field(default_factory=list)  # when, and the text
-    errors: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, what
+    # attempts that failed: begun, ended, what
+    errors: list[tuple[float, float, str]] = field(default_factory=list)
     asked: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -71,16 +76,22 @@ class Clients:
     def run(self, ask: Callable[[], str]) -> None:
         while not self.stop.is_set():
             self.asked += 1
+            self.answers.append(self._answer(ask, time.monotonic() + WAIT))
+
+    def _answer(self, ask: Callable[[], str], deadline: float) -> tuple[float, str]:
+        while True:
             begun = time.monotonic()
             try:
-                self.answers.append((begun, ask()))
+                return begun, ask()
             except (httpx.HTTPError, DflashError) as error:
                 self.errors.append((begun, time.monotonic(), repr(error)))
+                if time.monotonic() > deadline:
+                    raise
                 time.sleep(0.1)
 
     def over_grpc(self, *, stream: bool) -> None:
         options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
-        with Client(f"127.0.0.1:{self.ports.grpc}", retries=0) as client:
+        with Client(f"127.0.0.1:{self.ports.grpc}", retries=self.retries) as client:
             if stream:
                 self.run(lambda: "".join(c.text for c in client.stream(PROMPT, **options)))
             else:
@@ -104,9 +115,9 @@ def read(answer: httpx.Response) -> str:
 
 
 @contextmanager
-def asking(ports: Ports, count: int) -> Iterator[Clients]:
-    """So many clients of four kinds, until the block ends."""
-    clients = Clients(ports)
+def asking(ports: Ports, count: int, retries: int = 0) -> Iterator[Clients]:
+    """So many clients of four kinds, until the block ends; each request was answered once."""
+    clients = Clients(ports, retries)
     kinds = [clients.over_grpc, clients.over_http]
     threads = [
         threading.Thread(target=kinds[i % 2], kwargs={"stream": i % 4 < 2}) for i in range(count)
@@ -120,4 +131,4 @@ def asking(ports: Ports, count: int) -> Iterator[Clients]:
         for thread in threads:
             thread.join(WAIT)
     assert not any(thread.is_alive() for thread in threads)
-    assert clients.asked == len(clients.answers) + len(clients.errors)
+    assert clients.asked == len(clients.answers), clients.errors[-3:]

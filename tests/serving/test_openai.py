@@ -33,12 +33,12 @@ from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
+from dflash_trt.chat import speller
 from dflash_trt.errors import BuildError, ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front.capacity import capacity
 from dflash_trt.serving.gateway.door import BODY_LIMIT
 from dflash_trt.serving.openai.fields import ChatFields
-from dflash_trt.serving.openai.spelling import speller
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import API_KEY, Security, Tls, read_security

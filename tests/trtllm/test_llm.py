@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -346,6 +347,31 @@ def test_only_the_job_of_mpi_is_forgotten() -> None:
         assert not MPI_JOB.match(name), name
 
 
+def _check_what_is_told(api: openai.OpenAI, text: str, port: int) -> None:
+    """Rounds and their tokens; neither who wrote them nor what was proposed."""
+    asked: Any = {"include_usage": True, "include_drafting": True}
+    *chunks, last = api.completions.create(
+        model="tiny",
+        prompt="def main():",
+        max_tokens=20,
+        temperature=0,
+        stream=True,
+        stream_options=asked,
+    )
+    told = [each for chunk in chunks for each in chunk.choices[0].model_extra["drafting"]["rounds"]]
+    assert [each["round"] for each in told] == list(range(len(told)))
+    assert last.usage is not None
+    assert len(told) - 1 == last.usage.model_extra["rounds"]
+    tokens = [token for each in told for token in each["tokens"]]
+    assert "".join(token["text"] for token in tokens) == text
+    assert {token["source"] for token in tokens} == {None}
+    assert not any(each["proposal"] for each in told)
+    page = httpx.get(f"http://127.0.0.1:{port}/page/server").json()
+    assert (page["engine"], page["slots"], page["costs"]) == ("tensorrt_llm", 2, [])
+    assert page["untold"]
+    assert page["schema"] is False
+
+
 def test_arguments_that_tensorrt_llm_refuses_end_serve_with_the_reason(tmp_path: Path) -> None:
     build = write_llm_build(tmp_path / "build", PAIR, ARGS)
     with (build / "engines" / "tensorrt_llm" / "llm_args.yaml").open("a") as file:
@@ -374,6 +400,7 @@ def test_serve_and_the_openai_front(tmp_path: Path) -> None:
             assert answer.metrics["speculative_decoding"]["per_step_accepted"]
             with pytest.raises(openai.BadRequestError, match="logprobs is not possible"):
                 api.completions.create(model="tiny", prompt="x", logprobs=2)
+            _check_what_is_told(api, expected.text, port)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT) == 0
 

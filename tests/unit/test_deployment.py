@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from yamllint.config import YamlLintConfig
 
 from dflash_trt.build import deployment
 from dflash_trt.build.deployment import resource_name, write_deployment
+from dflash_trt.build.manifest import files_of, served_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.engines.info import PlanInfo
@@ -146,9 +148,21 @@ def check(resource: dict[str, Any]) -> None:
         kubernetes_validate.validate(resource, KUBERNETES, strict=True)
 
 
+def ignored(file: Path, deploy: Path, patterns: list[str]) -> bool:
+    """Whether `COPY .` leaves it out: it or a folder that it lies in matches."""
+    name = file.relative_to(deploy.parent)
+    return any(fnmatch(str(each), x) for each in (name, *name.parents) for x in patterns)
+
+
 def test_the_dockerfile(deploy: Path, case: str) -> None:
     checked = ran("hadolint", deploy / "Dockerfile")
     assert checked.returncode == 0, checked.stdout
+    patterns = (deploy / "Dockerfile.dockerignore").read_text().splitlines()[1:]
+    copied = [file for file in files_of(deploy.parent) if not ignored(file, deploy, patterns)]
+    assert copied == served_files(deploy.parent)
+    names = {file.name for file in copied if deploy in file.parents}
+    assert names == {file.name for file in deploy.glob("*.sh")}
+    assert (not names) == (case in OURS)
     text = (deploy / "Dockerfile").read_text()
     users = [line.split()[1] for line in text.splitlines() if line.startswith("USER")]
     if case in OURS:

@@ -16,7 +16,7 @@ from dflash_trt.serving.openai.fields import UNSUPPORTED, ChatFields, TextFields
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import public_tensors
 
-OTHERWISE = {"stop_words": "stop", "exclude_input_in_output": "echo", "drafting": None}
+OTHERWISE = {"stop_words": "stop", "exclude_input_in_output": "echo", "include_drafting": None}
 
 
 def test_the_config_files_have_its_tensors() -> None:

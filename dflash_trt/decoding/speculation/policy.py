@@ -4,12 +4,11 @@ Pure: the same proposals and outcomes lead to the same choices, so that a record
 All costs are in plain steps, the time of a step that verifies one token of each sequence.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from dflash_trt.decoding.speculation.acceptance_estimator import AcceptanceEstimator
 from dflash_trt.decoding.speculation.cost_model import CostModel, StepCosts
-from dflash_trt.decoding.speculation.gate import Gate
+from dflash_trt.decoding.speculation.gate import Gate, Gates
 from dflash_trt.decoding.speculation.proposal import Proposal, Row, StepPlan
 
 CLEARLY = 1.02  # how much more drafts must promise than plain decoding
@@ -71,7 +70,7 @@ class Adaptive(Policy):
         super().__init__(draft_tokens)
         self._costs = CostModel(profile, max_drafts)
         self._estimator = AcceptanceEstimator(max_drafts)
-        self._gates: defaultdict[tuple[int, bool], Gate] = defaultdict(Gate)
+        self._gates = Gates()
         self._last = (0, 0, 0)  # rows, width and context of the last round
         self._drafted = False  # whether the drafter ran after the last round
         self._streak = 0  # rounds before the last one, in a row, after which it ran
@@ -85,7 +84,7 @@ class Adaptive(Policy):
         n = len(rows)
         drafted, self._drafted = self._drafted, False
         self._streak = self._streak + 1 if drafted else 0
-        gate = self._gates[n.bit_length(), any(row.sampled for row in rows)]
+        gate = self._gates.at(n, any(row.sampled for row in rows))
         steps, draft = self._costs.costs(n, context)
         expected = [[(x, self._estimator.expected(x)) for x in row.proposals] for row in rows]
         width, tokens = _best(expected, steps, draft if drafted else 0.0)
@@ -112,15 +111,14 @@ class Adaptive(Policy):
 
     def prefill(self, n: int, sampled: bool) -> bool:
         """See `Policy`."""
-        return self.draft_tokens > 0 and self._gates[n.bit_length(), sampled].open
+        return self.draft_tokens > 0 and self._gates.at(n, sampled).open
 
     def holds(self, budget: int) -> bool:
         """See `Policy`. Not where the gate is closed, and the sequence will have ended before the
         drafter is tried again."""
         if not self.draft_tokens:
             return False
-        gates = [gate for (at, _), gate in self._gates.items() if at == self._last[0].bit_length()]
-        opens = not gates or any(gate.open for gate in gates)
+        opens = self._gates.any_open(self._last[0])
         return opens or self._idle + budget >= self._probe_cost / PROBING
 
     def observe(self, proposal: Proposal, accepted: int) -> None:

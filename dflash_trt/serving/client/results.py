@@ -1,6 +1,7 @@
 """What the server answers, typed, and how it is read from a Triton response."""
 
 import itertools
+import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -43,6 +44,7 @@ class Chunk:
     top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
     prompt_tokens: int = 0
     completion_tokens: int = 0  # of this choice so far
+    drafting: list[dict[str, Any]] = field(default_factory=list)  # rounds, with include_drafting
     thinking: bool = False  # its text begins with a thought, which the chat template began
 
 
@@ -68,7 +70,7 @@ class Completion:
         return self.choices[0].text
 
 
-LISTS = ("token_ids", "round_tokens", "token_sources", "logprobs", "top_logprobs")
+LISTS = ("token_ids", "round_tokens", "token_sources", "logprobs", "top_logprobs", "drafting")
 # those that are output tensors
 TOTALS = [each.name for each in fields(Summary) if each.name not in ("finish_reason", "seconds")]
 
@@ -95,6 +97,9 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
     }
     tokens = _by_choice(values["token_ids"], values["completion_tokens"])
     rounds = _by_choice(values["round_tokens"], values["rounds"])
+    told = values.get("drafting_rounds", np.array([]))
+    # beside the others the prefill, which brings the first token
+    drafting = _by_choice(told, values["rounds"] + (values["completion_tokens"] > 0))
     sources = [SOURCES[source] for source in values["token_sources"].tolist()]
     logprobs = values["token_logprobs"].tolist()
     pairs = zip(values["top_token_ids"].tolist(), values["top_logprobs"].tolist(), strict=True)
@@ -118,6 +123,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
             top_logprobs=tops[tokens[k]],
             prompt_tokens=summary.prompt_tokens,
             completion_tokens=summary.completion_tokens,
+            drafting=[json.loads(each) for each in told[drafting[k]]],
             thinking=bool(values["thinking"][0]),
         )
         chunks.append(chunk)

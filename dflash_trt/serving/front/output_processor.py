@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from dflash_trt.decoding import Sequence
 from dflash_trt.decoding.speculation import SOURCES
 from dflash_trt.serving.front.detokenize import Detokenizer
+from dflash_trt.serving.front.drafting_report import DraftingReport
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_output import RequestOutput
 from dflash_trt.serving.front.stop_words import StopWords
@@ -40,7 +41,9 @@ class OutputProcessor:
         self.last_token = 0.0  # when the last ones came
         self._counted = 0  # tokens that the metrics know of
         self._thinking = thinking
+        asked = sequence.request.sampling.include_drafting
         self._detokenizer = Detokenizer(tokenizer, sequence.request.stop_ids | hidden)
+        self._report = DraftingReport(sequence, tokenizer) if asked else None
         self._stop_words = StopWords(stop_words) if stop_words else None
         self._text = prefix  # not yet given out
         self._detokenized = 0  # tokens
@@ -60,7 +63,7 @@ class OutputProcessor:
             return True
 
     def _stops(self, token: int) -> bool:
-        text = self._detokenizer.push([token])
+        text = self._push([token])
         self._detokenized += 1
         min_tokens = self.sequence.request.sampling.min_tokens
         if self._stop_words is None or self._detokenized < min_tokens:
@@ -71,6 +74,15 @@ class OutputProcessor:
         if found:
             self._stop_words = None  # the text ends here
         return found
+
+    def _push(self, tokens: list[int], *, last: bool = False) -> str:
+        """The new text with `tokens`; of each of them where they are reported."""
+        if self._report is None:
+            return self._detokenizer.push(tokens, last=last)
+        pieces = [self._detokenizer.push([token]) for token in tokens]
+        rest = self._detokenizer.push([], last=True) if last else ""
+        self._report.add(pieces, rest)
+        return "".join(pieces) + rest
 
     def count(self, metrics: Metrics, *, streaming: bool) -> None:
         """Tell the metrics of the tokens since the last call.
@@ -105,10 +117,10 @@ class OutputProcessor:
         last = sequence.finish_reason is not None
         if sequence.ends is None:
             tokens = sequence.tokens[self._detokenized :]
-            self._text += self._detokenizer.push(tokens, last=last)
+            self._text += self._push(tokens, last=last)
             self._detokenized = len(sequence.tokens)
         elif last and self._stop_words is not None:
-            piece, _ = self._stop_words.push(self._detokenizer.push([], last=True))
+            piece, _ = self._stop_words.push(self._push([], last=True))
             self._text += piece + self._stop_words.rest()
         if not last and (final_only or not self._text):
             return None
@@ -136,4 +148,5 @@ class OutputProcessor:
             token_logprobs=[values[0] for values in sequence.logprobs[start:]],
             top_token_ids=[ids[1:] for ids in sequence.logprob_ids[start:]],
             top_logprobs=[values[1:] for values in sequence.logprobs[start:]],
+            drafting_rounds=self._report.news() if self._report else [],
         )

@@ -28,6 +28,7 @@ from dflash_trt.serving.front.preprocessor import Preprocessor
 from dflash_trt.serving.front.request_trace import begin
 from dflash_trt.serving.front.requests import number_of_choices, parse_request
 from dflash_trt.serving.front.response_sender import Reply, RequestState, ResponseSender
+from dflash_trt.serving.internal import PROOF
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class RequestHandler:
             return reply.fail(INVALID, NO_INPUTS)
         try:
             count = number_of_choices(inputs, self._admission.client_limit)
+            count *= client != PROOF  # which takes nobody's place
         except RequestError as error:
             return self._refuse(reply, INVALID, str(error), request_id)
         with self._lock:  # before the prompt is looked at: it may be long

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 
-STRINGS = ("text_output", "finish_reason")
+STRINGS = ("text_output", "finish_reason", "drafting_rounds")
 NEW = (  # new tokens and rounds; the other fields are totals so far
     "token_ids",
     "token_sources",
@@ -17,6 +17,7 @@ NEW = (  # new tokens and rounds; the other fields are totals so far
     "token_logprobs",
     "top_token_ids",
     "top_logprobs",
+    "drafting_rounds",
 )
 
 
@@ -64,6 +65,10 @@ class RequestOutput:
     top_logprobs: Annotated[list[list[float]], "... and their log-probabilities"] = field(
         default_factory=list
     )
+    drafting_rounds: Annotated[
+        list[str],
+        "with include_drafting, else not there: each new round as JSON (docs/clients.md)",
+    ] = field(default_factory=list)
 
 
 DTYPES = {
@@ -98,6 +103,8 @@ def arrays(output: RequestOutput) -> dict[str, "np.ndarray[Any, Any]"]:
     result: dict[str, np.ndarray[Any, Any]] = {}
     for each in fields(output):
         value = getattr(output, each.name)
+        if each.name == "drafting_rounds" and not value:
+            continue
         if each.name in STRINGS:
             array = np.array([text.encode() for text in value], dtype=object)
         else:

@@ -17,7 +17,7 @@ from dflash_trt.serving.front.output_processor import OutputProcessor
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-MOST_EVENTS = 32  # of a text; in longer ones an event is of several rounds
+MOST_EVENTS = 16  # of a text; in longer ones an event is of several rounds
 SAMPLING = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 
 

@@ -17,6 +17,7 @@ from dflash_trt.panics import panics_as_errors
 from dflash_trt.request_fields import FIELDS, MAX_CHOICES
 from dflash_trt.serving.front.inputs import Inputs, Tensors
 from dflash_trt.serving.front.structured import grammar_of
+from dflash_trt.serving.internal import PROOF
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
 MAX_WORD = 256  # characters of a stop word or bad word
@@ -97,6 +98,7 @@ def parse_request(
         priority=inputs["priority"],
         client=client,
         drafting=inputs["drafting"],
+        always_drafts=client == PROOF,
         cache_salt=inputs["cache_salt"],
         grammar=_grammar(inputs, chat),
     )

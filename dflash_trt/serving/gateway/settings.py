@@ -23,6 +23,7 @@ class Settings:
     directory: Path  # the build, for the OpenAI door
     triton: Ports  # where Triton listens, on this machine only
     security: Security
+    page: bool = True  # whether the OpenAI door has one
 
 
 codec = TypeAdapter(Settings)

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from dflash_trt.chat import Answer, CallDelta
+from dflash_trt.chat import Answer, CallDelta, Spell
 from dflash_trt.serving.client import Chunk, Summary
-from dflash_trt.serving.openai.spelling import Spell
 
 Json = dict[str, Any]
 LEAST = -9999.0  # OpenAI's word for minus infinity, which JSON cannot say
@@ -70,7 +69,8 @@ class ChoiceWriter:
     """Writes one choice, whole or piece by piece.
 
     answer: separates reasoning, calls and content of a chat, given whether it begins with the
-    first; one_call: only the first is given out; echo: the prompt comes first.
+    first; one_call: only the first is given out; echo: the prompt comes first; drafting: rounds
+    are told.
     """
 
     spell: Spell
@@ -78,6 +78,7 @@ class ChoiceWriter:
     stream: bool
     answer: Callable[[bool], Answer] | None = None
     one_call: bool = False
+    drafting: bool = False
     _answer: Answer | None = field(default=None, init=False)
     _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
@@ -93,7 +94,8 @@ class ChoiceWriter:
         reason = chunk.final.finish_reason if chunk.final else None
         if reason == "stop" and self._called:
             reason = "tool_calls"
-        return {"index": chunk.index, **said, "logprobs": logprobs, "finish_reason": reason}
+        told = {"drafting": {"rounds": chunk.drafting}} if self.drafting else {}
+        return {"index": chunk.index, **said, "logprobs": logprobs, "finish_reason": reason, **told}
 
     def _message(self, chunk: Chunk) -> Json:
         if self._answer is None:

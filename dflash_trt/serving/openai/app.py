@@ -12,17 +12,16 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dflash_trt.chat import HARMONY, Answer, Dialect, chosen, parse_tools
+from dflash_trt.chat import HARMONY, Answer, Dialect, Spell, chosen, parse_tools
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.client import AnyPrompt, AsyncClient, Chunk, Options, Summary
 from dflash_trt.serving.health import Health
 from dflash_trt.serving.internal import client_parameters
-from dflash_trt.serving.openai import answers, failures
+from dflash_trt.serving.openai import answers, failures, page_routes
 from dflash_trt.serving.openai.answers import ChoiceWriter
 from dflash_trt.serving.openai.failures import Failure
 from dflash_trt.serving.openai.fields import ChatFields, StreamOptions, TextFields
-from dflash_trt.serving.openai.spelling import Spell
 from dflash_trt.serving.request_id import HEADER, current
 
 DONE = b"data: [DONE]\n\n"
@@ -41,6 +40,7 @@ class Served:
     client_key: str  # see `internal.client_parameters`
     triton: Health
     dialect: Dialect = field(default_factory=Dialect)
+    page: dict[str, Any] | None = None  # what it says of the build; None: there is no page
 
 
 def create_app(served: Served) -> FastAPI:
@@ -86,11 +86,16 @@ def create_app(served: Served) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        page = await asyncio.to_thread(served.triton.metrics)
-        if not page:
-            raise Failure(503, NOT_READY)
-        return Response(page, media_type="text/plain; version=0.0.4")
+        return Response(await exposition(), media_type="text/plain; version=0.0.4")
 
+    async def exposition() -> str:
+        text = await asyncio.to_thread(served.triton.metrics)
+        if not text:
+            raise Failure(503, NOT_READY)
+        return text
+
+    if served.page is not None:
+        app.include_router(page_routes.router(served.page, exposition))
     return app
 
 
@@ -104,6 +109,7 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     one_call = isinstance(fields, ChatFields) and fields.parallel_tool_calls is False
     chunks = _merged(served.client, prompts, options, fields)
     chat, stream = isinstance(fields, ChatFields), bool(fields.stream)
+    drafting = bool(options.get("include_drafting"))
     kind = "chat.completion.chunk" if stream else "chat.completion"
     head = {
         "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
@@ -113,7 +119,7 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     }
 
     def writer() -> ChoiceWriter:
-        return ChoiceWriter(served.spell, bool(fields.echo), stream, answer, one_call)
+        return ChoiceWriter(served.spell, bool(fields.echo), stream, answer, one_call, drafting)
 
     if stream:
         first = await anext(chunks)  # what is wrong before it still gets its own status code

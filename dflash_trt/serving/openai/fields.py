@@ -69,6 +69,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # with include_usage: in every chunk, so far
+    include_drafting: bool | None = None  # who wrote each token, and what rounds proposed
     include_obfuscation: Any = None  # accepted, without effect
 
 
@@ -138,6 +139,8 @@ class Fields(_same("both")):  # type: ignore[misc]
         options["seed"] = None if self.seed is None else self.seed % 2**63
         if self.response_format == {"type": "text"}:
             options["response_format"] = None
+        if self.stream and self.stream_options:
+            options["include_drafting"] = self.stream_options.include_drafting
         options["stop_words"] = [self.stop] if isinstance(self.stop, str) else self.stop
         options = cast(Options, {k: None if v in ([], {}) else v for k, v in options.items()})
         return cast(Options, {**options, **self._structured()})

@@ -27,7 +27,8 @@ class Gateway:
     """Listens on the ports of clients from the start on; `start` starts its process, anew if it
     died.
 
-    ports, openai_port: where clients come (None: no OpenAI front); triton: where Triton is.
+    ports, openai_port: where clients come (None: no OpenAI front); triton: where Triton is;
+    page: whether the OpenAI front has one.
     Raises ServerError when a port is taken or the OpenAI front cannot be, BuildError when
     `directory` is no build.
     """
@@ -39,6 +40,8 @@ class Gateway:
         triton: Ports,
         security: Security,
         openai_port: int | None = None,
+        *,
+        page: bool = True,
     ) -> None:
         addresses = {
             "http": (security.http_host, ports.http),
@@ -57,7 +60,7 @@ class Gateway:
                 for name, address in addresses.items()
             }
             self._listening = stack.pop_all()
-        self._settings = Settings(listeners, directory, triton, security)
+        self._settings = Settings(listeners, directory, triton, security, page)
 
     def start(self, log: Log) -> None:
         """Returns when it answers; it is ready once it is, or was, told so.

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.engines import ENGINE_FILE, engine_kind, rank_directory, read_info
+from dflash_trt.engines import ENGINE_FILE, engine_kind, rank_directory, read_info, roles
 from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import internal
@@ -272,7 +272,6 @@ class Server:
                 reason = self.health.load(DRAFTER, config, START_TIMEOUT) or ""
             if reason:
                 raise ServerError(f"the drafter did not load: {reason}", self._look())
-            self.repository = build / "model_repository"  # what a restart starts
         finally:
             self.control.ask("release")
 
@@ -301,14 +300,13 @@ def find_repository(directory: Path) -> Path:
     for repository in (directory / "model_repository", directory):
         if (repository / "dflash" / "config.pbtxt").is_file():
             repository = repository.resolve()
-            for engine in sorted((repository.parent / "engines").glob("*")):
-                # what is wrong is said before Triton runs; `costs.json` lies there, too
-                if engine.is_dir() and engine.name != tensorrt_llm.KIND:
-                    kind = engine_kind(engine)
-                    for rank in range(read_info(engine, kind).ranks):
-                        info = read_info(rank_directory(engine, rank), kind)
-                        if info.plan is not None:
-                            check_machine(info)
+            engines = repository.parent / "engines"
+            for engine in () if (engines / tensorrt_llm.KIND).is_dir() else roles(engines):
+                kind = engine_kind(engine)  # what is wrong is said before Triton runs
+                for rank in range(read_info(engine, kind).ranks):
+                    info = read_info(rank_directory(engine, rank), kind)
+                    if info.plan is not None:
+                        check_machine(info)
             return repository
         if (repository / LLMAPI / "config.pbtxt").is_file():
             raise ServerError(

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.build import Depth, check_build
-from dflash_trt.build.signing import verify_signature
+from dflash_trt.build import Depth
+from dflash_trt.build.signing import check_signed
 from dflash_trt.serving.front import capacity
 from dflash_trt.serving.log import Form, to_line
 from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports, reach
@@ -38,6 +38,7 @@ def serve(
     log_file: Path | None = None,
     log_format: Form = "text",
     key: Path | None = None,
+    page: bool = True,
 ) -> int:
     """Serves a built directory until SIGINT, SIGTERM or SIGHUP; returns the exit code 0.
 
@@ -45,6 +46,7 @@ def serve(
     requests may go on when it is told to stop. check: see `check_build`. log_file: what its
     processes say is added to it; None: to one in a new directory. log_format: of its lines and of
     those on the standard output. key: who has to have signed it, and each build it is swapped for.
+    page: whether the OpenAI front has one.
     Raises `ServerError` when a port is taken or a model does not load at first. A second signal
     ends it without waiting for running requests.
     """
@@ -67,9 +69,7 @@ def serve(
     bundle = build / "engines" / tensorrt_llm.KIND
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
-    if key is not None:
-        verify_signature(build, key)
-    check_build(build, check)
+    check_signed(build, check, key)
     holds = capacity(build)
     security = security or Security()
     ports = Ports(http_port, grpc_port, metrics_port)
@@ -78,7 +78,15 @@ def serve(
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
     with ExitStack() as stack:
         server, gateway = prepare(
-            stack, directory, ports, security, openai_port, log_file, log_format, keep_log=True
+            stack,
+            directory,
+            ports,
+            security,
+            openai_port,
+            log_file,
+            log_format,
+            keep_log=True,
+            page=page,
         )
         swaps = Swaps(server, gateway, say, check, key)
         stack.enter_context(_told_to_stop(swaps))
@@ -91,7 +99,7 @@ def serve(
         say(f"starting Triton (log: {server.log.path}) ...")
         if server.wait_ready(swaps.stop, say):
             gateway.tell("ready")
-            how = _how_to_call(ports, security, openai_port, holds)
+            how = _how_to_call(ports, security, openai_port, holds, page)
             (say if log_format == "json" else tell)(how)
             swaps.supervise(http_port)
             gateway.tell(f"drain {drain_seconds}")
@@ -138,10 +146,11 @@ def prepare(
     form: Form = "text",
     *,
     keep_log: bool = False,
+    page: bool = True,
 ) -> tuple[Server, Gateway]:
     """Both, not yet started; the gateway holds its ports until the stack is closed."""
     inside = free_ports()  # Triton's own
-    gateway = Gateway(directory, ports, inside, security, openai)
+    gateway = Gateway(directory, ports, inside, security, openai, page=page)
     stack.callback(gateway.stop)
     return Server(directory, inside, security, log, form, keep_log=keep_log), gateway
 
@@ -167,7 +176,9 @@ def _told_to_stop(swaps: Swaps) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _how_to_call(ports: Ports, security: Security, openai_port: int | None, holds: str) -> str:
+def _how_to_call(
+    ports: Ports, security: Security, openai_port: int | None, holds: str, page: bool
+) -> str:
     http = f"http://{reach(security.http_host)}:{ports.http}"
     grpc = f"{reach(security.host)}:{ports.grpc}"
     key = " -H 'inference-key: KEY'" if security.inference_key else ""
@@ -177,7 +188,8 @@ def _how_to_call(ports: Ports, security: Security, openai_port: int | None, hold
         return ", and this machine's other addresses" if reach(host) != host else ""
 
     if openai_port is not None:
-        openai = [f"  OpenAI   http://{LOOPBACK}:{openai_port}/v1"]
+        address = f"http://{LOOPBACK}:{openai_port}"
+        openai = [f"  OpenAI   {address}/v1", *([f"  page     {address}/"] if page else [])]
     if not (security.tls or key):
         generate = [f"  dflash-trt generate --url {grpc} 'def main():'"]
     lines = [

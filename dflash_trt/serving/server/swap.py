@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-from dflash_trt.build import Depth, check_build, read_manifest
-from dflash_trt.build.signing import verify_signature
+from dflash_trt.build import Depth, read_manifest
+from dflash_trt.build.signing import check_signed
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.calls import Call, Caller, Tell
@@ -52,7 +52,7 @@ class Swaps:
         self._failed: ServerError | None = None  # the move
         self._last: Path | None = None  # the build before this one
         self._manifest = read_manifest(server.repository.parent)  # its directory may be built anew
-        self._proved: float | None = None  # acceptance of the build that is served
+        self._proved: float | None = None  # acceptance of the build that is served, once measured
         self._caller: Caller | None = None
 
     def __enter__(self) -> Self:
@@ -109,9 +109,7 @@ class Swaps:
             raise ServerError("no other build was served before", "Give one: dflash-trt swap BUILD")
         try:
             build = find_repository(build).parent
-            if self._key is not None:
-                verify_signature(build, self._key)
-            check_build(build, self._check)
+            check_signed(build, self._check, self._key)
             old, least = self.server.repository.parent, call["least"] if call["build"] else 0.0
             say(f"swap: from {old} to {build}")
             manifest = read_manifest(build)
@@ -132,15 +130,14 @@ class Swaps:
         try:
             if not server.wait_ready(self.stop, say):
                 raise STOPPED
-            found = self._prove(server, least, say)
+            found = self._prove(server, self._acceptance(), least, say)
             self._moved.clear()
             self._next = server
             self._wake.set()
-            self._moved.wait()
-            if self.stop.is_set() and self.server is not server:
-                raise STOPPED
-            if self._failed is not None:
-                raise self._failed
+            while not (self._moved.wait(POLL) or self.stop.is_set()):
+                pass
+            if self.server is not server:
+                raise self._failed or STOPPED
             self._proved = found
             say(f"swap: {build} serves; {old.repository.parent} drains")
         finally:
@@ -151,12 +148,15 @@ class Swaps:
         self._drain(old, drain)
         say(f"swap: {old.repository.parent} has ended")
 
-    def _prove(self, server: Server, least: float, say: Say) -> float:
+    def _acceptance(self) -> float:
         if self._proved is None:
             self._proved = acceptance(self.server)
+        return self._proved
+
+    def _prove(self, server: Server, last: float, least: float, say: Say) -> float:
         found = acceptance(server)
-        say(f"swap: it commits {found:.2f} tokens a round, {self._proved:.2f} before")
-        check_acceptance(found, self._proved, least)
+        say(f"swap: it commits {found:.2f} tokens a round, {last:.2f} before")
+        check_acceptance(found, last, least)
         return found
 
     def _drain(self, old: Server, seconds: float) -> None:
@@ -176,21 +176,24 @@ class Swaps:
     def _swap_drafter(self, build: Path, least: float, say: Say) -> None:
         """Triton's own reload: the next `draft` is loaded beside the old one, which then ends.
 
-        It is proved in place: a drafter decides how fast a text comes, not which.
+        It is proved in place: a drafter decides how fast a text comes, not which. A restart
+        meanwhile starts the old one.
         """
         server, old = self.server, self.server.repository.parent
         drafters = [pid for pid, model in server.stubs().items() if model == DRAFTER]
         check_memory(drafters, old, build, "engines/drafter")
-        # both under the load that there is, which says how much is drafted
-        self._proved = acceptance(server)
+        last, process = self._acceptance(), server.process
         with server.reloading(DRAFTER):
             server.load_drafter(build)
             try:
-                self._prove(server, least, say)
+                found = self._prove(server, last, least, say)
+                if server.process is not process:  # the old drafter was started again
+                    raise ServerError("the server died meanwhile", "Try it again")
             except ServerError:
                 server.load_drafter(old)
                 raise
-        self._proved = None
+        self._proved = found
+        server.repository = build / "model_repository"  # what a restart starts
         say(f"swap: {build} serves; its drafter was loaded, and nothing else")
 
 

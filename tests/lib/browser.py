@@ -1,0 +1,187 @@
+"""Chromium without a window, as a reader of the page has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+WAIT = 60.0
+SIZES = {"wide": (1280, 860), "narrow": (390, 844)}
+T = TypeVar("T")
+
+
+def lacking() -> str:
+    """Why there is no browser here, or ""."""
+    for program in ("chromium", "chromedriver"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (on Debian: apt-get install chromium-driver)"
+    for module in ("selenium", "axe_playwright_python"):
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed (pip install '.[page-tests]')"
+    return ""
+
+
+class Browser:
+    """One tab. What it asks of the network is in `requests`."""
+
+    def __init__(self) -> None:
+        from selenium import webdriver  # noqa: PLC0415
+
+        options = webdriver.ChromeOptions()
+        options.binary_location = shutil.which("chromium") or ""
+        # root has no sandbox, and a container's /dev/shm may be small
+        for each in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu"):
+            options.add_argument(f"--{each}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        service = webdriver.ChromeService(shutil.which("chromedriver"))
+        self.driver = webdriver.Chrome(options=options, service=service)
+        self.driver.set_script_timeout(WAIT)
+
+    def open(self, url: str, size: str = "wide", scheme: str = "light") -> None:
+        """Its storage is empty, and `sessionStorage` of an origin ends with it."""
+        width, height = SIZES[size]
+        self.cdp(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=size == "narrow",
+        )
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.cdp("Emulation.setEmulatedMedia", features=[feature])
+        self.driver.get("about:blank")
+        self.cdp("Storage.clearDataForOrigin", origin=url, storageTypes="all")
+        self.driver.get(url)
+
+    def cdp(self, command: str, **parameters: Any) -> Any:
+        return self.driver.execute_cdp_cmd(command, parameters)
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        """Of a page whose policy knows no `eval`: a debugger is not bound by it."""
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, found: Callable[[], T], what: str) -> T:
+        """The first true thing that `found` returns; AssertionError after a minute."""
+        deadline = time.monotonic() + WAIT
+        while time.monotonic() < deadline:
+            if result := found():
+                return result
+            time.sleep(0.05)
+        raise AssertionError(f"waited in vain for {what}")
+
+    def count(self, selector: str) -> int:
+        return int(self.js("return document.querySelectorAll(arguments[0]).length", selector))
+
+    def text(self, selector: str) -> str:
+        """The text of the last element that there is, as it was written."""
+        script = "return [...document.querySelectorAll(arguments[0])].at(-1)?.textContent ?? ''"
+        return str(self.js(script, selector))
+
+    def find(self, selector: str) -> Any:
+        """The last such element that can be seen."""
+
+        def seen() -> Any:
+            found = self.driver.find_elements("css selector", selector)
+            return next((each for each in reversed(found) if each.is_displayed()), None)
+
+        return self.until(seen, selector)
+
+    def click(self, selector: str, words: str = "") -> None:
+        """The last such element, of those that say `words`."""
+
+        script = (
+            "const found = [...document.querySelectorAll(arguments[0])].filter("
+            "  (e) => e.textContent.includes(arguments[1]) && e.offsetParent).at(-1);"
+            "found?.scrollIntoView({block: 'center'}); return found"
+        )
+        element = self.until(lambda: self.js(script, selector, words), f"{selector} {words}")
+        element.click()
+
+    def press(self, key: str) -> None:
+        """A key by its name, `ENTER`, or as it is, where the focus lies."""
+        from selenium.webdriver.common.keys import Keys  # noqa: PLC0415
+
+        self.driver.switch_to.active_element.send_keys(getattr(Keys, key, key))
+
+    def fill(self, selector: str, text: str) -> None:
+        field = self.find(selector)
+        field.clear()
+        field.send_keys(text)
+
+    def ask(self, text: str, *, wait: bool = True) -> None:
+        """Types a message and sends it; returns when the answer has ended, if it shall `wait`."""
+        before = self.count(".answer")
+        self.until(lambda: self.text("#model"), "the server's name")
+        self.fill("#message", text)
+        self.press("ENTER")
+        self.until(lambda: self.count(".answer") > before, "an answer")
+        if wait:
+            self.ended()
+
+    def ended(self) -> None:
+        self.until(lambda: self.count(".answer") and not self.count(".running"), "its end")
+
+    def counts(self) -> dict[str, int]:
+        """The last legend: tokens by source."""
+        script = (
+            "const list = [...document.querySelectorAll('.answer .legend')].at(-1);"
+            "return [...list.children].map((e) => [e.dataset.source, Number(e.dataset.count)])"
+        )
+        return dict(self.js(script))
+
+    def requests(self) -> list[str]:
+        """Addresses that were asked since the last call."""
+        events = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        return [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+
+    def complaints(self) -> list[str]:
+        """What the console said since the last call: errors of scripts, refusals of the policy.
+
+        A response with an error's status is one too, and is no fault of the page.
+        """
+        said = [entry["message"] for entry in self.driver.get_log("browser")]
+        return [each for each in said if "Failed to load resource" not in each]
+
+    def violations(self) -> list[str]:
+        """What axe finds wrong with the page as it is."""
+        found = self.driver.execute_async_script(
+            f"{axe()};const done = arguments[arguments.length - 1];"
+            "axe.run(document).then((r) => done(r.violations), (e) => done([{id: String(e)}]))"
+        )
+        return [
+            f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
+            for each in found
+            for node in each.get("nodes", [{"html": ""}])
+        ]
+
+    def picture(self, file: Path) -> None:
+        self.driver.save_screenshot(str(file))
+
+
+def axe() -> str:
+    """axe-core's script, of the wheel that carries it."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    assert found is not None
+    assert found.submodule_search_locations
+    return (Path(found.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8")
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    opened = Browser()
+    try:
+        yield opened
+    finally:
+        opened.driver.quit()

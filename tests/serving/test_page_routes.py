@@ -1,0 +1,107 @@
+"""What the OpenAI front serves a browser: the page's files, and what they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from chat_pair import build_chat_pair
+from live import openai_front
+
+from dflash_trt.serving.openai.page_routes import FILES, costs
+from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.security import Security
+from dflash_trt.serving.server.run import running_server
+
+KEY = "s3cret"
+WITH_KEY = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_chat_pair(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def triton(built: Path) -> Iterator[Ports]:
+    with running_server(built) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def front(built: Path, triton: Ports) -> Iterator[httpx.Client]:
+    """One that wants a key."""
+    port = free_ports().http
+    with (
+        openai_front(built, port, triton, Security(api_key=KEY)),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        yield client
+
+
+def test_the_files_need_no_key_and_may_do_little(front: httpx.Client) -> None:
+    for path, file in FILES.items():
+        answer = front.get(path)
+        assert (answer.status_code, answer.content) == (200, file.read_bytes())
+        kind = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+        assert answer.headers["content-type"] == f"{kind[file.suffix]}; charset=utf-8"
+        policy = answer.headers["content-security-policy"].split("; ")
+        assert {"default-src 'none'", "script-src 'self'", "connect-src 'self'"} <= {*policy}
+        assert not [each for each in policy if "unsafe" in each or "http" in each]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == "no-cache"
+    assert front.head("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/page/", "/page/none.js", "/page/../page_routes.py", "/page/%2e%2e/app.py", "/page//etc"],
+)
+def test_nothing_else_is_given_out(front: httpx.Client, path: str) -> None:
+    assert front.get(path).status_code == 401
+    assert front.get(path, headers=WITH_KEY).status_code == 404
+
+
+def test_what_the_page_asks_for_needs_the_key(front: httpx.Client, triton: Ports) -> None:
+    for path in ("/page/server", "/page/metrics", "/v1/models"):
+        assert front.get(path).status_code == 401
+        assert front.get(path, headers=WITH_KEY).status_code == 200
+    metrics = front.get("/page/metrics", headers=WITH_KEY)
+    assert "dflash_requests_total" in metrics.text
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_the_server_at_a_glance(front: httpx.Client) -> None:
+    said = front.get("/page/server", headers=WITH_KEY).json()
+    measured = said.pop("costs")
+    assert said == {
+        "model": "pycode",
+        "engine": "onnxruntime",
+        "slots": 4,
+        "max_model_len": 1024,
+        "max_draft_tokens": 15,
+        "chat": True,
+        "tools": True,
+        "schema": True,
+        "plain": True,
+        "untold": [],
+    }
+    verify = {(x["sequences"], x["tokens"]): x["seconds"] for x in measured if x["tokens"]}
+    assert {x["step"] for x in measured} == {"verify", "draft"}
+    assert 0 < verify[1, 1] <= verify[1, 16]
+    assert {1, 4} <= {x["sequences"] for x in measured if x["step"] == "draft"}
+
+
+def test_costs_that_are_not_told() -> None:
+    assert costs("dflash_rounds_total 3\n") == []
+
+
+def test_without_the_page(built: Path, triton: Ports) -> None:
+    port = free_ports().http
+    with openai_front(built, port, triton, page=False):
+        for path in ("/", "/page/index.html", "/page/server", "/page/metrics"):
+            assert httpx.get(f"http://127.0.0.1:{port}{path}").status_code == 404
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 200
