@@ -36,6 +36,7 @@ FILE = "quantization.json"
 TEXTS = 16  # pages of our own
 HELD_OUT = 8  # a text in so many is not calibrated on
 JUDGED = 512  # held-out tokens whose logits are compared, at most
+NO_BLOCKS = "the drafter is a language model"
 MEMORY = 3.0  # bytes in use for a byte of a model's weights in float32, at most
 
 
@@ -127,12 +128,16 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
     """
     from dflash_trt.engines.accuracy import compare  # noqa: PLC0415  (it loads the runtime)
 
-    original, quantized, drafter = before.target.model, after.target.model, before.drafter.model
+    original, quantized = before.target.model, after.target.model
     if original is None or quantized is None:
         refusal = before.target.refusal or after.target.refusal
         return Cost(skipped=f"not measured: our graphs refuse the target ({refusal})")
     if skipped := _too_large(original):
         return Cost(skipped=skipped)
+    given, refusal = before.drafter.model, before.drafter.refusal
+    drafter = given if isinstance(given, Drafter) else None
+    why_not = f"our graphs refuse the drafter ({refusal})" if refusal else "there is no drafter"
+    why_not = NO_BLOCKS if given else why_not
     length, decoded = longest_sequence(original, drafter), []
     engines = {name: scratch / name for name in ("original", "quantized")}
     try:
@@ -142,9 +147,7 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
             engines["quantized"] / "target", engines["original"] / "target", texts.held_out
         )
         if drafter is None:
-            refusal = before.drafter.refusal
-            why = f"our graphs refuse the drafter ({refusal})" if refusal else "there is no drafter"
-            return Cost(accuracy, skipped=f"tau not measured: {why}")
+            return Cost(accuracy, skipped=f"tau not measured: {why_not}")
         for engine in engines.values():
             decoded.append(decode(engine, texts.prompts, min(TOKENS, length // 2), report))
     finally:
@@ -154,11 +157,13 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
 
 
 def measure_drafter(
-    target: Target, drafter: Drafter, engines: Path, scratch: Path, report: Report
+    target: Target, drafter: Drafter | Target, engines: Path, scratch: Path, report: Report
 ) -> Cost:
     """Tau of built `engines` against that of the same pair in the checkpoints' precision."""
     if skipped := _too_large(target):
         return Cost(skipped=skipped)
+    if isinstance(drafter, Target):
+        return Cost(skipped=f"tau not measured: {NO_BLOCKS}")
     info = read_info(engines / "target", "onnxruntime")
     if info.ranks > 1:
         return Cost(skipped="tau not measured: the target is sharded")
