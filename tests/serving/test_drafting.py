@@ -247,10 +247,14 @@ def test_characters_of_several_tokens(front: httpx.Client) -> None:
 
 
 def test_triton_clients_have_the_same(triton: Ports, front: httpx.Client) -> None:
-    expected = rounds(stream(front))
+    expected = content(stream(front))
     with Client(f"127.0.0.1:{triton.grpc}") as client:
-        told = list(client.stream(PROMPT, max_tokens=60, include_drafting=True))
-        assert [each for chunk in told for each in chunk.drafting] == expected
+        chunks = list(client.stream(PROMPT, max_tokens=60, include_drafting=True))
+        told = [each for chunk in chunks for each in chunk.drafting]
+        assert "".join(token["text"] for token in tokens(told)) == expected
+        final = chunks[-1].final
+        assert final is not None
+        assert check(told) == counts(vars(final))
         n = client.generate(PROMPT, max_tokens=20, n=2, temperature=1.0, include_drafting=True)
         for choice in n.choices:
             found = check(choice.drafting)
