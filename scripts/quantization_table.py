@@ -1,6 +1,9 @@
 """One pair in each precision: size, agreement, acceptance, speed; docs/tensorrt_llm.md shows it.
 
-    python scripts/quantization_table.py TARGET DRAFTER [--prompts FILE] [--only int8,int4]
+    python scripts/quantization_table.py TARGET DRAFTER [--plain DIR] [--prompts FILE] [--only int8]
+
+TARGET may be a GGUF file, whose int4 and int8 blocks are kept; ModelOpt then needs `--plain`, the
+same in safetensors.
 
 Rows of our own engine run with those weights. fp8 and nvfp4 are ModelOpt's, read back and made
 plain: their speed here says nothing and is left out. Speeds are worth something on a quiet machine.
@@ -22,7 +25,13 @@ from safetensors.numpy import save_file
 from dflash_trt.build.acceptance_probe import decode, longest_sequence
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.build.quantization import calibration_texts
-from dflash_trt.checkpoints import Target, load_drafter, load_target, summarize_target
+from dflash_trt.checkpoints import (
+    Target,
+    load_drafter,
+    load_target,
+    locate_argument,
+    summarize_target,
+)
 from dflash_trt.config import Quantize
 from dflash_trt.engines.accuracy import compare
 from dflash_trt.graphs import Storage
@@ -56,15 +65,22 @@ def size(target: Target, engine: Path, row: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("target", type=Path)
+    parser.add_argument("target")
+    parser.add_argument("--plain", type=Path)
+    parser.add_argument("--decoded", type=int, default=24, help="prompts that tau is of")
     parser.add_argument("drafter", type=Path)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--only", default=",".join(ROWS))
     asked = parser.parse_args()
-    original, drafter = load_target(asked.target), load_drafter(asked.drafter)
+    found_at = locate_argument(asked.target, "target", quiet)
+    plain = asked.plain or found_at
+    original, drafter = load_target(found_at), load_drafter(asked.drafter)
     calibration = {"prompts": asked.prompts}
     recipe = Quantize.model_validate({"method": "fp8", "calibration": calibration})
-    texts = calibration_texts(recipe, summarize_target(asked.target))
+    texts = calibration_texts(recipe, summarize_target(found_at))
+    prompts = (
+        [*texts.prompts, *texts.calibrated][: asked.decoded] if asked.prompts else texts.prompts
+    )
     length = longest_sequence(original, drafter)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -77,14 +93,14 @@ def main() -> None:
             if row in ("fp8", "nvfp4"):
                 made, method = scratch / f"{row}-target" / "x", {"method": row}
                 quantize = recipe.model_copy(update=method)
-                quantize_target(quantize, asked.target, made, texts.calibrated, quiet)
+                quantize_target(quantize, plain, made, texts.calibrated, quiet)
                 target = load_target(made)
             options: dict[str, Any] = {"slots": 1, "max_seq_len": length, "threads": 2}
             options["storage"] = Storage(link=False, bits=bits)
             build_target(target, drafter.spec, engine / "target", **options)
             build_drafter(drafter, target, engine / "drafter", **options)
             cost = compare(engine / "target", scratch / "float32" / "target", texts.held_out)
-            run = decode(engine, texts.prompts, TOKENS, quiet)
+            run = decode(engine, prompts, TOKENS, quiet)
             found.append(
                 {
                     "precision": row,
