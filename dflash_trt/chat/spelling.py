@@ -13,7 +13,8 @@ Spell = Callable[[int], bytes]  # of a token id
 def speller(tokenizer: Tokenizer) -> Spell:
     """For byte-level (GPT-2), byte-fallback (sentencepiece) and plain vocabularies."""
     added = tokenizer.get_added_tokens_decoder()
-    byte_level = "ByteLevel" in _decoders(json.loads(tokenizer.to_str())["decoder"])
+    decoder = tokenizer.decoder  # its state is JSON; that of the tokenizer has the vocabulary, too
+    byte_level = "ByteLevel" in _decoders(json.loads(decoder.__getstate__()) if decoder else None)
     byte_of = _byte_level_alphabet()
 
     def spell(token: int) -> bytes:

@@ -71,7 +71,7 @@ class Sequence:
     logprob_ids: list[list[int]] = field(default_factory=list)  # the ids of these
     sources: list[int] = field(default_factory=list)  # per token: its place in `SOURCES`
     committed_per_round: list[int] = field(default_factory=list)  # after the prefill's first token
-    # of each round, if its request asks for them; none where the engine does not tell
+    # of each round, if its request asks for them, until they are given out; TensorRT-LLM has none
     proposals: list[list[Draft]] = field(default_factory=list)
     drafted: int = 0  # draft tokens proposed
     accepted: int = 0  # draft tokens that are part of the text

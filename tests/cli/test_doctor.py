@@ -420,10 +420,12 @@ def test_a_generation_that_fails_names_its_log(
 
 @pytest.mark.usefixtures("decoding", "machine")
 def test_under_load_texts_stay_and_drafts_are_accepted(tmp_path: Path) -> None:
-    """All four checks of a pair that was taught, over the stand-in."""
+    """All four checks of a pair that was taught, over the stand-in; plain decoding finds no
+    drafter beside the target, as in the Hub's cache."""
     teach(make_pair(tmp_path, tied=False))
+    (tmp_path / "drafter").rename(tmp_path / "elsewhere")
     args = {"guided_decoding_backend": "llguidance"}
-    build_dir = make_build(tmp_path, concurrency=8, args=args)
+    build_dir = make_build(tmp_path, "elsewhere", concurrency=8, checkpoints="link", args=args)
     found = {each.name: each for each in examine(build_dir, True)}
     load, kinds, texts = (
         found[name] for name in ("acceptance-under-load", "acceptance-by-kind", "greedy-texts")
@@ -509,6 +511,22 @@ def test_how_an_acceptance_length_is_judged(
     failed = decoding_checks._lowest([Measured("JSON", error="RequestError: no")], info)
     assert (failed.ok, failed.severity) == (False, None)
     assert "JSON RequestError: no" in failed.what
+
+
+def test_a_drafter_that_knows_no_long_prompts_is_a_warning(built: Path) -> None:
+    """The demo pair, which learnt 512 tokens, accepts 1.02 a round after 7,000; no other does."""
+    info = read_info(built / "engines" / "tensorrt_llm")
+    kinds = [
+        Measured("JSON", acceptance_length=2.9),
+        Measured("long prompt", acceptance_length=1.02),
+    ]
+    ok, what, fix, severity = decoding_checks._lowest(kinds, info)
+    assert (ok, severity) == (False, "warning")
+    assert "long prompt 1.02" in what
+    assert "limit serving.max_seq_len" in fix
+    for other in (replace(kinds[0], acceptance_length=1.0), replace(kinds[0], error="no")):
+        worse = decoding_checks._lowest([*kinds, other], info)
+        assert (worse.ok, worse.severity) == (False, None)
 
 
 def test_what_is_believed_at_least_is_the_engines_own_figure() -> None:

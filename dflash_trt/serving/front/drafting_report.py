@@ -51,10 +51,10 @@ class DraftingReport:
         return [{"text": text, "source": source} for text, source in pairs]
 
     def _proposal(self) -> list[dict[str, Any]]:
-        proposals = self._sequence.proposals
-        if not 1 <= self._rounds <= len(proposals):  # the prefill, or an engine that does not tell
+        waiting = self._sequence.proposals
+        if not (self._rounds and waiting):  # the prefill, or an engine that does not tell
             return []
-        return [self._draft(draft) for draft in proposals[self._rounds - 1]]
+        return [self._draft(draft) for draft in waiting.pop(0)]
 
     def _draft(self, draft: Draft) -> dict[str, Any]:
         known = not math.isnan(draft.logprob)

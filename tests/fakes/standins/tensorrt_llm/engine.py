@@ -30,11 +30,9 @@ class Engine:
     def __init__(self, args: dict[str, Any]) -> None:
         speculative = args.get("speculative_config") or {}
         target = load_target(Path(args["model"]))
-        # without a drafter its spec still says how our target's graph is made
-        beside = (Path(args["model"]) / "config.json").resolve().parents[1] / "drafter"
-        drafter = load_drafter(Path(speculative.get("speculative_model") or beside))
+        drafter = load_drafter(Path(speculative["speculative_model"])) if speculative else None
         drafts = speculative.get("max_draft_len", 0)
-        if drafts > drafter.spec.block_size - 1:
+        if drafter and drafts > drafter.spec.block_size - 1:
             raise ValueError(f"lower max_draft_len to at most {drafter.spec.block_size - 1}")
         sizes = {
             "slots": args["max_batch_size"],
@@ -45,9 +43,9 @@ class Engine:
         with tempfile.TemporaryDirectory() as scratch:
             for role in ("target", "drafter"):
                 (Path(scratch) / role).mkdir()
-            build_target(target, drafter.spec, Path(scratch) / "target", **sizes)
+            build_target(target, drafter and drafter.spec, Path(scratch) / "target", **sizes)
             engine = None
-            if speculative:
+            if drafter:
                 build_drafter(drafter, target, Path(scratch) / "drafter", **sizes)
                 engine = OnnxEngine(Path(scratch) / "drafter")
             rounds = in_process(OnnxEngine(Path(scratch) / "target"), engine)
