@@ -75,7 +75,8 @@ class PageServer:
     """Answers each request with the next of `answers`, the last one again and again.
 
     An answer is a text, a `Refusal`, or a text that ends with `CUT`: then the connection ends
-    without a word. pause: seconds before each round. seen: the bodies that came.
+    without a word. pause: seconds before each round; together: rounds of a chunk; tells: who wrote
+    a token and what was proposed. seen: the bodies that came.
     """
 
     CUT = "\N{BLACK SCISSORS}"
@@ -87,10 +88,11 @@ class PageServer:
         key: str = "",
         pause: float = 0.0,
         together: int = 1,
+        tells: bool = True,
     ) -> None:
         self.answers = list(answers)
         self.facts = FACTS | (facts or {})
-        self.key, self.pause, self.together = key, pause, together
+        self.key, self.pause, self.together, self.tells = key, pause, together, tells
         self.seen: list[Json] = []
         self.usage: list[Json] = []  # of each answer that ended
         self.faults: list[str] = []
@@ -147,6 +149,8 @@ class PageServer:
                 if self.pause:
                     await asyncio.sleep(self.pause)
                 some = rounds[i : i + self.together]
+                if not self.tells:
+                    some = [untold(each) for each in some]
                 said = "".join(token["text"] for each in some for token in each["tokens"])
                 delta = {"delta": {"content": said}} if key == "messages" else {"text": said}
                 choice = {"index": 0, **delta, "finish_reason": None, "drafting": {"rounds": some}}
@@ -214,6 +218,12 @@ def drafted_rounds(text: str) -> list[Json]:
 
 def plain_rounds(text: str) -> list[Json]:
     return [_round(i, [(token, "target")], []) for i, token in enumerate(tokens_of(text))]
+
+
+def untold(told: Json) -> Json:
+    """The round as TensorRT-LLM tells of it."""
+    tokens = [{"text": token["text"], "source": None} for token in told["tokens"]]
+    return {"round": told["round"], "tokens": tokens, "proposal": []}
 
 
 def usage_of(rounds: Sequence[Json]) -> Json:

@@ -29,7 +29,7 @@ def test_three_turns(tab: Browser, serve: Any) -> None:
         tab.ask(f"Question {number}")
         assert tab.text(".tokens") == text
         counted = tab.counts()
-        assert Counter(counted) == expected(text)
+        assert +Counter(counted) == expected(text)
         usage = server.usage[-1]
         assert sum(counted.values()) == usage["completion_tokens"]
         assert tab.count(".answer:last-of-type .round") == usage["rounds"] + 1
@@ -203,10 +203,14 @@ def test_a_model_without_a_chat_template_goes_on_with_a_text(tab: Browser, serve
 
 def test_what_an_engine_does_not_tell_is_said(tab: Browser, serve: Any) -> None:
     facts = {"untold": ["This engine tells nothing."], "plain": False, "schema": False}
-    tab.open(serve("Done.", facts=facts).url)
+    tab.open(serve(TEXT, facts=facts, tells=False).url)
     tab.until(lambda: "This engine tells nothing." in tab.text("#glance-body"), "the sentence")
     tab.ask("Go")
     assert "Compare" not in tab.text(".answer-foot")
+    assert tab.counts()["untold"] == sum(expected(TEXT).values())
+    assert tab.text(".tokens") == TEXT
+    tab.js("document.querySelectorAll('.round')[2].focus()")
+    assert "This engine tells nothing." in tab.text(".card")
     assert not tab.driver.find_element("id", "schema").is_displayed()
 
 
