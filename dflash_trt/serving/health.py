@@ -29,24 +29,17 @@ OK, REFUSED = 200, 400
 TIMEOUT = 2.0  # seconds, for what needs no model
 
 
-def _connections() -> httpx.Client:
-    """Kept for as long as the server keeps them, and never through a proxy."""
-    return httpx.Client(trust_env=False, limits=httpx.Limits(keepalive_expiry=None))
-
-
 @dataclass(frozen=True)
 class Health:
-    """Where to ask; no method raises when the server does not answer."""
+    """Connections to a server; no method raises when it does not answer."""
 
-    url: str
     metrics_url: str
-    headers: dict[str, str] = field(repr=False)  # they hold a key
-    client_key: str = field(repr=False)  # see `internal.client_parameters`
-    _client: httpx.Client = field(default_factory=_connections, repr=False)
+    _client: httpx.Client
+    _client_key: str = field(repr=False)  # see `internal.client_parameters`
 
     def is_ready(self) -> bool:
         """Triton's own readiness, which stays when model processes die."""
-        return self._ask("GET", f"{self.url}/v2/health/ready", TIMEOUT)[0] == OK
+        return self._ask("GET", "health/ready", TIMEOUT)[0] == OK
 
     def probe(self, timeout: float) -> int | None:
         """The HTTP status of a request for one token; None without an answer in `timeout` s."""
@@ -64,7 +57,7 @@ class Health:
 
     def post(self, path: str, body: object, timeout: float) -> int | None:
         """The HTTP status; None without an answer in `timeout` seconds."""
-        return self._ask("POST", f"{self.url}/v2/{path}", timeout, body)[0]
+        return self._ask("POST", path, timeout, body)[0]
 
     def generate(self, text: str, max_tokens: int, timeout: float) -> dict[str, list[Any]] | None:
         """The output tensors of a plain, greedy request that has drafts in each round; None without
@@ -74,23 +67,21 @@ class Health:
             {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [max_tokens]},
             {"name": "ignore_eos", "shape": [1], "datatype": "BOOL", "data": [True]},
         ]
-        url = f"{self.url}/v2/models/dflash_infer/infer"
-        body = {"inputs": inputs, "parameters": client_parameters(PROOF, self.client_key)}
-        status, answer = self._ask("POST", url, timeout, body)
+        body = {"inputs": inputs, "parameters": client_parameters(PROOF, self._client_key)}
+        status, answer = self._ask("POST", "models/dflash_infer/infer", timeout, body)
         if status != OK:
             return None
         return {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
 
     def load(self, model: str, config: object, timeout: float) -> str | None:
         """Loads a model of this server anew, with another config; why it did not load, or None."""
-        url = f"{self.url}/v2/repository/models/{model}/load"
         body = {"parameters": {"config": json.dumps(config)}}
-        status, answer = self._ask("POST", url, timeout, body)
+        status, answer = self._ask("POST", f"repository/models/{model}/load", timeout, body)
         return None if status == OK else answer or "it did not answer"
 
     def config(self, model: str) -> dict[str, Any] | None:
         """A model's config; None without an answer."""
-        status, answer = self._ask("GET", f"{self.url}/v2/models/{model}/config", TIMEOUT)
+        status, answer = self._ask("GET", f"models/{model}/config", TIMEOUT)
         return json.loads(answer) if status == OK else None
 
     def close(self) -> None:
@@ -101,9 +92,7 @@ class Health:
         self, method: str, url: str, timeout: float, body: object = None
     ) -> tuple[int | None, str]:
         try:
-            response = self._client.request(
-                method, url, json=body, headers=self.headers, timeout=timeout
-            )
+            response = self._client.request(method, url, json=body, timeout=timeout)
         except (httpx.HTTPError, RuntimeError):  # closed meanwhile
             return None, ""
         return response.status_code, response.text
@@ -111,9 +100,11 @@ class Health:
 
 def health_of(ports: Ports, security: Security) -> Health:
     """Of the server that listens, or will, on these ports."""
-    return Health(
-        f"http://{LOOPBACK}:{ports.http}",
-        f"http://{LOOPBACK}:{ports.metrics}/metrics",
-        security.headers,
-        security.client_key,
+    client = httpx.Client(
+        base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
+        headers=security.headers,
+        trust_env=False,  # no proxy
+        limits=httpx.Limits(keepalive_expiry=None),
     )
+    metrics_url = f"http://{LOOPBACK}:{ports.metrics}/metrics"
+    return Health(metrics_url, client, security.client_key)

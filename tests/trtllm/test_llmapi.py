@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,9 +90,9 @@ def _tritonserver(build: Path, complete: bool) -> Iterator[Health]:
             assert server.poll() is None, (build / "server.log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        health.close()
         yield health
     finally:
+        health.close()
         server.terminate()
         server.wait(WAIT)
 
@@ -138,11 +137,9 @@ def test_the_layout_runs_with_and_without_auto_completion(build: Path, complete:
     """With a model.py that reads the files as the published one does."""
     (build / "model_repository" / "tensorrt_llm" / "1" / "model.py").write_text(MODEL)
     with standins(), _tritonserver(build, complete) as health:
-        body = json.dumps({"text_input": "def main():"}).encode()
-        url = f"{health.url}/v2/models/tensorrt_llm/generate_stream"
-        request = urllib.request.Request(url, body, health.headers)
-        with urllib.request.urlopen(request, timeout=WAIT) as response:
-            [line] = [line for line in response.read().decode().splitlines() if line]
+        url, body = "models/tensorrt_llm/generate_stream", {"text_input": "def main():"}
+        _, text = health._ask("POST", url, WAIT, body)
+        [line] = [line for line in text.splitlines() if line]
         assert json.loads(line.removeprefix("data: "))["text_output"]
 
 

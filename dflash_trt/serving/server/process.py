@@ -300,8 +300,7 @@ def find_repository(directory: Path) -> Path:
     for repository in (directory / "model_repository", directory):
         if (repository / "dflash" / "config.pbtxt").is_file():
             repository = repository.resolve()
-            engines = repository.parent / "engines"
-            for engine in () if (engines / tensorrt_llm.KIND).is_dir() else roles(engines):
+            for engine in filter(Path.is_dir, roles(repository.parent / "engines")):
                 kind = engine_kind(engine)  # what is wrong is said before Triton runs
                 for rank in range(read_info(engine, kind).ranks):
                     info = read_info(rank_directory(engine, rank), kind)

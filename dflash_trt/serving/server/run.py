@@ -162,8 +162,8 @@ def _told_to_stop(swaps: Swaps) -> Iterator[None]:
     def handle(_number: int, _frame: object) -> None:
         if swaps.stop.is_set():
             with suppress(AttributeError):  # it was not started yet
-                swaps.kill()
-        swaps.end()
+                swaps.server.process.kill()
+        swaps.stop.set()
 
     told = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup

@@ -42,14 +42,9 @@ class Swaps:
     ) -> None:
         self.server = server
         self.stop = threading.Event()
-        self._gateway = gateway
-        self._say = say
-        self._check = check
-        self._key = key
-        self._wake = threading.Event()  # ends `supervise`: something is to happen
-        self._next: Server | None = None  # proved, and to be moved to
-        self._moved = threading.Event()
-        self._failed: ServerError | None = None  # the move
+        self._gateway, self._say, self._check, self._key = gateway, say, check, key
+        self._left = threading.Event()  # ends the watch over the server
+        self._going = threading.Lock()  # held while there is another server, or none, to watch
         self._last: Path | None = None  # the build before this one
         self._manifest = read_manifest(server.repository.parent)  # its directory may be built anew
         self._proved: float | None = None  # acceptance of the build that is served, once measured
@@ -60,39 +55,34 @@ class Swaps:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.end()
+        self.stop.set()
         if self._caller is not None:
             self._caller.close(END_TIMEOUT)
         self.server.__exit__(None, None, None)
 
-    def end(self) -> None:
-        """Asks all to end; whoever waits for `stop` returns."""
-        self.stop.set()
-        self._wake.set()
-        self._moved.set()
-
-    def kill(self) -> None:
-        for server in filter(None, (self.server, self._next)):
-            server.process.kill()
-
     def supervise(self, http_port: int) -> None:
-        """See `supervisor.supervise`; takes calls meanwhile, and goes over to what they bring."""
+        """Watches the server until `stop` is set, and takes calls meanwhile."""
+        self._watch()
         self._caller = Caller(http_port, self._do)
-        while not self.stop.is_set():
-            supervise(self.server, self._gateway, self._wake, self._say)
-            self._wake.clear()
-            if self._next is not None and not self.stop.is_set():
-                self._move(self._next)
+        self.stop.wait()
+        with self._going:
+            self._leave()
 
-    def _move(self, server: Server) -> None:
-        self._failed = None
-        try:
-            self._gateway.move(server.repository.parent, server.ports)
-            self.server = server
-            self._gateway.tell("ready")
-        except ServerError as error:
-            self._failed = error
-        self._moved.set()
+    def _watch(self) -> None:
+        def watch() -> None:
+            try:
+                supervise(self.server, self._gateway, self._left, self._say)
+            finally:
+                if not self._left.is_set():  # it failed
+                    self.stop.set()
+
+        self._left.clear()
+        self._watching = threading.Thread(target=watch, daemon=True)
+        self._watching.start()
+
+    def _leave(self) -> None:
+        self._left.set()
+        self._watching.join()
 
     # --- in the thread of a call ------------------------------------------------------------------
 
@@ -131,22 +121,28 @@ class Swaps:
             if not server.wait_ready(self.stop, say):
                 raise STOPPED
             found = self._prove(server, self._acceptance(), least, say)
-            self._moved.clear()
-            self._next = server
-            self._wake.set()
-            while not (self._moved.wait(POLL) or self.stop.is_set()):
-                pass
-            if self.server is not server:
-                raise self._failed or STOPPED
+            self._go_over(server)
             self._proved = found
             say(f"swap: {build} serves; {old.repository.parent} drains")
         finally:
-            self._next = None
             if self.server is not server:
                 server.kill()
                 server.__exit__(None, None, None)
         self._drain(old, drain)
         say(f"swap: {old.repository.parent} has ended")
+
+    def _go_over(self, server: Server) -> None:
+        """New requests go there, and it is watched; a restart of the old one is given up."""
+        with self._going:
+            if self.stop.is_set():
+                raise STOPPED
+            self._leave()
+            try:
+                self._gateway.move(server.repository.parent, server.ports)
+                self.server = server
+                self._gateway.tell("ready")
+            finally:
+                self._watch()
 
     def _acceptance(self) -> float:
         if self._proved is None:
