@@ -32,7 +32,7 @@ from dflash_trt.serving import tracing
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import LOOPBACK, free_ports
 
-WARM_UP, TURNS, SECONDS = 5, 60, 75.0
+WARM_UP, TURNS, SECONDS = 5, 60, 60.0
 BUILD = os.environ.get("DFLASH_TRT_BENCH_BUILD")
 LONG: Any = {"max_tokens": 64 if BUILD else 256, "ignore_eos": True}
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
