@@ -111,12 +111,11 @@ class Server:
                 self._reaper.communicate(timeout=REAPER_TIMEOUT)
         if not self._keep_log:
             self.log.close()
-        if not self._keep_log and not isinstance(error, ServerError):  # which names the log
-            shutil.rmtree(self._runtime, ignore_errors=True)
+        named = self._keep_log or isinstance(error, ServerError)
         for each in self._runtime.glob("*"):
             if each.is_dir():
                 shutil.rmtree(each, ignore_errors=True)
-            elif each != self.log.path:
+            elif each != self.log.path or not named:
                 each.unlink()
         with suppress(OSError):  # the log is in there
             self._runtime.rmdir()
