@@ -40,20 +40,17 @@ THINKING: Mapping[str, Mapping[str, Any]] = {
     **{effort: {"reasoning_effort": effort} for effort in ("low", "medium", "high")},
 }
 Report = Callable[[str, int, int], None]
-Variant = tuple[BuildConfig, Mapping[str, Any]]  # and options of each request
 
 
-def variant(config: BuildConfig, method: str) -> Variant:
+def variant(config: BuildConfig, method: str) -> BuildConfig:
     """The config that runs this method; ConfigError where it cannot."""
     found = {str(name): made for name, made in variants(config).items()}
-    if method == "none" and "none" not in found:
-        return config, {"drafting": False}
     if method not in found:
         raise ConfigError(
             f"{config.name} has no method {method}",
             f"Take {', '.join(found)}, or name its drafter under drafters",
         )
-    return found[method], {}
+    return found[method]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +177,7 @@ def _measure_method(
     """Build, serve and measure; after a cell that failed, over a new server."""
     left = [*cells]
     try:
-        config, options = variant(matrix.fitted, left[0].method)
+        config = variant(matrix.fitted, left[0].method)
         from dflash_trt.build.run import build  # noqa: PLC0415  (a server's image has no builder)
 
         build(config, built, report)
@@ -195,7 +192,7 @@ def _measure_method(
                 while left and not failed:
                     url = f"{LOOPBACK}:{ports.grpc}"
                     cell = replace(left[0], gpus=gpu_count)
-                    cell = _measured(matrix, cell, url, options, runner, report)
+                    cell = _measured(matrix, cell, url, runner, report)
                     failed = cell.error is not None
                     left.pop(0)
                     take(cell)
@@ -238,7 +235,6 @@ def _measured(
     matrix: Matrix,
     cell: MatrixCell,
     url: str,
-    options: Mapping[str, Any],
     runner: asyncio.Runner,
     report: Report,
 ) -> MatrixCell:
@@ -248,7 +244,7 @@ def _measured(
     asks = [
         Ask(
             *(prompt, matrix.max_tokens, 0.0, i, THINKING[cell.thinking]),
-            {**options, "cache_salt": f"{salt} {i}"},
+            {"cache_salt": f"{salt} {i}"},
         )
         for i, prompt in enumerate(islice(cycle(matrix.prompts[cell.prompts]), count))
     ]
@@ -256,7 +252,7 @@ def _measured(
         replace(
             ask,
             max_tokens=min(ask.max_tokens, WARM_UP_TOKENS),
-            more={**options, "cache_salt": f"{salt} warm-up"},
+            more={"cache_salt": f"{salt} warm-up"},
         )
         for ask in asks[: cell.users]
     ]

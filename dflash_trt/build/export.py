@@ -150,9 +150,10 @@ def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
 
 def _sglang_drafts(method: Method, drafts: int) -> Options:
     """Its counts include the anchor."""
-    algorithm = ("--speculative-algorithm", "DFLASH" if method in BLOCKS else method.upper())
+    named = {"draft_model": "STANDALONE", **dict.fromkeys(BLOCKS, "DFLASH")}
+    algorithm = ("--speculative-algorithm", named.get(method, method.upper()))
     tokens = ("--speculative-num-draft-tokens", drafts + 1)
-    if method == "eagle3":
+    if method in ("eagle3", "draft_model"):
         chain: Options = [("--speculative-num-steps", drafts), ("--speculative-eagle-topk", 1)]
         return [algorithm, *chain, tokens]
     if method in BLOCKS:
@@ -232,11 +233,19 @@ def _transformers(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         options = [*options, ("--block-size", args.drafts + 1)]
         command = _command(["dflash", "generate", "transformers"], options)
         return ["# needs dflash and transformers", *fetch, *more, f'{command[0]} "$@"']
-    if method not in DRAFTERLESS:
+    if method not in (*DRAFTERLESS, "draft_model"):
         raise PairError(f"transformers has no {method}", "Export it for vllm or sglang")
     revision = f", revision={config.target.revision!r}" if config.target.revision else ""
-    lookup = ""
-    if args.drafts:
+    lookup, assistant = "", ""
+    if method == "draft_model" and config.drafter is not None:
+        pinned = f", revision={config.drafter.revision!r}" if config.drafter.revision else ""
+        assistant = f"""name = {_name(config.drafter)!r}
+assistant = AutoModelForCausalLM.from_pretrained(name{pinned}, dtype="auto", device_map="auto")
+assistant.generation_config.num_assistant_tokens = {args.drafts}
+assistant.generation_config.num_assistant_tokens_schedule = "constant"
+"""
+        lookup = ", assistant_model=assistant"
+    elif args.drafts:
         lookup = f", prompt_lookup_num_tokens={args.drafts}"
         lookup += f", max_matching_ngram_size={args.value(MATCH)}"
     code = f"""import sys
@@ -244,7 +253,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 name = {_name(config.target)!r}
 tokenizer = AutoTokenizer.from_pretrained(name{revision})
 model = AutoModelForCausalLM.from_pretrained(name{revision}, dtype="auto", device_map="auto")
-messages = [{{"role": "user", "content": sys.argv[1]}}]
+{assistant}messages = [{{"role": "user", "content": sys.argv[1]}}]
 chat = dict(add_generation_prompt=True, return_dict=True, return_tensors="pt")
 inputs = tokenizer.apply_chat_template(messages, **chat).to(model.device)
 output = model.generate(**inputs, max_new_tokens=2048, do_sample=False{lookup})

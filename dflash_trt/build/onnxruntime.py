@@ -47,11 +47,16 @@ def prepare(
     Raises ConfigError, CheckpointError or PairError.
     """
     target = load_target(target_at.directory)
-    drafter = load_drafter(drafter_at.directory) if drafter_at else None
-    spec = drafter.spec if drafter else None
     speculation, serving = config.speculation, config.serving
-    if spec and (spec.corrector is not None) != (speculation.method == "lilicorr"):
-        kind, name = ("LiLiCorr", "lilicorr") if spec.corrector else ("DFlash", "dflash")
+    drafter: Drafter | Target | None = None
+    if drafter_at and speculation.method == "draft_model":
+        drafter = load_target(drafter_at.directory, "drafter")
+    elif drafter_at:
+        drafter = load_drafter(drafter_at.directory)
+    spec = drafter.spec if drafter else None
+    lilicorr = isinstance(spec, DrafterSpec) and spec.corrector is not None
+    if isinstance(spec, DrafterSpec) and lilicorr != (speculation.method == "lilicorr"):
+        kind, name = ("LiLiCorr", "lilicorr") if lilicorr else ("DFlash", "dflash")
         raise PairError(
             f"the drafter is {kind}, speculation.method {speculation.method}",
             f"Set speculation.method: {name}",
@@ -67,12 +72,18 @@ def prepare(
             [*_files(target), *tokenizer_files(target.directory)],
             asdict(target.spec),
         ),
-        Input(drafter_at, _files(drafter), asdict(drafter.spec))
+        Input(drafter_at, _files(drafter), asdict(drafter.spec) | _precision(config))
         if drafter_at and drafter
         else None,
         warnings,
         partial(_write, config=config, target=target, drafter=drafter, report=report),
     )
+
+
+def _precision(config: BuildConfig) -> dict[str, str]:
+    """`quantize`, where the drafter's differs from the engine's."""
+    asked = config.drafter.quantize if config.drafter else None
+    return {"quantize": asked} if asked else {}
 
 
 def _files(model: Target | Drafter) -> list[Path]:
@@ -81,12 +92,14 @@ def _files(model: Target | Drafter) -> list[Path]:
 
 
 def _with_max_seq_len(
-    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
+    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | TargetSpec | None
 ) -> BuildConfig:
-    """And what else it leaves open: without a drafter there is no ensemble of two models."""
+    """And what else it leaves open: without a drafter's features there is no ensemble of two
+    models."""
     longest, asked = target.max_position_embeddings, config.serving.max_seq_len
     known = min(longest, drafter.max_position_embeddings) if drafter else longest
-    least = drafter.block_size if drafter else 1
+    block = isinstance(drafter, DrafterSpec)
+    least = drafter.block_size if isinstance(drafter, DrafterSpec) else 1
     length = min(known, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
     if not least < length <= longest:
         raise ConfigError(
@@ -96,17 +109,20 @@ def _with_max_seq_len(
         )
     chosen: dict[str, Any] = {"max_seq_len": length}
     chosen |= {"prefix_cache": config.serving.prefix_cache_mib}
-    chosen |= {} if drafter else {"mode": "in_process"}
+    chosen |= {} if block else {"mode": "in_process"}
     serving = config.serving.model_copy(update=chosen)
     return config.model_copy(update={"serving": serving})
 
 
-def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None) -> None:
+def _check_even(
+    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | TargetSpec | None
+) -> None:
     engine = config.engine
     assert isinstance(engine, OnnxRuntime | TensorRT)
     quantised = isinstance(engine, OnnxRuntime) and engine.quantize is not None
     check_even(target, "target", engine.tensor_parallel_size, quantised)
     if drafter is not None:
+        quantised = _precision(config).get("quantize", "none") != "none" or quantised
         check_even(drafter, "drafter", engine.drafter_ranks, quantised)
 
 
@@ -115,7 +131,7 @@ def _write(
     *,
     config: BuildConfig,
     target: Target,
-    drafter: Drafter | None,
+    drafter: Drafter | Target | None,
     report: Report,
 ) -> Written:
     # imported here: it would take most of the time of a build that has nothing to do
@@ -137,22 +153,36 @@ def _write(
     common |= {"threads": threads, "storage": storage, "device": device}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
     ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
-    spec = drafter.spec if drafter else None
+    spec = drafter.spec if isinstance(drafter, Drafter) else None
     digests = build_target(target, spec, engines / "target", **ours)
-    if drafter is not None:
-        tensors = len(drafter_shapes(drafter.spec)) + 2  # 2: shared tables
-        ranks = engine.drafter_ranks
-        count = _Counter("building the drafter engine", tensors * ranks, report)
-        ours = {**common, "progress": count, "ranks": ranks}
-        digests |= build_drafter(drafter, target, engines / "drafter", **ours)
+    block_size, at, ranks = 1, engines / "drafter", engine.drafter_ranks
+    step, of_drafter = "building the drafter engine", dict(common)
+    if asked := _precision(config).get("quantize"):
+        of_drafter["storage"] = Storage(storage.link, BITS.get(asked))
+    if isinstance(drafter, Target):
+        block_size = 1 + (config.speculation.draft_tokens or 0)
+        count = _Counter(step, len(target_shapes(drafter.spec)) * ranks, report)
+        ours = {**of_drafter, "progress": count, "ranks": ranks, "kind": engine.kind}
+        digests |= build_target(drafter, None, at, **ours)
+    elif drafter is not None:
+        block_size = drafter.spec.block_size
+        # 2: shared tables
+        count = _Counter(step, (len(drafter_shapes(drafter.spec)) + 2) * ranks, report)
+        ours = {**of_drafter, "progress": count, "ranks": ranks}
+        digests |= build_drafter(drafter, target, at, **ours)
     if isinstance(engine, TensorRT):
         build_plans(engines, engine, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
-    write_repository(directory, config, target.spec, spec)
+    write_repository(directory, config, target.spec, block_size)
     write_deployment(directory, config, int(engine.tensor_parallel_size))
-    if storage.bits is None:
-        return Written(digests)
-    return Written(digests, _accuracy(engines, target, spec, common, report))
+    cost = None
+    if drafter is not None and _precision(config):
+        # imported here: it loads the runtime
+        from dflash_trt.build.quantization import measure_drafter  # noqa: PLC0415
+
+        cost = measure_drafter(target, drafter, engines, directory / "measured", report)
+    accuracy = storage.bits and _accuracy(engines, target, spec, common, report)
+    return Written(digests, accuracy or None, cost)
 
 
 def _accuracy(

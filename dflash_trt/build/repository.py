@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2
 
 import dflash_trt
 from dflash_trt.build.settings import Settings
-from dflash_trt.checkpoints import DrafterSpec, Pair, TargetSpec, eos_token_ids
+from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
@@ -25,11 +25,11 @@ LLMAPI_TRITON = {"max_batch_size": 0, "decoupled": True, "cancellation_check_per
 
 
 def write_repository(
-    directory: Path, config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
+    directory: Path, config: BuildConfig, target: TargetSpec, block_size: int
 ) -> None:
     """Writes `directory/model_repository`; the same arguments give the same bytes.
 
-    config: with its max_seq_len filled in.
+    config: with its max_seq_len filled in. block_size: an anchor and the drafts after it, at most.
 
     The models find `directory/engines/{target,drafter}` and `directory/tokenizer` by relative
     paths, so a built directory can be moved.
@@ -45,7 +45,7 @@ def write_repository(
         max_queue=serving.max_queue,
         max_seq_len=serving.max_seq_len,
         prefill_chunk=serving.prefill_chunk,
-        block_size=drafter.block_size if drafter else 1,
+        block_size=block_size,
         speculation=config.speculation,
         max_per_client=serving.max_per_client,
         prefix_cache=serving.prefix_cache_mib,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -123,8 +123,10 @@ def summarize_target(directory: Path) -> ModelSummary[Target]:
     return _summary("target", directory, load_target)
 
 
-def summarize_drafter(directory: Path) -> ModelSummary[Drafter]:
+def summarize_drafter(directory: Path, method: Method = "dflash") -> ModelSummary[Any]:
     """CheckpointError only when there is no config.json to read."""
+    if method == "draft_model":
+        return _summary("drafter", directory, partial(load_target, role="drafter"))
     return _summary("drafter", directory, load_drafter)
 
 

@@ -179,7 +179,7 @@ def matrix(
         Path, typer.Option(help="Folder of cells, builds and report; what it holds is kept.")
     ],
     methods: Annotated[
-        str, typer.Option(help="Some of none, ngram, eagle3, dflash, lilicorr.")
+        str, typer.Option(help="Some of none, ngram, draft_model, eagle3, dflash, lilicorr.")
     ] = "none,dflash",
     concurrency: Annotated[str, typer.Option(help="Users who wait for answers.")] = "1,8",
     prompts: Annotated[

@@ -5,15 +5,16 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM, taking
 from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
 from dflash_trt.config.section import Count, Section
-from dflash_trt.config.source import Source, TargetSource
+from dflash_trt.config.source import DrafterSource, TargetSource
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
+CHAIN = 3  # drafts of a model that makes them one after the other, as in upstream's examples
 OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
@@ -29,7 +30,8 @@ class Speculation(Section):
     method: Method = Field(
         default="dflash",
         description="dflash: draft blocks with a DFlash drafter; lilicorr: with one that has "
-        "LiLiCorr's head; eagle3: draft token by token with an EAGLE-3 head; ngram: propose what "
+        "LiLiCorr's head; eagle3: draft token by token with an EAGLE-3 head; draft_model: draft "
+        "token by token with a small language model of the same tokenizer; ngram: propose what "
         "followed the same tokens earlier, without a drafter; none: decode plainly",
     )
     policy: Literal["adaptive", "fixed"] = Field(
@@ -41,7 +43,7 @@ class Speculation(Section):
     draft_tokens: Count | None = Field(
         default=None,
         description="limits the draft tokens of a round; unset: block size - 1, the most possible "
-        "(tensorrt_llm: 3 of eagle3 and ngram)",
+        "(3 of draft_model; tensorrt_llm: 3 of eagle3 and ngram)",
     )
     lookup: bool = Field(
         default=True, description="adaptive: propose what followed the same tokens earlier"
@@ -59,6 +61,8 @@ class Speculation(Section):
         if not isinstance(values, dict):
             return values
         method = values.get("method")
+        if method == "draft_model":
+            values = {"draft_tokens": CHAIN} | values
         if values.get("draft_tokens") is not None or method == "none":
             values = {"policy": "fixed"} | values
         fixed = values.get("policy") == "fixed"
@@ -71,6 +75,10 @@ class Speculation(Section):
         if self.method == "none" and (self.draft_tokens or idle or self.policy != "fixed"):
             given = sorted(self.model_fields_set & {"policy", "draft_tokens", *OF_ADAPTIVE})
             raise no_effect(given, "speculation.method none")
+        if self.method == "draft_model" and self.policy != "fixed":
+            # a model that skips rounds would have to be fed what it missed
+            message = "the policy of speculation.method draft_model is fixed"
+            raise PydanticCustomError("policy", message)
         if self.policy == "fixed" and idle:
             raise no_effect(idle, "speculation.policy fixed")
         return self
@@ -130,12 +138,12 @@ class BuildConfig(Section):
         description="names the build and its default output folder",
     )
     target: TargetSource = Field(description="selects the model whose output distribution is kept")
-    drafter: Source | None = Field(
+    drafter: DrafterSource | None = Field(
         default=None,
         description="selects the drafter trained for the target, of speculation.method; not needed "
         "for ngram and none",
     )
-    drafters: dict[Method, Source] = Field(
+    drafters: dict[Method, DrafterSource] = Field(
         default={},
         description="selects drafters by speculation.method, where a config is for several: of one "
         "that is not here, `drafter` is taken",
@@ -151,10 +159,15 @@ class BuildConfig(Section):
 
     @field_validator("drafters")
     @classmethod
-    def _are_drafters(cls, drafters: dict[Method, Source]) -> dict[Method, Source]:
+    def _are_drafters(cls, drafters: dict[Method, DrafterSource]) -> dict[Method, DrafterSource]:
         if not drafters.keys().isdisjoint(DRAFTERLESS):
             raise PydanticCustomError("method", "ngram and none have no drafter")
         return drafters
+
+    @field_validator("engine")
+    @classmethod
+    def _takes_the_drafters(cls, engine: Engine, info: ValidationInfo) -> Engine:
+        return taking(engine, info.data.get("drafter"), *info.data.get("drafters", {}).values())
 
     @field_validator("speculation")
     @classmethod

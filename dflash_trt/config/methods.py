@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
 
-Method = Literal["dflash", "lilicorr", "eagle3", "ngram", "none"]
+Method = Literal["dflash", "lilicorr", "eagle3", "draft_model", "ngram", "none"]
 DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
 BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
 
@@ -13,4 +13,6 @@ def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ..
     """What an engine kind can decode by."""
     if isinstance(engine, TensorRTLLM):
         return get_args(Method)
-    return (*BLOCKS, *DRAFTERLESS) if isinstance(engine, OnnxRuntime) else ("dflash",)
+    if isinstance(engine, OnnxRuntime):
+        return (*BLOCKS, "draft_model", *DRAFTERLESS)
+    return ("dflash", "none")

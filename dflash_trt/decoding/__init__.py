@@ -2,8 +2,9 @@
 
 from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.grammar import Grammar, Grammars
+from dflash_trt.decoding.in_process import in_process, needs_drafter, rounds_with
 from dflash_trt.decoding.input_checks import check_draft_input, check_verify_input
-from dflash_trt.decoding.lossless import check_lossless
+from dflash_trt.decoding.lossless import LosslessReport, check_lossless
 from dflash_trt.decoding.messages import (
     Checked,
     DraftInput,
@@ -14,7 +15,7 @@ from dflash_trt.decoding.messages import (
     no_drafts,
 )
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache, block_bytes
-from dflash_trt.decoding.rounds import draft, in_process, needs_drafter, rounds_with, verify
+from dflash_trt.decoding.rounds import draft, verify
 from dflash_trt.decoding.sampling_params import SamplingParams
 from dflash_trt.decoding.scheduler import Scheduler, StepReport
 from dflash_trt.decoding.sequence import Draft, Request, Sequence, check_request

@@ -1,4 +1,4 @@
-"""An ordinary small language model as drafter, one token after the other (`--method draft-model`).
+"""An ordinary small language model as drafter, one token after the other.
 
 Leviathan et al. 2023; greedy, whatever the request samples.
 """
@@ -15,12 +15,12 @@ from dflash_trt.decoding.messages import (
     no_drafts,
     verify_input,
 )
-from dflash_trt.decoding.rounds import verify
+from dflash_trt.decoding.rounds import copy_slots, verify
 from dflash_trt.engines import Engine
 
 
 class DraftModel:
-    """A `rounds.Propose` on a target's engine that has the same vocabulary and at least the same
+    """An `in_process.Propose` on a target's engine that has the same tokens, and at least the same
     slots of at least the same length."""
 
     def __init__(self, engine: Engine) -> None:
@@ -29,6 +29,9 @@ class DraftModel:
     def __call__(self, x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
         start = time.perf_counter()
         first_slot, num_draft_tokens, _, *copies = x.batch.tolist()
+        if num_draft_tokens <= 0:
+            copy_slots(self._engine, copies)
+            return no_drafts(len(x.rows))
         prefilling = not all(budget for _, _, _, budget in x.rows.tolist())
         lines, places = [], []
         for (_, known, place, _), tokens, (accepted, token, *_) in zip(
@@ -51,6 +54,8 @@ class DraftModel:
         self, lines: Sequence[list[int]], places: Sequence[int], batch: Sequence[int]
     ) -> list[int]:
         """The token after each line, which stands at its place: prefilling is verifying."""
+        last = self._engine.info.vocab_size - 1  # the target's padding may be longer
+        lines = [[min(token, last) for token in line] for line in lines]
         rows = [[len(y), len(y), p, 1] for y, p in zip(lines, places, strict=True)]
         results = verify(self._engine, verify_input(batch, rows, lines)).results
         return [token for _, token, *_ in results.tolist()]

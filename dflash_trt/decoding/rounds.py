@@ -4,7 +4,7 @@ Few array operations: after an engine call they run cold, and a small model's ro
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -20,8 +20,6 @@ from dflash_trt.decoding.messages import (
     DraftOutput,
     Float32,
     Int64,
-    RoundOutput,
-    RunRound,
     VerifyInput,
     VerifyOutput,
     no_drafts,
@@ -38,7 +36,7 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     """
     start = time.perf_counter()
     first_slot, _, _, *copies = x.batch.tolist()
-    _copy_slots(engine, copies)
+    copy_slots(engine, copies)
     n, asked = x.tokens.shape
     least_rows = engine.info.least_rows
     width = max(asked, -(-least_rows // n))
@@ -107,7 +105,7 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     """
     start = time.perf_counter()
     first_slot, num_draft_tokens, candidates, *copies = x.batch.tolist()
-    _copy_slots(engine, copies)
+    copy_slots(engine, copies)
     n, width = x.features.shape[:2]
     rows, results, mask_token = x.rows.tolist(), x.results.tolist(), engine.info.mask_token_id
     # the whole block is filled even if fewer drafts are asked for: they are better then
@@ -156,45 +154,6 @@ def draft(engine: Engine, x: DraftInput) -> DraftOutput:
     return DraftOutput(ids, probs, time.perf_counter() - start)
 
 
-Propose = Callable[[VerifyInput, VerifyOutput], DraftOutput]
-"""What drafts after the verified tokens. See `DraftOutput`."""
-
-
-def in_process(target: Engine, drafter: Engine | None) -> RunRound:
-    """Rounds on engines of this process; without a drafter the target decodes alone."""
-    held = None if drafter is None else FeatureBuffer()
-
-    def propose(x: VerifyInput, checked: VerifyOutput) -> DraftOutput:
-        if drafter is None or not needs_drafter(x):
-            return no_drafts(len(x.rows))
-        return draft(drafter, DraftInput(x.batch, x.rows, checked.results, checked.features))
-
-    return rounds_with(target, propose, held)
-
-
-def needs_drafter(x: VerifyInput) -> bool:
-    """Whether drafts are wanted, or slots or blocks copied, the drafter's with the target's."""
-    copied = (x.batch[4::4] != FREED) | (x.batch[3::4] >= KEPT)
-    return bool(x.batch[1] > 0 or copied.any())
-
-
-def rounds_with(target: Engine, propose: Propose, held: FeatureBuffer | None = None) -> RunRound:
-    """Rounds on a target of this process and whatever drafts for it; held: see `verify`."""
-
-    def run(x: VerifyInput) -> RoundOutput:
-        checked = verify(target, x, held)
-        drafted = propose(x, checked)
-        return RoundOutput(
-            checked.results,
-            checked.logprobs,
-            checked.logprob_ids,
-            checked.verify_seconds,
-            *drafted,
-        )
-
-    return run
-
-
 @lru_cache(maxsize=64)
 def _causal(width: int) -> npt.NDArray[np.bool_]:
     """`[width, width]`: which of the new tokens each of them sees."""
@@ -225,7 +184,7 @@ def _visible(engine: Engine, length: int) -> int:
     return min(-(-length // step) * step, engine.info.cache_len)
 
 
-def _copy_slots(engine: Engine, copies: list[int]) -> None:
+def copy_slots(engine: Engine, copies: list[int]) -> None:
     for source, destination, tokens, start in slot_copies(copies):
         if destination != FREED or source >= KEPT:
             engine.move_row(source, destination, tokens, start)

@@ -22,6 +22,7 @@ SPECULATIVE_OF: dict[Method, str] = {
     "dflash": "DFlashDecodingConfig",
     "lilicorr": "DFlashDecodingConfig",  # upstream tells them apart by the checkpoint
     "eagle3": "Eagle3DecodingConfig",
+    "draft_model": "DraftTargetDecodingConfig",
     "ngram": "NGramDecodingConfig",
 }
 

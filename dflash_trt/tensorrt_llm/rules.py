@@ -12,9 +12,9 @@ from math import ceil
 from typing import Any
 
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.config import Method
+from dflash_trt.config import CHAIN, Method
 from dflash_trt.roofline import section
-from dflash_trt.tensorrt_llm.arguments import SPECULATIVE_OF, find, has, read_table
+from dflash_trt.tensorrt_llm.arguments import SPECULATIVE_OF, classes, find, has, read_table
 from dflash_trt.tensorrt_llm.context import Context, recompute_tail, undivided
 from dflash_trt.tensorrt_llm.draft_len import pays_from, rounds_of, schedule
 
@@ -23,7 +23,6 @@ TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
 MAX_SEQ_LEN = 131072  # tokens, where the models know more
 BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
 BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
-CHAIN = 3  # drafts of an EAGLE-3 chain or of a match, as in upstream's examples
 MARGIN = 0.8  # of the acceptance rate from which drafts pay
 MAX_DRAFTS = 1024  # published drafters have up to 15
 
@@ -112,7 +111,7 @@ def attn_backend(context: Context, chosen: Before) -> Any:
 
 
 def decoding_type(context: Context, chosen: Before) -> Any:
-    return SPECULATIVE_OF[context.method].removesuffix("DecodingConfig")
+    return classes()[SPECULATIVE_OF[context.method]]["decoding_type"].default
 
 
 def max_draft_len(context: Context, chosen: Before) -> Any:

@@ -7,11 +7,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builds import config_of
 from commands import run
 from llm_build import STANDINS, standins
 from pycode import PYCODE, demo_config, prompt_texts
+from safetensors.numpy import save_file
 
 from dflash_trt.bench import (
     Goal,
@@ -135,28 +137,49 @@ def test_a_method_that_cannot_be_built_or_served_has_its_reason(tmp_path: Path) 
     assert all("machine lacks TensorRT-LLM" in str(cell.error) for cell in made.cells)
 
 
+def write_head(directory: Path) -> Path:
+    """What the checks read of an EAGLE-3 head for the demo pair: the stand-in does not run it."""
+    directory.mkdir()
+    values = json.loads((PYCODE / "target" / "config.json").read_text())
+    head = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+    head |= {"draft_vocab_size": values["vocab_size"], "num_hidden_layers": 1}
+    (directory / "config.json").write_text(json.dumps(values | head))
+    hidden = values["hidden_size"]
+    tensors = {"fc.weight": np.zeros((hidden, 3 * hidden), np.float32)}
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
 @pytest.mark.models
 def test_over_tensorrt_llms_published_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in decodes; its GPU counts, and is named."""
-    engine = {"kind": "tensorrt_llm", "gpus": 1}
-    config = config_of(PYCODE, engine=engine, serving={"max_seq_len": 512})
+    """The stand-in decodes by every method; its GPU counts, and is named."""
+    drafters = {"eagle3": {"path": write_head(tmp_path / "head")}}
+    drafters["draft_model"] = {"path": PYCODE / "target"}  # always right
+    config = config_of(
+        PYCODE,
+        drafters=drafters,
+        engine={"kind": "tensorrt_llm", "gpus": 1},
+        serving={"max_seq_len": 512},
+    )
+    methods = ("none", "ngram", "eagle3", "draft_model", "dflash", "lilicorr")
     monkeypatch.syspath_prepend(str(STANDINS))
     with standins():
-        matrix = matrix_of(config, methods=("none", "eagle3", "dflash"))
-        made = run_matrix(matrix, tmp_path, {}, None, quiet)
-    *others, eagle1, eagle2 = sorted(made.cells, key=lambda cell: cell.method == "eagle3")
-    assert "has no method eagle3" in str(eagle1.error)
-    assert eagle2.error == eagle1.error
-    assert [cell.method for cell in others] == ["none", "none", "dflash", "dflash"]
-    for cell in others:
+        made = run_matrix(matrix_of(config, methods=methods), tmp_path / "out", {}, None, quiet)
+    *cells, lacking, same = made.cells
+    assert "has no method lilicorr" in str(lacking.error)
+    assert same.error == lacking.error
+    assert [cell.method for cell in cells] == [name for name in methods[:-1] for _ in (1, 2)]
+    for cell in cells:
         assert cell.error is None, cell
         assert cell.gpus == 1
         assert cell.level
         assert cell.level.tokens == 16 * cell.users
+        assert bool(cell.level.kept) == (cell.method != "none")
+        if cell.method == "draft_model":
+            assert cell.level.kept[0] > 0.7  # but for last rounds
         assert cell.method != "dflash" or cell.level.kept[0] > 0.3
-        assert cell.method != "none" or not cell.level.kept
     assert made.gpus == ["NVIDIA B300 SXM6 AC"]
-    assert "1 x NVIDIA B300 SXM6 AC" in (tmp_path / "report.md").read_text()
+    assert "1 x NVIDIA B300 SXM6 AC" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_cell_belongs_to_what_it_was_measured_with() -> None:

@@ -169,7 +169,8 @@ def test_schema_describes_every_field() -> None:
     assert set(schema["properties"]) == set(BuildConfig.model_fields)
     assert schema["required"] == ["name", "target"]
     assert schema["additionalProperties"] is False
-    assert {"OnnxRuntime", "TensorRT", "TensorRTLLM", "Serving", "Source"} < set(schema["$defs"])
+    sections = {"OnnxRuntime", "TensorRT", "TensorRTLLM", "Serving", "DrafterSource"}
+    assert sections < set(schema["$defs"])
     for section, fields in schema["$defs"].items():
         for name, field in fields["properties"].items():
             assert field["description"], f"{section}.{name}"
@@ -272,6 +273,20 @@ def test_a_config_has_a_variant_of_each_method(
         assert config.speculation.method == method
         assert (config.drafter and str(config.drafter.path)) == drafters[method]
         assert variants(config) == found
+
+
+def test_a_draft_model_drafts_a_chain_of_three() -> None:
+    values = {"name": "x", "target": {"path": "/a"}, "drafters": {"draft_model": {"path": "/d"}}}
+    for engine in ("onnxruntime", "tensorrt_llm"):
+        chosen = {"engine": {"kind": engine}, "speculation": {"method": "draft_model"}}
+        speculation = BuildConfig.model_validate(values | chosen).speculation
+        assert (speculation.policy, speculation.draft_tokens) == ("fixed", 3)
+        chosen["speculation"]["policy"] = "adaptive"
+        with pytest.raises(ValueError, match="draft_model is fixed"):
+            BuildConfig.model_validate(values | chosen)
+    engine = {"kind": "tensorrt", "library": "tensorrt_rtx"}
+    with_none = {**HEADS, "engine": engine}
+    assert list(variants(BuildConfig.model_validate(values | with_none))) == ["dflash", "none"]
 
 
 def test_the_method_picks_its_drafter(tmp_path: Path) -> None:

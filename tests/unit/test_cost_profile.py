@@ -17,8 +17,8 @@ from pycode import demo_config
 
 from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.run import build
+from dflash_trt.decoding import in_process
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
-from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.speculation import CostProfile, cost_profile, kept_profiles, profile_of
 from dflash_trt.decoding.speculation.cost_profile import BUDGET, KEPT, MAX_BUDGET, measure
 from dflash_trt.engines.info import COSTS_FILE

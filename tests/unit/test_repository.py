@@ -37,7 +37,7 @@ def _write(directory: Path, **sections: dict) -> Path:
     source = {"path": directory}
     sections["serving"] = {"max_seq_len": 200, **sections.get("serving", {})}
     config = BuildConfig(name="tiny", target=source, drafter=source, **sections)
-    write_repository(directory, config, TARGET, DRAFTER)
+    write_repository(directory, config, TARGET, DRAFTER.block_size)
     return directory / "model_repository"
 
 

@@ -78,7 +78,7 @@ def mask_as_stated(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error", *BLOCKS, "eagle3")
+@check("error", *BLOCKS, "eagle3", "draft_model")
 def drafter_is_local(context: Context, args: LlmArgs) -> Found:
     """Upstream reads the drafter's config.json before it resolves Hub ids, and goes on without."""
     place = args.speculative_config.speculative_model
@@ -89,7 +89,7 @@ def drafter_is_local(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error", *BLOCKS, "eagle3", "ngram")
+@check("error", *BLOCKS, "eagle3", "draft_model", "ngram")
 def schedule_starts_full(context: Context, args: LlmArgs) -> Found:
     """Upstream wants max_draft_len at the smallest batch size."""
     full, schedule = args.speculative_config.max_draft_len, _schedule(args)
@@ -98,7 +98,7 @@ def schedule_starts_full(context: Context, args: LlmArgs) -> Found:
     return Found(first == full, what, f"Give its smallest batch size {full} drafts")
 
 
-@check("error", *BLOCKS, "eagle3", "ngram")
+@check("error", *BLOCKS, "eagle3", "draft_model", "ngram")
 def schedule_within_length(context: Context, args: LlmArgs) -> Found:
     """Upstream refuses more drafts than max_draft_len."""
     full = args.speculative_config.max_draft_len or 0
@@ -107,7 +107,7 @@ def schedule_within_length(context: Context, args: LlmArgs) -> Found:
     return Found(most <= full, what, f"Give no batch size more than {full}")
 
 
-@check("warning", *BLOCKS, "eagle3", "ngram")
+@check("warning", *BLOCKS, "eagle3", "draft_model", "ngram")
 def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
     """Without drafts the drafter misses tokens, and drafts badly later (pull request 16888)."""
     drafting = [rows for rows, drafts in _schedule(args).items() if drafts]
@@ -122,7 +122,7 @@ def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("warning", *BLOCKS, "eagle3", "ngram")
+@check("warning", *BLOCKS, "eagle3", "draft_model", "ngram")
 def schedule_on_one_rank(context: Context, args: LlmArgs) -> Found:
     """With attention-DP each rank goes by its own batch, and graphs are for one length of each."""
     alone = bool(args.enable_attention_dp) and args.tensor_parallel_size > 1

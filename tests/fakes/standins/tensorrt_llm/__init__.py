@@ -6,7 +6,9 @@ and gives follows the published contract, and anything else fails: an argument, 
 that is not there, a value of another type.
 
 - arguments of `LLM`: `llmapi/arguments.json`, the fields of tensorrt_llm/llmapi/llm_args.py@0004396
-  (between 1.3.0rc24 and rc27), and of the documentation's DFlashDecodingConfig of 1.4.0rc1
+  (between 1.3.0rc24 and rc27), and of the documentation's DFlashDecodingConfig and
+  Eagle3DecodingConfig of 1.4.0rc1; of DraftTargetDecodingConfig and NGramDecodingConfig what the
+  base class and llm_args.py have
 - methods of `LLM`: tests/unittest/api_stability/references_committed/llm.yaml@e00a186 and
   references/llm.yaml@ea35fd6; `conversation_params`, `trace_headers`, `priority` and what
   `generate_async` does as in tensorrt_llm/llmapi/llm.py of 2026
@@ -20,6 +22,9 @@ that is not there, a value of another type.
   1.3.0rc23); `cache_salt`: pull requests 7106 and 13793
 - what a request with a drafter may not ask: `SpecSampler.validate_request` (pull requests 17955 and
   18401)
+
+A head of EAGLE-3 is not run: in its place, as for NGram, tokens are proposed that followed the same
+ones earlier in the text. What is accepted is the stand-in's own there.
 
 Not read, and chosen here: what the PyTorch flow says to a guide without a backend (the C++ one's
 sentence). Not published, and chosen here: whether the end id is among `token_ids` (it is), and that

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.checkpoints import load_drafter, load_target
 from dflash_trt.decoding import Grammars, Request, Scheduler, Sequence, in_process
-from dflash_trt.decoding.speculation import Fixed
+from dflash_trt.decoding.speculation import Fixed, Proposer
 from dflash_trt.engines.onnxruntime import Engine as OnnxEngine
 from dflash_trt.errors import RequestError as OurRequestError
 from tensorrt_llm.errors import EngineDeadError, RequestError
@@ -30,10 +30,14 @@ class Engine:
     def __init__(self, args: dict[str, Any]) -> None:
         speculative = args.get("speculative_config") or {}
         target = load_target(Path(args["model"]))
-        drafter = load_drafter(Path(speculative["speculative_model"])) if speculative else None
-        drafts = speculative.get("max_draft_len", 0)
-        if drafter and drafts > drafter.spec.block_size - 1:
-            raise ValueError(f"lower max_draft_len to at most {drafter.spec.block_size - 1}")
+        method, drafts = speculative.get("decoding_type"), speculative.get("max_draft_len", 0)
+        drafter = draft_model = None
+        if method == "DFlash":
+            drafter = load_drafter(Path(speculative["speculative_model"]))
+            if drafts > drafter.spec.block_size - 1:
+                raise ValueError(f"lower max_draft_len to at most {drafter.spec.block_size - 1}")
+        elif method == "Draft_Target":
+            draft_model = load_target(Path(speculative["speculative_model"]))
         sizes = {
             "slots": args["max_batch_size"],
             "max_seq_len": args["max_seq_len"],
@@ -47,6 +51,9 @@ class Engine:
             engine = None
             if drafter:
                 build_drafter(drafter, target, Path(scratch) / "drafter", **sizes)
+            if draft_model:
+                build_target(draft_model, None, Path(scratch) / "drafter", **sizes)
+            if drafter or draft_model:
                 engine = OnnxEngine(Path(scratch) / "drafter")
             rounds = in_process(OnnxEngine(Path(scratch) / "target"), engine)
         self._scheduler = Scheduler(
@@ -55,6 +62,7 @@ class Engine:
             max_seq_len=args["max_seq_len"],
             prefill_chunk=args["max_seq_len"],
             policy=Fixed(drafts),
+            proposer=Proposer(drafts, lookup=method in ("NGram", "Eagle3"), candidates=1),
         )
         self._max_seq_len: int = args["max_seq_len"]
         self._end_ids = target.spec.eos_token_ids

@@ -38,9 +38,6 @@ class LLM:
         self._args = DEFAULTS | explicit | kwargs
         if not Path(model).is_dir():  # an id on the Hub
             self._args["model"] = snapshot_download(str(model), revision=revision)
-        speculative = self._args.get("speculative_config")
-        if speculative is not None and not speculative.get("max_draft_len"):
-            raise ValueError("this stand-in is for DFlash: speculative_config.max_draft_len > 0")
         self._tokenizer = None
         if not skip_tokenizer_init:
             folder = Path(tokenizer or self._args["model"])

@@ -48,10 +48,20 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
 
 def check_together(given: Mapping[str, Any]) -> None:
     """ValueError for arguments that are each well and do not go together."""
+    drafting = given.get("speculative_config")
+    method = drafting and drafting["decoding_type"]
     cache, ranks = given.get("kv_cache_config", {}), given.get("tensor_parallel_size", 1)
     compiled = given.get("torch_compile_config") or {}
     lora = given.get("enable_lora") or given.get("lora_config") is not None
     for wrong, why in (
+        (
+            drafting and not drafting.get("max_draft_len"),
+            f"max_draft_len must be > 0 for {method}",
+        ),
+        (
+            method == "Draft_Target" and drafting.get("speculative_model") is None,
+            "speculative_model must be specified for DraftTarget",
+        ),
         (
             given.get("enable_lm_head_tp_in_adp") and not given.get("enable_attention_dp"),
             "enable_lm_head_tp_in_adp needs enable_attention_dp",
@@ -81,6 +91,10 @@ def check_together(given: Mapping[str, Any]) -> None:
 
 
 def _check_value(where: str, value: Any, kind: Any) -> None:
+    if kind == "SpeculativeConfig?" and isinstance(value, Mapping):
+        kind = f"{value.get('decoding_type')}DecodingConfig"
+        if kind not in FIELDS:
+            raise ValueError(f"{where} has no decoding_type that is known here")
     if isinstance(kind, list):
         fits = value in kind
     elif kind.endswith("?") and value is None:
