@@ -30,12 +30,7 @@ from dflash_trt.serving.server.launch import (
     find_binary,
     working_directory,
 )
-from dflash_trt.serving.server.reaper import (
-    KILL_TIMEOUT,
-    clean_up,
-    command_line,
-    processes_naming,
-)
+from dflash_trt.serving.server.reaper import KILL_TIMEOUT, clean_up, command_line, processes_naming
 from dflash_trt.triton import LLMAPI
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
@@ -161,9 +156,7 @@ class Server:
             )
 
     def wait_ready(
-        self,
-        give_up: threading.Event | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        self, give_up: threading.Event | None = None, say: Callable[[str], None] = lambda line: None
     ) -> bool:
         """Waits until all models are ready and a first request was served.
 

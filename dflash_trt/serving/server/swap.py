@@ -17,12 +17,7 @@ from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.calls import Call, Caller, Tell
 from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import DRAFTER, Server, find_repository
-from dflash_trt.serving.server.proof import (
-    acceptance,
-    check_memory,
-    prove,
-    same_but_drafter,
-)
+from dflash_trt.serving.server.proof import acceptance, check_memory, prove, same_but_drafter
 from dflash_trt.serving.server.supervisor import Say, supervise
 
 POLL = 0.25  # seconds between two looks at who is left
