@@ -5,16 +5,20 @@ judged before anything is built. They take what `build` would take on disk.
 """
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_trt.chat import as_chat, load_encoding
-from dflash_trt.checkpoints import Report, Target, load_drafter, load_target
+from dflash_trt.checkpoints import Drafter, Report, Target, load_drafter, load_target
 from dflash_trt.checkpoints.checks import Finding, Found, check
 from dflash_trt.config import Speculation
 from dflash_trt.errors import BuildError
 from dflash_trt.prompts import read_prompts
+
+if TYPE_CHECKING:
+    from dflash_trt.decoding import LosslessReport
 
 PROMPTS = (
     "Natalia sold 48 clips in April and half as many in May. How many did she sell altogether?",
@@ -52,34 +56,14 @@ def measure(
     The pair must have passed its checks. Raises RequestError for the file, BuildError when the
     engines cannot be written.
     """
-    # imported here: they load the graph builder and the runtime
-    from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
-    from dflash_trt.decoding import check_lossless  # noqa: PLC0415
-    from dflash_trt.graphs import Storage  # noqa: PLC0415
-
     target, drafter = load_target(target_directory), load_drafter(drafter_directory)
-    spec = drafter.spec
-    known = min(target.spec.max_position_embeddings, spec.max_position_embeddings)
-    length = min(known, MAX_SEQ_LEN)
+    length = longest_sequence(target, drafter)
     tokens = min(TOKENS, length // 2)
     asked = _prompts(target, prompts, length - tokens)
-    options: dict[str, Any] = {"slots": 1, "max_seq_len": length, "threads": 2}
-    options["storage"] = Storage(link=True)
     try:
         with tempfile.TemporaryDirectory(prefix="dflash-trt-") as name:
-            engines = Path(name)
-            report("building engines", 0, 2)
-            build_target(target, spec, engines / "target", **options)
-            report("building engines", 1, 2)
-            build_drafter(drafter, target, engines / "drafter", **options)
-            report("building engines", 2, 2)
-            found = check_lossless(
-                engines,
-                asked,
-                tokens,
-                Speculation(policy="fixed"),
-                lambda done: report("prompts", done, len(asked)),
-            )
+            write_engines(target, drafter, Path(name), length, report)
+            found = decode(Path(name), asked, tokens, report)
     except OSError as error:
         raise BuildError(
             f"cannot write engines to {tempfile.gettempdir()}: {error.strerror or error}",
@@ -89,6 +73,45 @@ def measure(
         len(asked), sum(map(len, found.outputs)), found.tau, found.kept, found.identical,
         acceptance(found.kept[0]),
     )  # fmt: skip
+
+
+def longest_sequence(target: Target, drafter: Drafter | None) -> int:
+    """Tokens that both models have positions for, at most `MAX_SEQ_LEN`."""
+    known = [model.spec.max_position_embeddings for model in (target, drafter) if model]
+    return min(*known, MAX_SEQ_LEN)
+
+
+def write_engines(
+    target: Target, drafter: Drafter | None, engines: Path, max_seq_len: int, report: Report
+) -> None:
+    """`engines/target` and `engines/drafter` for one sequence, linked where that is possible."""
+    # imported here: it loads the graph builder
+    from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
+    from dflash_trt.graphs import Storage  # noqa: PLC0415
+
+    options: dict[str, Any] = {"slots": 1, "max_seq_len": max_seq_len, "threads": 2}
+    options["storage"] = Storage(link=True)
+    report("building engines", 0, 2)
+    build_target(target, drafter.spec if drafter else None, engines / "target", **options)
+    report("building engines", 1, 2)
+    if drafter is not None:
+        build_drafter(drafter, target, engines / "drafter", **options)
+    report("building engines", 2, 2)
+
+
+def decode(
+    engines: Path, prompts: Sequence[Sequence[int]], tokens: int, report: Report
+) -> "LosslessReport":
+    """Decode so many tokens after each prompt, greedily, with whole blocks."""
+    from dflash_trt.decoding import check_lossless  # noqa: PLC0415  (it loads the runtime)
+
+    return check_lossless(
+        engines,
+        prompts,
+        tokens,
+        Speculation(policy="fixed"),
+        lambda done: report("prompts", done, len(prompts)),
+    )
 
 
 @check("warning")

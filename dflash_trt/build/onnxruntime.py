@@ -72,12 +72,18 @@ def prepare(
             [*_files(target), *tokenizer_files(target.directory)],
             asdict(target.spec),
         ),
-        Input(drafter_at, _files(drafter), asdict(drafter.spec))
+        Input(drafter_at, _files(drafter), asdict(drafter.spec) | _precision(config))
         if drafter_at and drafter
         else None,
         warnings,
         partial(_write, config=config, target=target, drafter=drafter, report=report),
     )
+
+
+def _precision(config: BuildConfig) -> dict[str, str]:
+    """`quantize`, where the drafter's differs from the engine's."""
+    asked = config.drafter.quantize if config.drafter else None
+    return {"quantize": asked} if asked else {}
 
 
 def _files(model: Target | Drafter) -> list[Path]:
@@ -116,6 +122,7 @@ def _check_even(
     quantised = isinstance(engine, OnnxRuntime) and engine.quantize is not None
     check_even(target, "target", engine.tensor_parallel_size, quantised)
     if drafter is not None:
+        quantised = _precision(config).get("quantize", "none") != "none" or quantised
         check_even(drafter, "drafter", engine.drafter_ranks, quantised)
 
 
@@ -149,25 +156,33 @@ def _write(
     spec = drafter.spec if isinstance(drafter, Drafter) else None
     digests = build_target(target, spec, engines / "target", **ours)
     block_size, at, ranks = 1, engines / "drafter", engine.drafter_ranks
-    step = "building the drafter engine"
+    step, of_drafter = "building the drafter engine", dict(common)
+    if asked := _precision(config).get("quantize"):
+        of_drafter["storage"] = Storage(storage.link, BITS.get(asked))
     if isinstance(drafter, Target):
         block_size = 1 + (config.speculation.draft_tokens or 0)
         count = _Counter(step, len(target_shapes(drafter.spec)) * ranks, report)
-        digests |= build_target(drafter, None, at, **ours | {"progress": count, "ranks": ranks})
+        ours = {**of_drafter, "progress": count, "ranks": ranks, "kind": engine.kind}
+        digests |= build_target(drafter, None, at, **ours)
     elif drafter is not None:
         block_size = drafter.spec.block_size
         # 2: shared tables
         count = _Counter(step, (len(drafter_shapes(drafter.spec)) + 2) * ranks, report)
-        ours = {**common, "progress": count, "ranks": ranks}
+        ours = {**of_drafter, "progress": count, "ranks": ranks}
         digests |= build_drafter(drafter, target, at, **ours)
     if isinstance(engine, TensorRT):
         build_plans(engines, engine, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(directory, config, target.spec, block_size)
     write_deployment(directory, config, int(engine.tensor_parallel_size))
-    if storage.bits is None:
-        return Written(digests)
-    return Written(digests, _accuracy(engines, target, spec, common, report))
+    cost = None
+    if drafter is not None and _precision(config):
+        # imported here: it loads the runtime
+        from dflash_trt.build.quantization import measure_drafter  # noqa: PLC0415
+
+        cost = measure_drafter(target, drafter, engines, directory / "measured", report)
+    accuracy = storage.bits and _accuracy(engines, target, spec, common, report)
+    return Written(digests, accuracy or None, cost)
 
 
 def _accuracy(

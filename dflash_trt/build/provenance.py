@@ -1,11 +1,13 @@
 """Writes `manifest.json`: what a build is made from and every file it holds, with its digest."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import dflash_trt
-from dflash_trt.build.job import Job
+from dflash_trt.build.job import Job, Written
 from dflash_trt.build.manifest import (
     MANIFEST,
     Manifest,
@@ -19,7 +21,11 @@ from dflash_trt.build.repository import templates
 from dflash_trt.checkpoints import Report
 from dflash_trt.digests import Entry, entry, sha256
 
-LEFT_OUT = {"name", "target", "drafter", "drafters"}  # of the config: said by what they hold
+MADE = {"files", "quantization"}  # of a manifest: what came out; the rest is what went in
+# of the config: said by what they hold
+LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters"), True) | {
+    "engine": {"quantize": {"calibration": {"prompts": True}}}
+}
 
 
 def inputs_manifest(job: Job, report: Report) -> Manifest:
@@ -45,13 +51,13 @@ def inputs_manifest(job: Job, report: Report) -> Manifest:
 
 
 def write_manifest(
-    directory: Path, inputs: Manifest, known: Mapping[Path, Entry], job: Job, report: Report
+    directory: Path, inputs: Manifest, written: Written, job: Job, report: Report
 ) -> Manifest:
     """Write `manifest.json` over all files below `directory`; it must be the last file.
 
-    known: the files whose digests were made as they were written. A link into an original
-    checkpoint has that input's.
+    A link into an original checkpoint has that input's digest.
     """
+    known = written.digests
     originals = {
         (model.at.directory / name).resolve(): entry
         for role, model in job.models.items()
@@ -66,7 +72,8 @@ def write_manifest(
         for file in found
         if file.is_symlink()
     }
-    manifest = {**inputs, "files": files}
+    cost = {"quantization": asdict(written.cost)} if written.cost else {}
+    manifest = {**inputs, **cost, "files": files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
 
@@ -76,7 +83,7 @@ def matching_manifest(output: Path, inputs: Manifest, report: Report) -> Manifes
     if not (output / MANIFEST).is_file():
         return None
     manifest = read_manifest(output)
-    same = {**manifest, "files": None} == {**inputs, "files": None}
+    same = {key: value for key, value in manifest.items() if key not in MADE} == inputs
     return manifest if same and not differences(output, manifest, "full", report) else None
 
 

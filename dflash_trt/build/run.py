@@ -10,12 +10,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from dflash_trt.atomic import publish, sole_writer
 from dflash_trt.build import onnxruntime, tensorrt_llm
 from dflash_trt.build.bom import write_bom
-from dflash_trt.build.job import Job
+from dflash_trt.build.job import Job, Written
 from dflash_trt.build.manifest import MANIFEST, SIGNATURE, Manifest, read_manifest
 from dflash_trt.build.provenance import inputs_manifest, matching_manifest, write_manifest
 from dflash_trt.build.signing import verify_signature
@@ -23,9 +22,6 @@ from dflash_trt.checkpoints import Located, Report, locate
 from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import BuildError
-
-if TYPE_CHECKING:
-    from dflash_trt.engines.accuracy import Accuracy
 
 PREPARE: dict[str, Callable[[BuildConfig, Located, Located | None, Report], Job]] = {
     "onnxruntime": onnxruntime.prepare,
@@ -41,7 +37,7 @@ class BuildResult:
     built: bool  # False: it was there already, made from the same inputs
     seconds: float
     warnings: list[Finding]  # of the pair
-    accuracy: "Accuracy | None" = None  # of quantised weights, measured as they are built
+    written: Written  # empty unless built
 
 
 def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
@@ -62,19 +58,19 @@ def build(config: BuildConfig, output: Path, report: Report) -> BuildResult:
             manifest = None
             if (output / MANIFEST).is_file():
                 manifest = matching_manifest(output, inputs.result(), report)
-            built, accuracy = manifest is None, None
+            built, written = manifest is None, Written()
             if manifest is None:
                 written = job.write(scratch)
-                accuracy = written.accuracy
                 write_bom(scratch, inputs.result(), job)
-                manifest = write_manifest(scratch, inputs.result(), written.digests, job, report)
+                manifest = write_manifest(scratch, inputs.result(), written, job, report)
                 publish(scratch, output)
     except OSError as error:
         raise BuildError(
             f"cannot write {error.filename or output}: {error.strerror or error}",
             "Free the disk or give a writable --output; nothing was left half written",
         ) from error
-    return BuildResult(output, manifest, built, time.monotonic() - started, job.warnings, accuracy)
+    warnings = [*job.warnings, *written.warnings]
+    return BuildResult(output, manifest, built, time.monotonic() - started, warnings, written)
 
 
 def _beside(make: Callable[[], Manifest]) -> "Future[Manifest]":

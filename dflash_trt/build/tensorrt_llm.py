@@ -2,13 +2,21 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.job import Input, Job, Written
+from dflash_trt.build.quantization import (
+    Texts,
+    calibration_texts,
+    check_loss,
+    measure_cost,
+    provenance,
+    write_report,
+)
 from dflash_trt.build.repository import write_llm_repository
 from dflash_trt.chat import try_chat_template
 from dflash_trt.checkpoints import (
@@ -33,9 +41,11 @@ from dflash_trt.tensorrt_llm import (
     KIND,
     LlmArgs,
     check_args,
+    check_quantizable,
     checkpoint_files,
     choose_args,
     drafter_name,
+    quantize_target,
     refused_arguments,
     write_bundle,
 )
@@ -67,16 +77,18 @@ def prepare(
     if by_id and pair.target.weights is None:
         warnings += _unchecked(checks)
     warnings += try_chat_template(target_at.directory)
-    args = choose_args(config, pair, hardware)
-    warnings += warnings_of(check_args(config, pair, hardware, args), ConfigError)
-    return Job(
-        config,
-        # by id: the same bytes, whether or not the weights happen to be here
-        Input(target_at, target_files, dict(pair.target.values) if by_id else _known(pair.target)),
-        drafter,
-        warnings,
-        partial(_write, config=config, pair=pair, args=args, report=report),
-    )
+    # by id: the same bytes, whether or not the weights happen to be here
+    known = dict(pair.target.values) if by_id else _known(pair.target)
+    if (asked := section.quantize) is not None:
+        check_quantizable(asked, pair.target, hardware)
+        texts = calibration_texts(asked, pair.target)
+        known |= {"quantized": provenance(texts)}
+        write = partial(_quantize, config=config, pair=pair, texts=texts, report=report)
+    else:
+        args = choose_args(config, pair, hardware)
+        warnings += warnings_of(check_args(config, pair, hardware, args), ConfigError)
+        write = partial(_write, config=config, pair=pair, args=args, report=report)
+    return Job(config, Input(target_at, target_files, known), drafter, warnings, write)
 
 
 def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> Pair:
@@ -123,6 +135,29 @@ def _ask_tensorrt_llm(engine: Path) -> None:
                 f"TensorRT-LLM's TorchLlmArgs refuses the arguments: {'; '.join(refused)}",
                 "Correct engine.args",
             )
+
+
+def _quantize(
+    directory: Path, *, config: BuildConfig, pair: Pair, texts: Texts, report: Report
+) -> Written:
+    """The bundle of a target that is quantized on the way; its arguments are chosen for that."""
+    section = config.engine
+    assert isinstance(section, TensorRTLLM)
+    assert section.quantize is not None
+    engine, hardware = directory / "engines" / KIND, machine(section.hardware)
+    quantize_target(
+        section.quantize, pair.target.directory, engine / "target", texts.calibrated, report
+    )
+    made = replace(pair, target=summarize_target(engine / "target"))
+    checks = [check for check in pair_findings(made) if check.name not in READER_CHECKS]
+    warnings_of(checks, PairError)  # the warnings are those of the original
+    cost = measure_cost(pair, made, texts, directory / "measured", report)
+    check_loss(cost, section.quantize)
+    write_report(engine, section.quantize, cost)
+    args = choose_args(config, made, hardware)
+    warnings = warnings_of(check_args(config, made, hardware, args), ConfigError)
+    _write(directory, config=config, pair=made, args=args, report=report)
+    return Written(cost=cost, warnings=warnings)
 
 
 def _write(

@@ -4,4 +4,5 @@ from dflash_trt.config.build import CHAIN, RECOMPUTE_TAIL, BuildConfig, Speculat
 from dflash_trt.config.engines import Capability, OnnxRuntime, TensorRT, TensorRTLLM, Version
 from dflash_trt.config.load import json_schema, load_config, variants, with_ranks
 from dflash_trt.config.methods import BLOCKS, DRAFTERLESS, Method
-from dflash_trt.config.source import Source, TargetSource
+from dflash_trt.config.quantization import Quantize
+from dflash_trt.config.source import DrafterSource, Source, TargetSource

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM, taking
 from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
 from dflash_trt.config.section import Count, Section
-from dflash_trt.config.source import Source, TargetSource
+from dflash_trt.config.source import DrafterSource, TargetSource
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
@@ -138,12 +138,12 @@ class BuildConfig(Section):
         description="names the build and its default output folder",
     )
     target: TargetSource = Field(description="selects the model whose output distribution is kept")
-    drafter: Source | None = Field(
+    drafter: DrafterSource | None = Field(
         default=None,
         description="selects the drafter trained for the target, of speculation.method; not needed "
         "for ngram and none",
     )
-    drafters: dict[Method, Source] = Field(
+    drafters: dict[Method, DrafterSource] = Field(
         default={},
         description="selects drafters by speculation.method, where a config is for several: of one "
         "that is not here, `drafter` is taken",
@@ -159,10 +159,15 @@ class BuildConfig(Section):
 
     @field_validator("drafters")
     @classmethod
-    def _are_drafters(cls, drafters: dict[Method, Source]) -> dict[Method, Source]:
+    def _are_drafters(cls, drafters: dict[Method, DrafterSource]) -> dict[Method, DrafterSource]:
         if not drafters.keys().isdisjoint(DRAFTERLESS):
             raise PydanticCustomError("method", "ngram and none have no drafter")
         return drafters
+
+    @field_validator("engine")
+    @classmethod
+    def _takes_the_drafters(cls, engine: Engine, info: ValidationInfo) -> Engine:
+        return taking(engine, info.data.get("drafter"), *info.data.get("drafters", {}).values())
 
     @field_validator("speculation")
     @classmethod

@@ -1,11 +1,13 @@
 """What runs the two models: a section for each engine kind, chosen by `kind`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from dflash_trt.config.quantization import Quantize, or_method_alone
 from dflash_trt.config.section import Count, Section
+from dflash_trt.config.source import DrafterSource
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Machine, machine
 
@@ -150,6 +152,13 @@ class TensorRTLLM(Section):
         description="copy: store both checkpoints in the bundle; link: point to their files; hub: "
         "fetch the target by id and revision where it runs, and copy the drafter",
     )
+    quantize: Quantize | None = Field(
+        default=None,
+        description="quantizes the target's linear layers with ModelOpt (extra `quantize`), "
+        "measures what that costs, and puts the result into the bundle; a method alone is short "
+        "for the section. Unset: keep the checkpoint's precision",
+        json_schema_extra=or_method_alone,
+    )
     args: dict[str, Any] = Field(
         default={},
         description="overrides arguments of TensorRT-LLM's `LLM(...)`, by their names and nesting "
@@ -164,3 +173,29 @@ class TensorRTLLM(Section):
         except ConfigError as error:
             raise PydanticCustomError("machine", "{said}", {"said": error.problem}) from None
         return hardware
+
+    @model_validator(mode="after")
+    def _quantized_here(self) -> "TensorRTLLM":
+        if self.quantize is not None and self.checkpoints == "hub":
+            raise PydanticCustomError(
+                "quantized_here",
+                "checkpoints: hub leaves the target on the Hub, but quantize writes another one; "
+                "take copy or link",
+            )
+        return self
+
+
+Kind = TypeVar("Kind", bound=OnnxRuntime | TensorRT | TensorRTLLM)
+
+
+def taking(engine: Kind, *drafters: DrafterSource | None) -> Kind:
+    """The engine; PydanticCustomError where it computes no drafter in another precision."""
+    if not {each.quantize for each in drafters if each} - {None, "none"}:
+        return engine
+    if isinstance(engine, TensorRTLLM):
+        message = "TensorRT-LLM's DFlash worker reads a drafter's weights without their scales"
+        raise PydanticCustomError("drafter", message + "; leave drafter.quantize out")
+    if isinstance(engine, TensorRT) or engine.device == "cuda":
+        message = "drafter.quantize is for engine.kind onnxruntime on the CPU; leave it out"
+        raise PydanticCustomError("drafter", message)
+    return engine

@@ -6,9 +6,11 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from dflash_trt.config.build import BuildConfig, Speculation
+from dflash_trt.config.build import BuildConfig, Engine, Speculation
+from dflash_trt.config.engines import TensorRTLLM
 from dflash_trt.config.errors import repeated, together, wrong_fields
 from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
+from dflash_trt.config.source import absolute
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text
 
@@ -46,12 +48,24 @@ def load_config(path: Path) -> BuildConfig:
         raise together(path, sorted(complaints))
     config = BuildConfig.model_validate(data)
     folder = path.resolve().parent
-    sources = {
+    sources: dict[str, Any] = {
         "target": config.target.below(folder),
         "drafter": config.drafter and config.drafter.below(folder),
         "drafters": {method: x.below(folder) for method, x in config.drafters.items()},
     }
+    sources["engine"] = _below(config.engine, folder)
     return variants(config.model_copy(update=sources))[config.speculation.method]
+
+
+def _below(engine: Engine, folder: Path) -> Engine:
+    """The same with an absolute path of its calibration's prompts."""
+    quantize = engine.quantize if isinstance(engine, TensorRTLLM) else None
+    if quantize is None or quantize.calibration.prompts is None:
+        return engine
+    file = absolute(folder, quantize.calibration.prompts)
+    calibration = quantize.calibration.model_copy(update={"prompts": file})
+    changed = quantize.model_copy(update={"calibration": calibration})
+    return engine.model_copy(update={"quantize": changed})
 
 
 def variants(config: BuildConfig) -> dict[Method, BuildConfig]:

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
@@ -54,7 +54,7 @@ class Source(Section):
     def below(self, folder: Path) -> Self:
         """The same with absolute paths, relative ones starting at `folder`."""
         given = {"path": self.path, "signed_by": self.signed_by}
-        paths = {name: _absolute(folder, path) for name, path in given.items() if path}
+        paths = {name: absolute(folder, path) for name, path in given.items() if path}
         return self.model_copy(update=paths)
 
 
@@ -83,8 +83,19 @@ class TargetSource(Source):
     def below(self, folder: Path) -> Self:
         if self.gguf is None or self.package is not None:
             return super().below(folder)
-        return self.model_copy(update={"gguf": _absolute(folder, self.gguf)})
+        return self.model_copy(update={"gguf": absolute(folder, self.gguf)})
 
 
-def _absolute(folder: Path, path: Path) -> Path:
+class DrafterSource(Source):
+    """Where a drafter lies, and in which precision our own engine computes it."""
+
+    quantize: Literal["int8", "int4", "none"] | None = Field(
+        default=None,
+        description="quantizes the drafter's linear layers, or none of them, whatever "
+        "engine.quantize says of the target's (engine kind onnxruntime only); `build` measures the "
+        "acceptance with it. Unset: as engine.quantize",
+    )
+
+
+def absolute(folder: Path, path: Path) -> Path:
     return (folder / os.path.expanduser(path)).resolve()

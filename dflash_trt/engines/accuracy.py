@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 
 from dflash_trt.engines.info import EngineInfo, read_info
@@ -20,6 +20,7 @@ TEXTS = (
     '{"name": "Ada", "born": 1815, "languages": ["English", "French"], "friends": [{"name":',
 )
 TOKENS = 64  # of a text, at most
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,17 @@ class Accuracy:
     """Of all next-token logits over `tokens` tokens of text, teacher-forced.
 
     agreement: share of positions with the same greedy token; rms: root mean square of the error
-    over that of the logits; largest: the largest error of one logit.
+    over that of the logits; largest: the largest error of one logit; kl: mean divergence of the
+    quantized distribution from the original's, in nats; perplexities: of the text, original and
+    quantized.
     """
 
     tokens: int
     agreement: float
     rms: float
     largest: float
+    kl: float
+    perplexities: tuple[float, float]
 
 
 def compare(quantized: Path, original: Path, texts: Sequence[Sequence[int]]) -> Accuracy:
@@ -54,16 +59,37 @@ def compare(quantized: Path, original: Path, texts: Sequence[Sequence[int]]) -> 
     session = load_session(quantized, info, options)
     found = _logits(session, info, texts)
     _check_fused(Path(session.end_profiling()), quantized)
+    return measured(expected, found, texts)
+
+
+def measured(expected: Floats, found: Floats, texts: Sequence[Sequence[int]]) -> Accuracy:
+    """Of float32 logits `[tokens of all texts, vocab]`, the original's and the quantized."""
     error = found - expected
+    next_tokens = np.concatenate([[*text[1:], -1] for text in texts])  # -1: a text ends
+    divergence, losses = 0.0, np.zeros(2)
+    for before, after, token in zip(expected, found, next_tokens, strict=True):
+        p, q = (_log_softmax(each) for each in (before, after))
+        divergence += float(np.exp(p) @ (p - q))
+        losses -= (p[token], q[token]) if token >= 0 else (0, 0)
+    before, after = np.exp(losses / max(1, np.count_nonzero(next_tokens >= 0))).tolist()
     return Accuracy(
         tokens=len(found),
         agreement=float(np.mean(found.argmax(-1) == expected.argmax(-1))),
         rms=float(np.sqrt(np.mean(error**2) / np.mean(expected**2))),
         largest=float(np.abs(error).max()),
+        kl=divergence / len(found),
+        perplexities=(before, after),
     )
 
 
-def _logits(session: ort.InferenceSession, info: EngineInfo, texts: Sequence[Sequence[int]]) -> Any:
+def _log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
+    shifted = np.subtract(logits, logits.max(), dtype=np.float64)
+    return np.subtract(shifted, np.log(np.exp(shifted).sum()), dtype=np.float64)
+
+
+def _logits(
+    session: ort.InferenceSession, info: EngineInfo, texts: Sequence[Sequence[int]]
+) -> Floats:
     """Float32 `[tokens of all texts, vocab]`."""
     found = []
     for text in texts:

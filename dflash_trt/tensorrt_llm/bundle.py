@@ -43,10 +43,10 @@ def write_bundle(
     assert isinstance(section, TensorRTLLM)
     by_id, link = section.checkpoints == "hub", section.checkpoints == "link"
     engine = directory / "engines" / KIND
-    engine.mkdir(parents=True)
+    engine.mkdir(parents=True, exist_ok=True)
     if not pair.drafter.absent:
         _put(pair.drafter, engine / "drafter", report, link=link)
-    if not by_id:
+    if not by_id and section.quantize is None:  # which puts its own there
         _put(pair.target, engine / "target", report, link=link)
 
     head = (

@@ -138,7 +138,7 @@ def test_quantised_weights(tmp_path: Path) -> None:
     costs = [
         build_pair(
             tmp_path, at, tensor_parallel_size=ranks, quantize="int4", shard_drafter=False
-        ).accuracy
+        ).written.accuracy
         for ranks, at in enumerate(built, 1)
     ]
     assert costs[0] is not None

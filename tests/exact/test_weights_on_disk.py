@@ -15,12 +15,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from builds import build_pair
+from builds import build_pair, config_of, quiet
 from exact import run_all, scheduler_of, target_step
 from guesses import COSTS, AtRandom, Guesses
 from pairs import make_pair, teach
 
+from dflash_trt.build.manifest import read_manifest
 from dflash_trt.build.provenance import digests
+from dflash_trt.build.run import build
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, SamplingParams, Sequence, check_lossless, in_process
@@ -114,7 +116,7 @@ def test_quantised_text_is_the_quantised_targets_own(
 ) -> None:
     pair, texts = taught
     built = tmp_path / "built"
-    cost = build_pair(pair, built, quantize=quantize).accuracy
+    cost = build_pair(pair, built, quantize=quantize).written.accuracy
     assert cost is not None
     assert 0 < cost.rms < rms
     assert cost.tokens > 100
@@ -126,9 +128,48 @@ def test_quantised_text_is_the_quantised_targets_own(
     assert found.identical == found.total == len(prompts)
     assert found.tau > 1.05  # else it would say nothing
     original = tmp_path / "original"
-    assert build_pair(pair, original).accuracy is None
+    assert build_pair(pair, original).written.accuracy is None
     error = logits(built) - logits(original)
     assert 0 < np.sqrt(np.mean(error**2) / np.mean(logits(original) ** 2)) < 1.5 * rms
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine", "is_quantised"),
+    [
+        ("int8", None, (False, True)),
+        ("int4", "int8", (True, True)),
+        ("none", "int8", (True, False)),
+    ],
+)
+def test_a_drafter_in_another_precision(
+    taught: tuple[Path, list[list[int]]],
+    tmp_path: Path,
+    asked: str,
+    engine: str | None,
+    is_quantised: tuple[bool, bool],
+) -> None:
+    pair, texts = taught
+    engines = {"quantize": engine} if engine else {}
+    settings = config_of(
+        pair, drafter={"path": pair / "drafter", "quantize": asked}, engine=engines
+    )
+    built = tmp_path / "built"
+    made = build(settings, built, quiet).written
+    at = built / "engines"
+    assert tuple(read_info(at / x, KIND).quantized for x in ("target", "drafter")) == is_quantised
+    assert made.cost is not None
+    assert made.cost.taus is not None
+    assert min(made.cost.taus) >= 1
+    manifest = read_manifest(built)
+    assert manifest["drafter"]["quantize"] == asked
+    assert manifest["quantization"]["taus"] == list(made.cost.taus)
+    found = check_lossless(
+        at, [text[:17] for text in texts[:2]], 32, Speculation(draft_tokens=7), lambda done: None
+    )
+    assert found.identical == found.total == 2
+    assert not (built / "measured").exists()
+    assert not build(settings, built, quiet).built
+    assert build(config_of(pair, engine=engines), built, quiet).built
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -71,26 +72,36 @@ class Refusal(Exception):
         self.status = status
 
 
+@dataclass(frozen=True)
+class Said:
+    """An answer whose message is not its raw text: what the last chunk's delta has of it."""
+
+    raw: str
+    delta: Json
+
+
 class PageServer:
     """Answers each request with the next of `answers`, the last one again and again.
 
-    An answer is a text, a `Refusal`, or a text that ends with `CUT`: then the connection ends
-    without a word. pause: seconds before each round. seen: the bodies that came.
+    An answer is a text, what is `Said`, a `Refusal`, or a text that ends with `CUT`: then the
+    connection ends without a word. pause: seconds before each round; together: rounds of a chunk;
+    tells: who wrote a token and what was proposed. seen: the bodies that came.
     """
 
     CUT = "\N{BLACK SCISSORS}"
 
     def __init__(
         self,
-        *answers: str | Refusal,
+        *answers: str | Said | Refusal,
         facts: Json | None = None,
         key: str = "",
         pause: float = 0.0,
         together: int = 1,
+        tells: bool = True,
     ) -> None:
         self.answers = list(answers)
         self.facts = FACTS | (facts or {})
-        self.key, self.pause, self.together = key, pause, together
+        self.key, self.pause, self.together, self.tells = key, pause, together, tells
         self.seen: list[Json] = []
         self.usage: list[Json] = []  # of each answer that ended
         self.faults: list[str] = []
@@ -137,8 +148,9 @@ class PageServer:
             return _error(answer.status, str(answer))
         return StreamingResponse(self._events(answer, body), media_type="text/event-stream")
 
-    async def _events(self, answer: str, body: Json) -> AsyncIterator[bytes]:
-        text = answer.removesuffix(self.CUT)
+    async def _events(self, answer: str | Said, body: Json) -> AsyncIterator[bytes]:
+        raw, end = (answer.raw, answer.delta) if isinstance(answer, Said) else (answer, {})
+        text = raw.removesuffix(self.CUT)
         rounds = drafted_rounds(text) if body.get("drafting", True) else plain_rounds(text)
         key = "messages" if "messages" in body else "prompt"
         ended = False
@@ -147,13 +159,16 @@ class PageServer:
                 if self.pause:
                     await asyncio.sleep(self.pause)
                 some = rounds[i : i + self.together]
+                if not self.tells:
+                    some = [untold(each) for each in some]
                 said = "".join(token["text"] for each in some for token in each["tokens"])
-                delta = {"delta": {"content": said}} if key == "messages" else {"text": said}
+                message = {} if end else {"content": said}
+                delta = {"delta": message} if key == "messages" else {"text": said}
                 choice = {"index": 0, **delta, "finish_reason": None, "drafting": {"rounds": some}}
                 yield _event({"object": "chunk", "choices": [choice], "usage": None})
-            if text is not answer:
+            if text != raw:
                 raise ConnectionError("cut, as the test wants it")
-            delta = {"delta": {}} if key == "messages" else {"text": ""}
+            delta = {"delta": end} if key == "messages" else {"text": ""}
             last = {"index": 0, **delta, "finish_reason": "stop", "drafting": {"rounds": []}}
             yield _event({"object": "chunk", "choices": [last], "usage": None})
             self.usage.append(usage_of(rounds))
@@ -214,6 +229,12 @@ def drafted_rounds(text: str) -> list[Json]:
 
 def plain_rounds(text: str) -> list[Json]:
     return [_round(i, [(token, "target")], []) for i, token in enumerate(tokens_of(text))]
+
+
+def untold(told: Json) -> Json:
+    """The round as TensorRT-LLM tells of it."""
+    tokens = [{"text": token["text"], "source": None} for token in told["tokens"]]
+    return {"round": told["round"], "tokens": tokens, "proposal": []}
 
 
 def usage_of(rounds: Sequence[Json]) -> Json:

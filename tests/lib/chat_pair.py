@@ -18,11 +18,11 @@ TEMPLATE = (
 )
 
 
-def build_chat_pair(directory: Path) -> Path:
+def build_chat_pair(directory: Path, template: str = TEMPLATE) -> Path:
     """Builds it in `directory/pycode`, and returns that."""
     shutil.copytree(PYCODE / "target", directory / "target")
     file = directory / "target" / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
     config = demo_config()
     config = config.model_copy(update={"target": Source(path=directory / "target")})
     build(config, directory / "pycode", lambda *_: None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from page_server import MODEL, PageServer, Refusal, drafted_rounds, usage_of
+from page_server import MODEL, PageServer, Refusal, Said, drafted_rounds, usage_of
 
 pytestmark = pytest.mark.page
 
@@ -29,7 +29,7 @@ def test_three_turns(tab: Browser, serve: Any) -> None:
         tab.ask(f"Question {number}")
         assert tab.text(".tokens") == text
         counted = tab.counts()
-        assert Counter(counted) == expected(text)
+        assert +Counter(counted) == expected(text)
         usage = server.usage[-1]
         assert sum(counted.values()) == usage["completion_tokens"]
         assert tab.count(".answer:last-of-type .round") == usage["rounds"] + 1
@@ -127,6 +127,17 @@ def test_plain_decoding_beside_it(tab: Browser, serve: Any) -> None:
     assert plain == drafted | {"drafting": False}
 
 
+def test_escape_stops_a_comparison(tab: Browser, serve: Any) -> None:
+    server: PageServer = serve(TEXT, TEXT * 40, pause=0.05)
+    tab.open(server.url)
+    tab.ask("Go")
+    tab.click(".answer-foot button", "Compare")
+    tab.until(lambda: tab.count(".lane:last-child .round") > 3, "rounds")
+    tab.press("ESCAPE")
+    tab.until(lambda: tab.text(".verdict-line") == "Stopped.", "its end")
+    tab.until(lambda: server.stopped == 1, "the server to be told")
+
+
 def test_another_text_is_told(tab: Browser, serve: Any) -> None:
     tab.open(serve("It is so.", "It is not so.").url)
     tab.ask("Go")
@@ -201,12 +212,51 @@ def test_a_model_without_a_chat_template_goes_on_with_a_text(tab: Browser, serve
     assert tab.text(".tokens") == "    return 1"
 
 
+def test_tools_are_called_and_answered(tab: Browser, serve: Any) -> None:
+    raw = '<tool_call>{"name": "look", "arguments": {"at": "sky"}}</tool_call>'
+    called = {"name": "look", "arguments": '{"at": "sky"}'}
+    call = {"index": 0, "id": "call-1", "type": "function", "function": called}
+    server: PageServer = serve(Said(raw, {"tool_calls": [call]}), "It is blue.")
+    tab.open(server.url)
+    tab.ask("Look up")
+    assert tab.text(".tokens") == raw
+    tab.click(".toggle", "Text")
+    assert "Calls look with" in tab.text(".text")
+    assert tab.text(".text code") == '{"at": "sky"}'
+    tab.fill(".results textarea", "blue")
+    tab.click(".results button")
+    tab.until(lambda: tab.text(".answer .text") == "It is blue.", "the next answer")
+    tab.ended()
+    assistant = {"role": "assistant", "content": None}
+    assert server.seen[1]["messages"][1:] == [
+        {**assistant, "tool_calls": [{"id": "call-1", "type": "function", "function": called}]},
+        {"role": "tool", "tool_call_id": "call-1", "content": "blue"},
+    ]
+
+
+def test_thoughts_are_apart(tab: Browser, serve: Any) -> None:
+    said = Said("<think>Hm.</think>Yes.", {"reasoning_content": "Hm.", "content": "Yes."})
+    server: PageServer = serve(said)
+    tab.open(server.url)
+    tab.ask("Is it?")
+    assert tab.text(".tokens") == said.raw
+    tab.click(".toggle", "Text")
+    assert tab.text(".thoughts p") == "Hm."
+    assert tab.text(".text > p") == "Yes."
+    tab.ask("Sure?")
+    assert server.seen[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
+
+
 def test_what_an_engine_does_not_tell_is_said(tab: Browser, serve: Any) -> None:
     facts = {"untold": ["This engine tells nothing."], "plain": False, "schema": False}
-    tab.open(serve("Done.", facts=facts).url)
+    tab.open(serve(TEXT, facts=facts, tells=False).url)
     tab.until(lambda: "This engine tells nothing." in tab.text("#glance-body"), "the sentence")
     tab.ask("Go")
     assert "Compare" not in tab.text(".answer-foot")
+    assert tab.counts()["untold"] == sum(expected(TEXT).values())
+    assert tab.text(".tokens") == TEXT
+    tab.js("document.querySelectorAll('.round')[2].focus()")
+    assert "This engine tells nothing." in tab.text(".card")
     assert not tab.driver.find_element("id", "schema").is_displayed()
 
 

@@ -66,14 +66,15 @@ def counted(url: str) -> dict[str, float]:
     return {TOKENS: 0.0, ACCEPTED: 0.0} | found
 
 
-def grown(url: str, before: dict[str, float], tokens: int) -> dict[str, float]:
-    """What the counters grew by, when all has been counted: they are sent once a second."""
+def counted_up_to(url: str, tokens: float) -> dict[str, float]:
+    """The counters when they have come to so many tokens: they are sent once a second."""
     for _ in range(100):
         now = counted(url)
-        if now[TOKENS] - before[TOKENS] >= tokens:
+        if now[TOKENS] >= tokens:
             break
         time.sleep(0.1)
-    return {name: now[name] - before[name] for name in now}
+    assert now[TOKENS] == tokens
+    return now
 
 
 def test_three_turns(tab: Browser, pair: tuple[str, Path], url: str) -> None:
@@ -81,16 +82,13 @@ def test_three_turns(tab: Browser, pair: tuple[str, Path], url: str) -> None:
     tab.until(lambda: tab.text("#model"), "the server's name")
     tab.click("summary", "Settings")
     tab.fill("#length", "96")
-    drafted = 0
+    drafted, before = 0, counted(url)
     for question in QUESTIONS[pair[0]]:
-        before = counted(url)
         tab.ask(question)
         by_source = tab.counts()
         total = sum(by_source.values())
-        assert grown(url, before, total) == {
-            TOKENS: total,
-            ACCEPTED: total - by_source["target"],
-        }
+        now = counted_up_to(url, before[TOKENS] + total)
+        assert now[ACCEPTED] - before[ACCEPTED] == total - by_source["target"]
         assert not tab.driver.find_element("css selector", ".answer .error").is_displayed()
         text = tab.text(".answer:last-of-type > .token-view .tokens")
         assert text
@@ -100,7 +98,9 @@ def test_three_turns(tab: Browser, pair: tuple[str, Path], url: str) -> None:
         tab.until(lambda: tab.count(".lane.ended") == tab.count(".lane"), "both")
         assert tab.text(".verdict-line").startswith("The texts are equal: ")
         assert tab.text(".lane:last-child .tokens") == text
-        assert tab.count(".answer:last-of-type .lane:last-child .token:not(.target)") == 0
+        plain = ".answer:last-of-type .lane:last-child .token"
+        assert tab.count(f"{plain}:not(.target)") == 0
+        before = counted_up_to(url, now[TOKENS] + tab.count(plain))
     assert drafted > 0
     figures = tab.text(".figures")
     assert "Slots in use" in figures

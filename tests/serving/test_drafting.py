@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from chat_pair import build_chat_pair
+from chat_pair import TEMPLATE, build_chat_pair
 from live import openai_front
 from load import metric
 
@@ -34,7 +34,12 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_chat_pair(tmp_path_factory.mktemp("drafting"))
+    """With a template that knows thoughts."""
+    thought = (
+        "{{ message.reasoning_content and '<think>' ~ message.reasoning_content ~ '</think>' }}"
+    )
+    template = TEMPLATE.replace("{{ message.content }}", f"{thought}{{{{ message.content }}}}")
+    return build_chat_pair(tmp_path_factory.mktemp("drafting"), template)
 
 
 @pytest.fixture(scope="module")
@@ -211,13 +216,25 @@ def test_what_a_grammar_forces(front: httpx.Client) -> None:
 
 def test_calls_are_told_as_they_were_written(front: httpx.Client) -> None:
     tool = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
-    chunks = stream(front, "chat/completions", tools=[tool], tool_choice="required")
+    arguments = '{"identifier_of_the_function": 3}'
+    wanted = f'<tool_call>{{"name": "look_up", "arguments": {arguments}}}</tool_call>'
+    chunks = stream(front, "chat/completions", tools=[tool], guided_choice=[wanted], max_tokens=90)
     told = rounds(chunks)
     assert check(told) == counts(chunks[-1]["usage"])
-    text = "".join(token["text"] for token in tokens(told))
-    assert "look_up" in text
+    assert "".join(token["text"] for token in tokens(told)) == wanted
     assert content(chunks) == ""
     assert [each for each in choices(chunks) if each["delta"].get("tool_calls")]
+
+
+def test_thoughts_are_told_as_they_were_written(front: httpx.Client) -> None:
+    wanted = "<think>Hm.</think>Well."
+    chunks = stream(front, "chat/completions", guided_choice=[wanted])
+    told = rounds(chunks)
+    assert check(told) == counts(chunks[-1]["usage"])
+    assert "".join(token["text"] for token in tokens(told)) == wanted
+    deltas = [each["delta"] for each in choices(chunks)]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
+    assert content(chunks) == "Well."
 
 
 def test_characters_of_several_tokens(front: httpx.Client) -> None:
@@ -230,10 +247,14 @@ def test_characters_of_several_tokens(front: httpx.Client) -> None:
 
 
 def test_triton_clients_have_the_same(triton: Ports, front: httpx.Client) -> None:
-    expected = rounds(stream(front))
+    expected = content(stream(front))
     with Client(f"127.0.0.1:{triton.grpc}") as client:
-        told = list(client.stream(PROMPT, max_tokens=60, include_drafting=True))
-        assert [each for chunk in told for each in chunk.drafting] == expected
+        chunks = list(client.stream(PROMPT, max_tokens=60, include_drafting=True))
+        told = [each for chunk in chunks for each in chunk.drafting]
+        assert "".join(token["text"] for token in tokens(told)) == expected
+        final = chunks[-1].final
+        assert final is not None
+        assert check(told) == counts(vars(final))
         n = client.generate(PROMPT, max_tokens=20, n=2, temperature=1.0, include_drafting=True)
         for choice in n.choices:
             found = check(choice.drafting)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -18,7 +20,8 @@ from swaps import WAIT, Clients, asking, build_changed, servers_of
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.server import call, proof
+from dflash_trt.serving.server import call, proof, swap
+from dflash_trt.serving.server.process import DRAFTER
 
 
 @dataclass
@@ -140,12 +143,23 @@ def test_what_cannot_be_swapped_is_said(served: Served, tmp_path: Path) -> None:
         list(call(1, {}))
 
 
-def test_memory_for_two_is_looked_at_before(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pids = [os.getpid()]
-    proof.check_memory(pids, built, built)
+@pytest.mark.parametrize("whole", [True, False])
+def test_memory_for_two_is_looked_at_before_anything_is_loaded(
+    built: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    proof.check_memory([os.getpid()], built, built)
+    never = Mock(side_effect=AssertionError)
     monkeypatch.setattr(proof, "_free", lambda: 1000)
+    monkeypatch.setattr(swap, "Server", never)
+    server: Any = Mock(repository=built / "model_repository", load_drafter=never)
+    server.process.pid = os.getpid()
+    server.stubs.return_value = {os.getpid(): DRAFTER}
+    swaps = swap.Swaps(server, Mock(), lambda line: None, "none", None)
+    if whole:
+        swaps._manifest |= {"target": {}}
     with pytest.raises(ServerError, match="GB of memory beside the running one"):
-        proof.check_memory(pids, built, built)
+        swaps._do({"build": str(built), "least": 0.0, "drain": WAIT}, lambda line: None)
+    assert not server.health.method_calls
 
 
 def test_the_command_says_what_it_lacks() -> None:

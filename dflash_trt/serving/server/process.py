@@ -30,12 +30,7 @@ from dflash_trt.serving.server.launch import (
     find_binary,
     working_directory,
 )
-from dflash_trt.serving.server.reaper import (
-    KILL_TIMEOUT,
-    clean_up,
-    command_line,
-    processes_naming,
-)
+from dflash_trt.serving.server.reaper import KILL_TIMEOUT, clean_up, command_line, processes_naming
 from dflash_trt.triton import LLMAPI
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
@@ -111,12 +106,11 @@ class Server:
                 self._reaper.communicate(timeout=REAPER_TIMEOUT)
         if not self._keep_log:
             self.log.close()
-        if not self._keep_log and not isinstance(error, ServerError):  # which names the log
-            shutil.rmtree(self._runtime, ignore_errors=True)
+        named = self._keep_log or isinstance(error, ServerError)
         for each in self._runtime.glob("*"):
             if each.is_dir():
                 shutil.rmtree(each, ignore_errors=True)
-            elif each != self.log.path:
+            elif each != self.log.path or not named:
                 each.unlink()
         with suppress(OSError):  # the log is in there
             self._runtime.rmdir()
@@ -162,9 +156,7 @@ class Server:
             )
 
     def wait_ready(
-        self,
-        give_up: threading.Event | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        self, give_up: threading.Event | None = None, say: Callable[[str], None] = lambda line: None
     ) -> bool:
         """Waits until all models are ready and a first request was served.
 

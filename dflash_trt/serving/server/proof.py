@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,13 +49,16 @@ def acceptance(server: Server) -> float:
     return len(TEXTS) * (TOKENS - 1) / rounds  # the first token comes from prefill
 
 
-def check_acceptance(found: float, last: float, least: float) -> None:
-    """ServerError where `found` is below its share `least` of the last build's."""
+def prove(server: Server, last: float, least: float, say: Callable[[str], None]) -> float:
+    """Its acceptance; ServerError where that is below its share `least` of the last build's."""
+    found = acceptance(server)
+    say(f"swap: it commits {found:.2f} tokens a round, {last:.2f} before")
     if found < least * last:
         raise ServerError(
             f"it commits {found:.2f} tokens a round, and the running build {last:.2f}",
             "Serve a better drafter, or allow the fall with a lower --least-acceptance",
         )
+    return found
 
 
 def check_memory(pids: Iterable[int], old: Path, new: Path, part: str = "engines") -> None:

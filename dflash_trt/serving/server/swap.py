@@ -17,12 +17,7 @@ from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.calls import Call, Caller, Tell
 from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import DRAFTER, Server, find_repository
-from dflash_trt.serving.server.proof import (
-    acceptance,
-    check_acceptance,
-    check_memory,
-    same_but_drafter,
-)
+from dflash_trt.serving.server.proof import acceptance, check_memory, prove, same_but_drafter
 from dflash_trt.serving.server.supervisor import Say, supervise
 
 POLL = 0.25  # seconds between two looks at who is left
@@ -88,7 +83,7 @@ class Swaps:
 
     def _do(self, call: Call, tell: Tell) -> None:
         """A swap; call: `build`, or None for the last one, which need not be faster; `least`: see
-        `check_acceptance`; `drain`: seconds that the old build's requests have."""
+        `prove`; `drain`: seconds that the old build's requests have."""
 
         def say(line: str) -> None:
             self._say(line)
@@ -120,7 +115,7 @@ class Swaps:
         try:
             if not server.wait_ready(self.stop, say):
                 raise STOPPED
-            found = self._prove(server, self._acceptance(), least, say)
+            found = prove(server, self._acceptance(), least, say)
             self._go_over(server)
             self._proved = found
             say(f"swap: {build} serves; {old.repository.parent} drains")
@@ -149,12 +144,6 @@ class Swaps:
             self._proved = acceptance(self.server)
         return self._proved
 
-    def _prove(self, server: Server, last: float, least: float, say: Say) -> float:
-        found = acceptance(server)
-        say(f"swap: it commits {found:.2f} tokens a round, {last:.2f} before")
-        check_acceptance(found, last, least)
-        return found
-
     def _drain(self, old: Server, seconds: float) -> None:
         """Waits until nobody is left, and ends it; no longer than that for what has crashed."""
         busy = time.monotonic()
@@ -182,7 +171,7 @@ class Swaps:
         with server.reloading(DRAFTER):
             server.load_drafter(build)
             try:
-                found = self._prove(server, last, least, say)
+                found = prove(server, last, least, say)
                 if server.process is not process:  # the old drafter was started again
                     raise ServerError("the server died meanwhile", "Try it again")
             except ServerError:

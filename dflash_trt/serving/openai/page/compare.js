@@ -20,8 +20,8 @@ export class Comparison {
     ];
     this.verdict = make("p", { class: "verdict-line", role: "status" });
     this.element = make(
-      "section",
-      { class: "comparison", "aria-label": "Comparison with plain decoding" },
+      "div",
+      { class: "comparison", role: "group", "aria-label": "Comparison with plain decoding" },
       make("div", { class: "lanes" }, ...this.lanes.map(({ element }) => element)),
       this.verdict,
     );

@@ -89,12 +89,13 @@ function results(calls, texts) {
   answer();
 }
 
+/** Shows the button that makes sense; the focus does not get lost with the other. */
 function busy(on) {
-  byId("send").hidden = on;
-  byId("stop").hidden = !on;
-  if (on) byId("stop").focus();
-  else if (document.activeElement === document.body || document.activeElement === byId("stop"))
-    message.focus();
+  const [shown, hidden] = [byId(on ? "stop" : "send"), byId(on ? "send" : "stop")];
+  const focused = document.activeElement === hidden;
+  shown.hidden = false;
+  if (focused) shown.focus();
+  hidden.hidden = true;
 }
 
 function send(event) {
@@ -128,6 +129,7 @@ function atEnd() {
 function keys(event) {
   if (event.key !== "Escape" || byId("key-dialog").open) return;
   running?.abort();
+  last?.comparison?.stop();
   for (const card of document.querySelectorAll(".card")) card.hidden = true;
 }
 

@@ -1,0 +1,120 @@
+"""One pair in each precision: size, agreement, acceptance, speed; docs/tensorrt_llm.md shows it.
+
+    python scripts/quantization_table.py TARGET DRAFTER [--prompts FILE] [--only int8,int4]
+
+Rows of our own engine run with those weights. fp8 and nvfp4 are ModelOpt's, read back and made
+plain: their speed here says nothing and is left out. Speeds are worth something on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+from safetensors.numpy import save_file
+
+from dflash_trt.build.acceptance_probe import decode, longest_sequence
+from dflash_trt.build.engines import build_drafter, build_target
+from dflash_trt.build.quantization import calibration_texts
+from dflash_trt.checkpoints import Target, load_drafter, load_target, summarize_target
+from dflash_trt.config import Quantize
+from dflash_trt.engines.accuracy import compare
+from dflash_trt.graphs import Storage
+from dflash_trt.tensorrt_llm import quantize_target
+
+ROWS = ("float32", "bf16", "int8", "int4", "fp8", "nvfp4")
+TOKENS = 128
+
+
+def quiet(step: str, done: int, total: int) -> None:
+    print(f"\r{step} {done}/{total}", end="   ", file=sys.stderr)
+
+
+def in_bf16(target: Target, directory: Path) -> Target:
+    """A copy whose weights are rounded."""
+    names = target.weights.names
+    tensors = {n: target.weights.read(n).astype(ml_dtypes.bfloat16) for n in names}
+    small = (file for file in target.directory.iterdir() if file.suffix != ".safetensors")
+    directory.mkdir()
+    for file in small:
+        shutil.copy(file, directory)
+    save_file(tensors, directory / "model.safetensors")
+    return load_target(directory)
+
+
+def size(target: Target, engine: Path, row: str) -> int:
+    """Bytes of the target's weights in that precision."""
+    files = target.directory if row in ("fp8", "nvfp4", "bf16") else engine
+    return sum(f.stat().st_size for f in files.iterdir() if f.suffix in (".safetensors", ".data"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target", type=Path)
+    parser.add_argument("drafter", type=Path)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--only", default=",".join(ROWS))
+    asked = parser.parse_args()
+    original, drafter = load_target(asked.target), load_drafter(asked.drafter)
+    calibration = {"prompts": asked.prompts}
+    recipe = Quantize.model_validate({"method": "fp8", "calibration": calibration})
+    texts = calibration_texts(recipe, summarize_target(asked.target))
+    length = longest_sequence(original, drafter)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        found: list[dict[str, Any]] = []
+        for row in ("float32", *(r for r in asked.only.split(",") if r != "float32")):
+            engine, target = scratch / row, original
+            bits: Any = {"int8": 8, "int4": 4}.get(row)
+            if row == "bf16":
+                target = in_bf16(original, scratch / "bf16-target")
+            if row in ("fp8", "nvfp4"):
+                made, method = scratch / f"{row}-target" / "x", {"method": row}
+                quantize = recipe.model_copy(update=method)
+                quantize_target(quantize, asked.target, made, texts.calibrated, quiet)
+                target = load_target(made)
+            options: dict[str, Any] = {"slots": 1, "max_seq_len": length, "threads": 2}
+            options["storage"] = Storage(link=False, bits=bits)
+            build_target(target, drafter.spec, engine / "target", **options)
+            build_drafter(drafter, target, engine / "drafter", **options)
+            cost = compare(engine / "target", scratch / "float32" / "target", texts.held_out)
+            run = decode(engine, texts.prompts, TOKENS, quiet)
+            found.append(
+                {
+                    "precision": row,
+                    "bytes": size(target, engine / "target", row),
+                    "agreement": cost.agreement,
+                    "kl": cost.kl,
+                    "perplexity": cost.perplexities[1],
+                    "tau": run.tau,
+                    "rounds": run.rounds,
+                    "tokens_per_s": run.dflash_tokens_per_s,
+                    "alone": run.plain_tokens_per_s,
+                }
+            )
+            print("\n" + json.dumps(found[-1]), file=sys.stderr)
+            if row != "float32":
+                shutil.rmtree(engine)
+    base = found[0]["tau"]
+    print(
+        "| precision | MB | greedy token equal | KL | perplexity | tau | of float32's | tokens/s |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for each in found:
+        here = each["precision"] not in ("fp8", "nvfp4")
+        speed = format(each["tokens_per_s"], ".1f") if here else ""
+        print(
+            f"| {each['precision']} | {each['bytes'] / 1e6:.0f} | {each['agreement']:.1%} "
+            f"| {each['kl']:.2g} | {each['perplexity']:.2f} | {each['tau']:.2f} "
+            f"| {each['tau'] / base:.1%} | {speed} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The pictures of docs/page.md: `python tests/lib/page_pictures.py BUILD` serves it and asks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from browser import Browser, browser
+
+ROOT = Path(__file__).parents[2]
+QUESTION = "Write a Python function that reverses a string."
+
+
+def main(build: Path, directory: Path = ROOT / "docs") -> None:
+    from live import openai_front  # noqa: PLC0415
+
+    from dflash_trt.serving.ports import free_ports  # noqa: PLC0415
+    from dflash_trt.serving.server.run import running_server  # noqa: PLC0415
+
+    port = free_ports().http
+    with running_server(build) as triton, openai_front(build, port, triton), browser() as tab:
+        url = f"http://127.0.0.1:{port}"
+        tab.open(url)
+        rounds(tab)
+        tab.picture(directory / "page.png")
+        tab.open(url, "narrow", "dark")
+        compared(tab)
+        tab.picture(directory / "page-narrow.png")
+
+
+def rounds(tab: Browser) -> None:
+    """An answer, and the details of the round that proposed most."""
+    tab.ask(QUESTION)
+    tab.until(lambda: "0 running" in tab.text("#glance-body"), "what the server counted")
+    tab.js(
+        "scrollTo(0, 0);"
+        "const size = (e) => e.querySelectorAll('.token').length;"
+        "[...document.querySelectorAll('.round')].reduce((a, b) => size(b) > size(a) ? b : a)"
+        "  .focus({preventScroll: true})"
+    )
+
+
+def compared(tab: Browser) -> None:
+    tab.ask(QUESTION)
+    tab.click(".answer-foot button", "Compare")
+    tab.until(lambda: tab.text(".verdict-line"), "a verdict")
+    tab.until(lambda: tab.count(".lane.ended") == 2, "both")
+    tab.js("scrollTo(0, document.body.scrollHeight)")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,435 @@
+"""`engine.quantize` of a bundle: what ModelOpt writes, what it costs, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from builds import assert_only, config_of, edit, quiet
+from families import DRAFTER, FAMILIES
+from holes import write_hole
+from pairs import make_pair, write_pair
+from pydantic import ValidationError
+
+from dflash_trt.build import quantization as costs
+from dflash_trt.build.manifest import differences, read_manifest
+from dflash_trt.build.quantization import Cost, calibration_texts, check_loss, measure_cost
+from dflash_trt.build.run import build
+from dflash_trt.checkpoints import (
+    Pair,
+    Weights,
+    inspect,
+    read_json,
+    summarize_drafter,
+    summarize_target,
+)
+from dflash_trt.config import BuildConfig, Quantize, load_config
+from dflash_trt.engines.accuracy import measured
+from dflash_trt.errors import BuildError, ConfigError, RequestError
+from dflash_trt.roofline import machine
+from dflash_trt.tensorrt_llm import check_quantizable, quantization, quantize_target
+
+FP8, NVFP4 = (Quantize.model_validate(method) for method in ("fp8", "nvfp4"))
+IDS = [[(7 * i + 3 * j) % 300 for j in range(24)] for i in range(3)]
+
+
+def config(pair: Path, prompts: Path, **quantize: Any) -> BuildConfig:
+    asked = {"method": "fp8", "calibration": {"prompts": prompts}, **quantize}
+    return config_of(pair, engine={"kind": "tensorrt_llm", "gpus": 1, "quantize": asked})
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    make_pair(tmp_path / "pair", family="llama", rope_theta=10000.0, dtype="bfloat16")
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"ids": {ids}}}\n' for ids in IDS))
+    return tmp_path / "pair"
+
+
+@pytest.fixture
+def prompts(pair: Path) -> Path:
+    return pair.parent / "prompts.jsonl"
+
+
+def test_a_method_is_short_for_its_section_and_prompts_lie_beside_the_config(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "x.yaml"
+    text = "name: x\ntarget: {path: a}\ndrafter: {path: b}\nengine:\n  kind: tensorrt_llm\n"
+    file.write_text(f"{text}  quantize: nvfp4\n")
+    assert load_config(file).engine.quantize == NVFP4  # type: ignore[union-attr]
+    file.write_text(f"{text}  quantize: {{method: fp8, calibration: {{prompts: p.jsonl}}}}\n")
+    asked = load_config(file).engine.quantize  # type: ignore[union-attr]
+    assert asked is not None
+    assert asked.calibration.prompts == tmp_path / "p.jsonl"
+    for wrong, says in (
+        ("  quantize: int3\n", "'fp8' or 'nvfp4'"),
+        ("  quantize: fp8\n  checkpoints: hub\n", "leaves the target on the Hub"),
+    ):
+        file.write_text(text + wrong)
+        with pytest.raises(ConfigError, match=says):
+            load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"kind": "tensorrt_llm"}, "without their scales"),
+        ({"kind": "tensorrt", "library": "tensorrt"}, "is for engine.kind onnxruntime"),
+        ({"device": "cuda"}, "is for engine.kind onnxruntime"),
+    ],
+)
+def test_a_drafter_is_quantized_for_our_own_engine_alone(
+    tmp_path: Path, engine: dict[str, Any], says: str
+) -> None:
+    drafter = {"path": tmp_path, "quantize": "int8"}
+    with pytest.raises(ValidationError, match=says):
+        config_of(tmp_path, drafter=drafter, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("asked", "hardware", "architecture", "says"),
+    [
+        (NVFP4, "hgx-h200", "LlamaForCausalLM", "no nvfp4 kernels for H200 .*fp8"),
+        (NVFP4, "dgx-b300", "MistralForCausalLM", "lists no nvfp4 for Mistral.*to fp8"),
+        (FP8, "dgx-b300", "GptOssForCausalLM", "lists no fp8 for GptOss.*Leave"),
+        (FP8, "dgx-b300", "unknown", "lists no fp8 for unknown"),
+    ],
+)
+def test_what_has_no_kernels_is_refused(
+    pair: Path, asked: Quantize, hardware: str, architecture: str, says: str
+) -> None:
+    target = summarize_target(pair / "target")
+    target = replace(target, values={**target.values, "architectures": [architecture]})
+    with pytest.raises(ConfigError, match=says):
+        check_quantizable(asked, target, machine(hardware))
+
+
+def test_the_table_has_a_recipe_for_every_method() -> None:
+    table = quantization.TABLE
+    methods = set(Quantize.model_fields["method"].annotation.__args__)  # type: ignore[union-attr]
+    assert set(table["recipes"]) == methods
+    rows = [*(x["methods"] for x in table["gpus"].values()), *table["targets"].values()]
+    assert set().union(*rows) == methods
+
+
+def test_a_quantized_target_is_refused(pair: Path, prompts: Path) -> None:
+    edit(pair / "target", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ConfigError, match="quantized already"):
+        build(config(pair, prompts), pair / "built", quiet)
+    assert_only(pair)
+
+
+def test_a_missing_package_is_named(
+    pair: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization, "find_spec", lambda name: None if "opt" in name else 1)
+    with pytest.raises(BuildError, match=r"needs modelopt, .*pip install 'dflash-trt\[quantize\]'"):
+        build(config(pair, prompts), pair / "built", quiet)
+
+
+def test_texts_are_chosen_by_seed_and_some_are_held_out(pair: Path, prompts: Path) -> None:
+    target = summarize_target(pair / "target")
+    own = calibration_texts(FP8, target)
+    assert own == calibration_texts(FP8, target)
+    assert len(own.calibrated) + len(own.held_out) == costs.TEXTS
+    assert max(map(len, own.calibrated)) <= FP8.calibration.tokens
+    given = config(pair, prompts).engine.quantize  # type: ignore[union-attr]
+    assert given is not None
+    found = calibration_texts(given, target)
+    assert sorted(found.calibrated + found.held_out) == sorted(IDS)
+    assert found.prompts == found.held_out
+    prompts.write_text('{"ids": [1, 2]}\n')
+    with pytest.raises(RequestError, match="holds one prompt"):
+        calibration_texts(given, target)
+
+
+def test_kl_and_perplexity_are_by_hand() -> None:
+    expected = np.log(np.array([[0.5, 0.25, 0.25], [0.2, 0.3, 0.5]], np.float32))
+    found = np.log(np.array([[0.25, 0.25, 0.5], [0.2, 0.3, 0.5]], np.float32))
+    got = measured(expected + 3, found - 1, [[0, 2]])
+    assert got.agreement == 0.5
+    assert got.kl == pytest.approx((0.5 * np.log(2) - 0.25 * np.log(2)) / 2)
+    assert got.perplexities == pytest.approx((4, 2))  # of token 2 after token 0
+
+
+def test_a_limit_on_the_loss_fails_the_build() -> None:
+    cost = Cost(taus=(3.0, 2.7), rounds=(10, 11))
+    check_loss(cost, FP8.model_copy(update={"max_acceptance_loss": 0.11}))
+    with pytest.raises(BuildError, match=r"tau 3.00 -> 2.70 \(-10.0%\).*is 5.0%"):
+        check_loss(cost, FP8)
+
+
+def test_what_is_too_large_for_this_machine_is_said(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Pair(summarize_target(pair / "target"), summarize_drafter(pair / "drafter"))
+    texts = costs.Texts([], [[1, 2]], [[1, 2]])
+    monkeypatch.setattr(costs, "_free_memory", lambda: 1000)
+    cost = measure_cost(both, both, texts, pair / "scratch", quiet)
+    assert "memory" in cost.skipped
+    assert str(cost).startswith("not measured: in float32 the target may take")
+    refused = replace(both, target=replace(both.target, model=None, refusal=BuildError("a", "b")))
+    assert "refuse the target" in measure_cost(refused, both, texts, pair / "s", quiet).skipped
+    assert not (pair / "scratch").exists()
+
+
+def test_the_same_target_costs_nothing(pair: Path) -> None:
+    both = Pair(summarize_target(pair / "target"), summarize_drafter(pair / "drafter"))
+    cost = measure_cost(both, both, costs.Texts([], IDS[:1], IDS[:1]), pair / "scratch", quiet)
+    assert cost.accuracy is not None
+    assert (cost.accuracy.agreement, cost.accuracy.kl, cost.loss) == (1, 0, 0)
+    assert cost.taus is not None
+    assert cost.taus[0] >= 1
+    assert not (pair / "scratch").exists()
+
+
+# ModelOpt's usual way, the model in memory, and what its classes make of the codes; apart, because
+# importing it changes transformers
+WHOLE = """
+import copy, json, sys, torch
+from modelopt.torch import quantization as mtq
+from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+plain, output, name, ids = sys.argv[1:]
+def feed(model):
+    for each in json.loads(ids):
+        model(torch.tensor([each]))
+with torch.no_grad():
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype="auto")
+    recipe = copy.deepcopy(getattr(mtq, name))
+    recipe["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
+    export_hf_checkpoint(mtq.quantize(model, recipe, feed), export_dir=output)
+tensors, expected = load_file(f"{output}/model.safetensors"), {}
+for name, codes in tensors.items():
+    scale, double = tensors.get(f"{name}_scale"), tensors.get(f"{name}_scale_2")
+    if double is not None:
+        shape = (codes.shape[0], codes.shape[1] * 2)
+        expected[name] = NVFP4QTensor(shape, torch.float32, codes).dequantize(
+            scale=scale, double_scale=double, block_sizes={-1: 16}
+        )
+    elif scale is not None:
+        expected[name] = FP8QTensor(codes.shape, torch.float32, codes).dequantize(scale=scale)
+save_file(expected, f"{output}/plain.safetensors")
+"""
+CASES = [
+    (family, method)
+    for family in ("llama", "qwen2", "qwen3", "mistral", "qwen3-moe")
+    for method in ("fp8", "nvfp4")
+    if (family, method) != ("mistral", "nvfp4")  # refused: upstream lists it not
+]
+
+
+def by_compressed_tensors(stored: dict[str, Any], name: str) -> Any:
+    """It divides by a global scale where ModelOpt multiplies: equal but for the last bit."""
+    from compressed_tensors.compressors.nvfp4.helpers import (  # noqa: PLC0415
+        unpack_fp4_from_uint8,
+    )
+    from compressed_tensors.quantization import preset_name_to_scheme  # noqa: PLC0415
+    from compressed_tensors.quantization.lifecycle.forward import dequantize  # noqa: PLC0415
+
+    codes, scale, factor = stored[name], stored[f"{name}_scale"], stored.get(f"{name}_scale_2")
+    args = preset_name_to_scheme("FP8" if factor is None else "NVFP4", ["Linear"]).weights
+    if factor is None:
+        return dequantize(codes, scale, args=args, dtype=torch.float32)
+    codes = unpack_fp4_from_uint8(codes, codes.shape[0], codes.shape[1] * 2, dtype=torch.float32)
+    scale = scale.float()
+    return dequantize(codes, scale, args=args, dtype=torch.float32, global_scale=1 / factor)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("family", "method"), CASES)
+def test_a_target_is_written_as_modelopt_writes_and_reads_it(
+    tmp_path: Path, family: str, method: str
+) -> None:
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    write_pair(tmp_path, FAMILIES[family](), DRAFTER, dtype="bfloat16")
+    asked = Quantize.model_validate({"method": method, "kv_cache": "fp8"})
+    target = summarize_target(tmp_path / "target")
+    check_quantizable(asked, target, machine("dgx-b300"))
+    output = tmp_path / "out" / "target"
+    quantize_target(asked, target.directory, output, IDS, quiet)
+    recipe = quantization.TABLE["recipes"][method]
+    whole = tmp_path / "whole"
+    command = [sys.executable, "-c", WHOLE, target.directory, whole, recipe, json.dumps(IDS)]
+    subprocess.run(list(map(str, command)), check=True, timeout=300, capture_output=True)
+
+    found, expected = (load_file(each / "model.safetensors") for each in (output, whole))
+    assert found.keys() == expected.keys()
+    assert any(name.endswith("k_scale") for name in found)
+    for name, tensor in found.items():
+        assert tensor.dtype == expected[name].dtype, name
+        assert tensor.float().equal(expected[name].float()), name
+    weights, plain = (
+        Weights(output, read_json(output / "config.json")),
+        load_file(whole / "plain.safetensors"),
+    )
+    assert {name for name in weights.names if weights.dtype(name) == "F32"} == plain.keys()
+    assert plain
+    for name, tensor in plain.items():
+        assert np.array_equal(weights.read(name), tensor.numpy()), name
+    for name, tensor in plain.items():
+        assert by_compressed_tensors(found, name).allclose(tensor, rtol=1e-6, atol=0), name
+    assert not any("embed" in name or "lm_head" in name or "norm" in name for name in plain)
+    said = [json.loads((each / "hf_quant_config.json").read_text()) for each in (output, whole)]
+    assert said[0] == said[1]
+    assert said[0]["quantization"]["kv_cache_quant_algo"] == "FP8"
+    original = json.loads((target.directory / "config.json").read_text())
+    config = json.loads((output / "config.json").read_text())
+    assert config.pop("quantization_config")["quant_algo"] == method.upper()
+    assert config == original
+
+
+@pytest.mark.models
+def test_a_bundle_holds_the_quantized_target_and_its_cost(pair: Path, prompts: Path) -> None:
+    settings = config(pair, prompts, max_acceptance_loss=1.0)
+    output = pair / "built"
+    result = build(settings, output, quiet)
+    assert_only(pair, "built")
+    engine = output / "engines" / "tensorrt_llm"
+    said = json.loads((engine / "quantization.json").read_text())
+    assert said["asked"]["method"] == "fp8"
+    manifest = read_manifest(output)
+    assert manifest["quantization"] == said["cost"]
+    assert set(manifest["target"]["quantized"]) == {"texts", "modelopt"}
+    assert result.written.cost is not None
+    assert result.written.cost.taus is not None
+    assert result.written.cost.accuracy is not None
+    assert 0.5 < result.written.cost.accuracy.agreement <= 1
+    assert 0 < result.written.cost.accuracy.kl < 1
+    assert not differences(output, manifest, "full", quiet)
+    report = inspect(engine / "target", pair / "drafter")
+    assert all(kind["fits"] for kind in report["engine_kinds"])
+    assert {check["result"] for check in report["checks"]} == {"passed", "not checked"}
+    assert str(prompts) not in (output / "manifest.json").read_text()
+    assert yaml.safe_load((engine / "llm_args.yaml").read_text())["model"] == "target"
+    assert not build(settings, output, quiet).built
+    prompts.write_text(prompts.read_text() + '{"ids": [5, 6, 7]}\n')  # other scales
+    assert build(settings, output, quiet).built
+    with pytest.raises(BuildError, match="accepted too rarely"):
+        costs.check_loss(replace(result.written.cost, taus=(2.0, 1.0)), FP8)
+
+
+def _children(process: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+@pytest.mark.models
+def test_a_killed_build_leaves_no_process_and_nothing_half_written(
+    pair: Path, prompts: Path, tmp_path: Path
+) -> None:
+    file, asked = tmp_path / "x.yaml", config(pair, prompts, max_acceptance_loss=1.0)
+    file.write_text(yaml.safe_dump(asked.model_dump(mode="json", exclude_unset=True)))
+    output = pair / "built"
+    command = [sys.executable, "-m", "dflash_trt", "build", str(file), "--output", str(output)]
+    choose = random.Random(0)
+    for _ in range(3):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        for line in process.stderr:  # ends: the build does
+            if b"quantizing" in line:
+                break
+        workers = _children(process.pid)
+        time.sleep(choose.uniform(0, 4))
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        assert not output.exists()
+        until = time.monotonic() + 60
+        while any(_alive(worker) for worker in workers):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert workers
+    assert build(asked, output, quiet).built
+    assert_only(pair, "built")
+
+
+def _alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.models
+def test_a_worker_that_is_killed_fails_the_build_with_a_sentence(pair: Path, prompts: Path) -> None:
+    def kill(step: str, done: int, total: int) -> None:
+        if "quantizing" in step and done == 1:
+            for child in _children(os.getpid()):
+                if b"quantize_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    os.kill(child, signal.SIGKILL)
+
+    with pytest.raises(BuildError, match="killed by SIGKILL; there may be too little memory"):
+        build(config(pair, prompts), pair / "built", kill)
+    assert_only(pair)
+
+
+@pytest.mark.models
+def test_memory_is_that_of_a_layer_not_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model of holes: the process holds torch, and some layers of many."""
+    monkeypatch.setattr(quantization, "SHARD", "100MB")
+    hidden, wide, layers = 1024, 8192, 24
+    layer = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        **{f"self_attn.{x}_proj": (hidden, hidden) for x in "qkvo"},
+        **{f"mlp.{x}_proj": (wide, hidden) for x in ("gate", "up")},
+        "mlp.down_proj": (hidden, wide),
+    }
+    shapes = {f"model.layers.{i}.{x}.weight": s for i in range(layers) for x, s in layer.items()}
+    shapes |= {"model.embed_tokens.weight": (320, hidden), "model.norm.weight": (hidden,)}
+    make_pair(tmp_path, family="llama", hidden=64)
+    target = tmp_path / "target"
+    write_hole(target / "model.safetensors", {x: ("BF16", s) for x, s in shapes.items()})
+    edit(
+        target,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=128,
+        dtype="bfloat16",
+    )
+    of_layer = 2 * sum(int(np.prod(shape)) for shape in layer.values())
+    peaks: list[int] = []
+
+    def watch(done: threading.Event) -> None:
+        while not done.wait(0.02):
+            for child in _children(os.getpid()):
+                try:
+                    lines = Path(f"/proc/{child}/status").read_text().splitlines()
+                except OSError:
+                    continue
+                peaks.extend(int(x.split()[1]) * 1024 for x in lines if x.startswith("RssAnon"))
+
+    done = threading.Event()
+    watcher = threading.Thread(target=watch, args=(done,))
+    watcher.start()
+    try:
+        quantize_target(FP8, target, tmp_path / "out" / "target", [IDS[0]], quiet)
+    finally:
+        done.set()
+        watcher.join()
+    assert of_layer * layers > 1.2e9
+    assert max(peaks) < 0.7e9 + 6 * of_layer, (max(peaks), of_layer)
