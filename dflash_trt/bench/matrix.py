@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dflash_trt.atomic import replace_text
+from dflash_trt.bench.launched import can_launch, launched
 from dflash_trt.bench.load import Goal, Load, measure_server
 from dflash_trt.bench.matrix_report import matrix_page
 from dflash_trt.bench.page import write_page
@@ -187,7 +188,8 @@ def _measure_method(
             left.remove(cell)
             take(replace(cell, error=refused[cell.thinking]))
         while left:
-            with running_server(built) as ports:
+            by_mpi = isinstance(config.engine, TensorRTLLM) and can_launch()
+            with launched(built) if by_mpi else running_server(built) as ports:
                 failed = False
                 while left and not failed:
                     url = f"{LOOPBACK}:{ports.grpc}"

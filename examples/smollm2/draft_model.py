@@ -1,7 +1,8 @@
 """Write a draft model for SmolLM2-135M: `python draft_model.py DIRECTORY [FIRST [LAST]]`.
 
-It is the target itself without its layers in the middle, untrained: no smaller model of its family
-is published. FIRST and LAST: how many of its 30 layers are kept at either end.
+It is the target itself without the layers in its middle, untrained: no smaller model of its family
+is published. FIRST and LAST: how many of its 30 layers are kept at either end. On four chats of 32
+tokens 3 drafts came to a tau of 1.75 with 12 and 12, 1.16 with 20 and 4, 1.00 with 6 and 2.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dflash_trt.config import load_config
 CONFIG = Path(__file__).parents[2] / "build_configs" / "smollm2.yaml"
 
 
-def main(directory: Path, first: int = 6, last: int = 2) -> None:
+def main(directory: Path, first: int = 12, last: int = 12) -> None:
     source = locate(load_config(CONFIG).target, "target", lambda *_: None).directory
     target = load_target(source)
     count = target.spec.num_hidden_layers

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +40,7 @@ from dflash_trt.bench.stats import compare_servers
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BenchError
 from dflash_trt.files import read_as
+from dflash_trt.serving.server.launch import environment, find_binary
 
 CONFIG = PYCODE.parents[1] / "build_configs" / "pycode.yaml"
 GOAL = Goal(first_token=0.5, inter_token=0.05)
@@ -137,6 +141,29 @@ def test_a_method_that_cannot_be_built_or_served_has_its_reason(tmp_path: Path) 
     assert all("machine lacks TensorRT-LLM" in str(cell.error) for cell in made.cells)
 
 
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `launch/mpi.sh` takes, which notes in a file that it was called: one task, and the
+    Triton of the wheel."""
+    folder, calls = tmp_path / "bin", tmp_path / "calls"
+    (tmp_path / "triton").mkdir()
+    binary = find_binary(tmp_path / "triton")
+    libraries = environment(binary)["LD_LIBRARY_PATH"]
+    lines = {
+        "mpirun": f'echo "$*" >> {calls}; while [ "$1" != bash ]; do shift; done; exec "$@"',
+        "trtllm-llmapi-launch": 'export TLLM_SPAWN_PROXY_PROCESS=1; exec "$@"',
+        "tritonserver": f"export LD_LIBRARY_PATH={libraries}\n"
+        f'exec {binary.path} {" ".join(binary.arguments)} "$@"',
+    }
+    folder.mkdir()
+    for name, line in lines.items():
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{line}\n")
+        (folder / name).chmod(0o755)
+    first = os.pathsep.join([str(folder), f"{sys.prefix}/bin"])
+    monkeypatch.setenv("PATH", first, prepend=os.pathsep)
+    return calls
+
+
 def write_head(directory: Path) -> Path:
     """What the checks read of an EAGLE-3 head for the demo pair: the stand-in does not run it."""
     directory.mkdir()
@@ -151,8 +178,11 @@ def write_head(directory: Path) -> Path:
 
 
 @pytest.mark.models
-def test_over_tensorrt_llms_published_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in decodes by every method; its GPU counts, and is named."""
+def test_over_tensorrt_llms_published_api(
+    container: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in decodes by every method, each started by its launch script; its GPU counts, and
+    is named."""
     drafters = {"eagle3": {"path": write_head(tmp_path / "head")}}
     drafters["draft_model"] = {"path": PYCODE / "target"}  # always right
     config = config_of(
@@ -178,6 +208,9 @@ def test_over_tensorrt_llms_published_api(tmp_path: Path, monkeypatch: pytest.Mo
         if cell.method == "draft_model":
             assert cell.level.kept[0] > 0.7  # but for last rounds
         assert cell.method != "dflash" or cell.level.kept[0] > 0.3
+    assert container.read_text().count("-np 1") == len(methods) - 1
+    left = subprocess.run(["pgrep", "-f", f"{tmp_path}/out"], capture_output=True, text=True)
+    assert not left.stdout
     assert made.gpus == ["NVIDIA B300 SXM6 AC"]
     assert "1 x NVIDIA B300 SXM6 AC" in (tmp_path / "out" / "report.md").read_text()
 

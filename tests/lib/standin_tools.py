@@ -376,7 +376,8 @@ def docker_run(arguments: list[str]) -> None:
     require(found.gpus == ["all"] and found.ipc == ["host"], "GPUs, and NCCL's shared memory")
     name, *command = found.words
     directory = image(name)
-    environment = serving() if found.detach else inside()
+    # the container has a Triton, which `bench matrix` starts
+    environment = serving() if found.detach or "matrix" in command else inside()
     environment |= dict(each.split("=", 1) for each in found.env)
     for each in found.volume:
         source, at, *_ = each.split(":")

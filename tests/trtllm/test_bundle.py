@@ -206,6 +206,30 @@ def test_a_wrong_pair_writes_nothing(pair: Path, case: str) -> None:
     assert not (pair / "new").exists()
 
 
+def test_a_draft_model_lies_beside_its_target(original: Path, tmp_path: Path) -> None:
+    """As upstream's page for 1.4.0rc1 has it; one with other tokens is refused."""
+    make_pair(tmp_path / "small", layers=2)
+    make_pair(tmp_path / "other", vocab=300)
+
+    def built(small: str) -> Path:
+        sections = {
+            "engine": {"kind": "tensorrt_llm", "gpus": 1},
+            "drafter": {"path": tmp_path / small / "target"},
+            "speculation": {"method": "draft_model"},
+        }
+        return build(config_of(original, **sections), tmp_path / "built", quiet).directory
+
+    args = read_llm_args(engine(built("small")))
+    assert args["disable_overlap_scheduler"] is True
+    assert args["speculative_config"] == {
+        "decoding_type": "Draft_Target",
+        "speculative_model": str(engine(tmp_path / "built") / "drafter"),
+        "max_draft_len": 3,
+    }
+    with pytest.raises(PairError, match="draft-vocabulary: the draft model knows 300 tokens"):
+        built("other")
+
+
 def test_only_a_target_with_an_id_is_left_on_the_hub(pair: Path) -> None:
     with pytest.raises(ConfigError, match=r"hub-target: .* the target a directory"):
         build(config(pair, checkpoints="hub"), pair / "new", quiet)
