@@ -1,6 +1,9 @@
 """One pair in each precision: size, agreement, acceptance, speed; docs/tensorrt_llm.md shows it.
 
-    python scripts/quantization_table.py TARGET DRAFTER [--prompts FILE] [--only int8,int4]
+    python scripts/quantization_table.py TARGET DRAFTER [--plain DIR] [--prompts FILE] [--only int8]
+
+TARGET may be a GGUF file, whose int4 and int8 blocks are kept; ModelOpt then needs `--plain`, the
+same in safetensors.
 
 Rows of our own engine run with those weights. fp8 and nvfp4 are ModelOpt's, read back and made
 plain: their speed here says nothing and is left out. Speeds are worth something on a quiet machine.
@@ -22,14 +25,23 @@ from safetensors.numpy import save_file
 from dflash_trt.build.acceptance_probe import decode, longest_sequence
 from dflash_trt.build.engines import build_drafter, build_target
 from dflash_trt.build.quantization import calibration_texts
-from dflash_trt.checkpoints import Target, load_drafter, load_target, summarize_target
-from dflash_trt.config import Quantize
+from dflash_trt.checkpoints import (
+    Target,
+    load_drafter,
+    load_target,
+    locate_argument,
+    summarize_target,
+)
+from dflash_trt.config import Quantize, Speculation
+from dflash_trt.decoding import Request, Scheduler, in_process
+from dflash_trt.decoding.speculation import strategy
+from dflash_trt.engines import load_engines
 from dflash_trt.engines.accuracy import compare
 from dflash_trt.graphs import Storage
 from dflash_trt.tensorrt_llm import quantize_target
 
 ROWS = ("float32", "bf16", "int8", "int4", "fp8", "nvfp4")
-TOKENS = 128
+TOKENS = 64
 
 
 def quiet(step: str, done: int, total: int) -> None:
@@ -54,17 +66,44 @@ def size(target: Target, engine: Path, row: str) -> int:
     return sum(f.stat().st_size for f in files.iterdir() if f.suffix in (".safetensors", ".data"))
 
 
+def accepted(engines: Path, prompts: list[list[int]]) -> tuple[float, int]:
+    """Tau and rounds of greedy decoding in whole blocks, several prompts at a time."""
+    target, drafter = load_engines(engines)
+    policy, proposer = strategy(Speculation(policy="fixed"), target.info, None)
+    scheduler = Scheduler(
+        in_process(target, drafter),
+        slots=target.info.slots,
+        max_seq_len=target.info.max_seq_len,
+        prefill_chunk=target.info.widest,
+        policy=policy,
+        proposer=proposer,
+    )
+    decoded = [scheduler.submit(Request(prompt, TOKENS)) for prompt in prompts]
+    while scheduler.busy:
+        scheduler.step()
+    rounds = sum(len(each.committed_per_round) for each in decoded)
+    return (sum(len(each.tokens) for each in decoded) - len(decoded)) / rounds, rounds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("target", type=Path)
+    parser.add_argument("target")
+    parser.add_argument("--plain", type=Path)
+    parser.add_argument("--decoded", type=int, default=24, help="prompts that tau is of")
     parser.add_argument("drafter", type=Path)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--only", default=",".join(ROWS))
+    parser.add_argument("--timed", type=int, default=8, help="prompts that speed is of, in turn")
     asked = parser.parse_args()
-    original, drafter = load_target(asked.target), load_drafter(asked.drafter)
+    found_at = locate_argument(asked.target, "target", quiet)
+    plain = asked.plain or found_at
+    original, drafter = load_target(found_at), load_drafter(asked.drafter)
     calibration = {"prompts": asked.prompts}
     recipe = Quantize.model_validate({"method": "fp8", "calibration": calibration})
-    texts = calibration_texts(recipe, summarize_target(asked.target))
+    texts = calibration_texts(recipe, summarize_target(found_at))
+    prompts = (
+        [*texts.prompts, *texts.calibrated][: asked.decoded] if asked.prompts else texts.prompts
+    )
     length = longest_sequence(original, drafter)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -77,14 +116,15 @@ def main() -> None:
             if row in ("fp8", "nvfp4"):
                 made, method = scratch / f"{row}-target" / "x", {"method": row}
                 quantize = recipe.model_copy(update=method)
-                quantize_target(quantize, asked.target, made, texts.calibrated, quiet)
+                quantize_target(quantize, plain, made, texts.calibrated, quiet)
                 target = load_target(made)
-            options: dict[str, Any] = {"slots": 1, "max_seq_len": length, "threads": 2}
+            options: dict[str, Any] = {"slots": 8, "max_seq_len": length, "threads": 2}
             options["storage"] = Storage(link=False, bits=bits)
             build_target(target, drafter.spec, engine / "target", **options)
             build_drafter(drafter, target, engine / "drafter", **options)
             cost = compare(engine / "target", scratch / "float32" / "target", texts.held_out)
-            run = decode(engine, texts.prompts, TOKENS, quiet)
+            tau, rounds = accepted(engine, prompts)
+            run = decode(engine, prompts[: asked.timed], TOKENS, quiet) if asked.timed else None
             found.append(
                 {
                     "precision": row,
@@ -92,10 +132,10 @@ def main() -> None:
                     "agreement": cost.agreement,
                     "kl": cost.kl,
                     "perplexity": cost.perplexities[1],
-                    "tau": run.tau,
-                    "rounds": run.rounds,
-                    "tokens_per_s": run.dflash_tokens_per_s,
-                    "alone": run.plain_tokens_per_s,
+                    "tau": tau,
+                    "rounds": rounds,
+                    "tokens_per_s": run.dflash_tokens_per_s if run else None,
+                    "alone": run.plain_tokens_per_s if run else None,
                 }
             )
             print("\n" + json.dumps(found[-1]), file=sys.stderr)
@@ -107,7 +147,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|")
     for each in found:
-        here = each["precision"] not in ("fp8", "nvfp4")
+        here = each["tokens_per_s"] and each["precision"] not in ("fp8", "nvfp4")
         speed = format(each["tokens_per_s"], ".1f") if here else ""
         print(
             f"| {each['precision']} | {each['bytes'] / 1e6:.0f} | {each['agreement']:.1%} "

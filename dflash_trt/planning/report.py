@@ -25,7 +25,15 @@ from dflash_trt.roofline import (
     machine,
     target_size,
 )
-from dflash_trt.tensorrt_llm import CONTEXT, PAGED, choose_args, kv_bytes, layout_of, target_values
+from dflash_trt.tensorrt_llm import (
+    CONTEXT,
+    PAGED,
+    announced,
+    choose_args,
+    kv_bytes,
+    layout_of,
+    target_values,
+)
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default
@@ -52,8 +60,9 @@ def plan(
             f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",
             f"Give --machine: one of {', '.join(PRESETS)}",
         )
-    args, gpus = None, None
+    args, gpus, summary = None, None, summarize_target(target)
     if isinstance(engine, TensorRTLLM):
+        summary = announced(engine.quantize, summary)
         hardware, gpus = hardware or machine(engine.hardware), engine.gpus
         if gpus is not None and gpus > hardware.all_gpus:
             raise ConfigError(
@@ -61,11 +70,9 @@ def plan(
                 f"Set it to at most {hardware.all_gpus}, or leave it out",
             )
         # the arguments that `build` would write
-        args = choose_args(
-            config, Pair(summarize_target(target), summarize_drafter(drafter)), hardware
-        )
+        args = choose_args(config, Pair(summary, summarize_drafter(drafter)), hardware)
     assert hardware is not None
-    values = target_values(target, config_values(target, "target"))
+    values = target_values(target, summary.values)
     draft_values = config_values(drafter, "drafter")
     size = target_size(values)
     block = _block(config, draft_values)

@@ -17,4 +17,4 @@ from dflash_trt.tensorrt_llm.info import (
     write_info,
 )
 from dflash_trt.tensorrt_llm.judgement import refused_arguments
-from dflash_trt.tensorrt_llm.quantization import check_quantizable, quantize_target
+from dflash_trt.tensorrt_llm.quantization import announced, check_quantizable, quantize_target

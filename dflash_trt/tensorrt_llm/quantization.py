@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,16 @@ def check_quantizable(asked: Quantize, target: ModelSummary[Target], machine: Ma
 def _instead(methods: Sequence[str]) -> str:
     others = f"Set engine.quantize to {' or '.join(methods)}, or leave it out"
     return others if methods else "Leave engine.quantize out"
+
+
+def announced(asked: Quantize | None, target: ModelSummary[Target]) -> ModelSummary[Target]:
+    """The target as its config.json will describe it, for a plan before anything is written."""
+    if asked is None:
+        return target
+    config = {"quant_method": "modelopt", "quant_algo": asked.method.upper(), "ignore": ["lm_head"]}
+    if asked.kv_cache == "fp8":
+        config["kv_cache_quant_algo"] = "FP8"
+    return replace(target, values={**target.values, "quantization_config": config})
 
 
 def quantize_target(

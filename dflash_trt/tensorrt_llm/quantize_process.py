@@ -29,6 +29,7 @@ def main() -> None:
         write.write(json.dumps(fields) + "\n")
         write.flush()
 
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # bars and warnings
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         _quantize(task, lambda done, total: say(done=done, total=total))

@@ -39,6 +39,7 @@ from dflash_trt.checkpoints import (
 from dflash_trt.config import BuildConfig, Quantize, load_config
 from dflash_trt.engines.accuracy import measured
 from dflash_trt.errors import BuildError, ConfigError, RequestError
+from dflash_trt.planning import plan
 from dflash_trt.roofline import machine
 from dflash_trt.tensorrt_llm import check_quantizable, quantization, quantize_target
 
@@ -81,6 +82,15 @@ def test_a_method_is_short_for_its_section_and_prompts_lie_beside_the_config(
         file.write_text(text + wrong)
         with pytest.raises(ConfigError, match=says):
             load_config(file)
+
+
+def test_a_plan_is_of_the_quantized_target(pair: Path, prompts: Path) -> None:
+    whole = config_of(pair, engine={"kind": "tensorrt_llm", "gpus": 1})
+    sizes = [
+        plan(each, pair / "target", pair / "drafter")["target"]["weight_bytes"]
+        for each in (whole, config(pair, prompts), config(pair, prompts, method="nvfp4"))
+    ]
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[0] / 4
 
 
 @pytest.mark.parametrize(
