@@ -17,6 +17,7 @@ from dflash_trt.files import Size, read_as, read_json
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"  # of all that a server reads, the manifest too: `signing.py`
 # what puts a build into a cluster: the manifest has it, and an image and a signature do not
+REPORT_FILE = Path("report/report.html")  # `bench` may write it, the OpenAI front links to it
 DEPLOYS = ("deploy/Dockerfile", "deploy/kubernetes/", "deploy/kserve")
 FULL = 16 << 30  # bytes of a build whose files are all digested unless asked otherwise
 
@@ -174,7 +175,7 @@ def file_stamp(file: Path) -> dict[str, int]:
 def files_of(directory: Path) -> list[Path]:
     """Every file of the build, sorted, without its signature and what appears as it runs.
 
-    Triton's Python leaves caches, and costs are kept beside the engines.
+    Triton's Python leaves caches, costs are kept beside the engines, `bench` may leave a report.
     """
     walked = os.walk(directory)
     found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
@@ -186,6 +187,7 @@ def files_of(directory: Path) -> list[Path]:
         and "__pycache__" not in file.parts
         and not str(file).startswith(costs)
         and file != directory / SIGNATURE
+        and not file.is_relative_to((directory / REPORT_FILE).parent)
     )
 
 

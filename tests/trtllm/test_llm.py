@@ -416,7 +416,16 @@ class TestStandIn:
             ({"enable_chunked_prefill": 1}, "not bool"),
             ({"kv_cache_config": {"reuse": True}}, "KvCacheConfig: extra inputs"),
             ({"speculative_config": {**speculative, "block_size": 8}}, "DFlashDecodingConfig"),
-            ({"speculative_config": {"decoding_type": "dflash"}}, "not \\['DFlash'\\]"),
+            ({"speculative_config": {"decoding_type": "dflash"}}, "no decoding_type 'dflash'"),
+            ({"speculative_config": {**speculative, "max_draft_len": 0}}, "> 0 for DFlash"),
+            (
+                {"speculative_config": {"decoding_type": "Draft_Target", "max_draft_len": 3}},
+                "speculative_model must be specified",
+            ),
+            (
+                {"speculative_config": {"decoding_type": "NGram", "mask_token_id": 1}},
+                "NGramDecodingConfig: extra inputs",
+            ),
             ({"speculative_config": {**speculative, "draft_len_schedule": {}}}, "not taken"),
             ({"kv_cache_config": {"free_gpu_memory_fraction": None}}, "free_gpu_memory_fraction"),
             ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),

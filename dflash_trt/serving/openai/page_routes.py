@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
+
+from dflash_trt.build import REPORT_FILE
+from dflash_trt.serving.openai.failures import Failure
 
 Json = dict[str, Any]
 TYPES = {
@@ -16,8 +19,9 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+POLICY = "Content-Security-Policy"
 HEADERS = {
-    "Content-Security-Policy": (
+    POLICY: (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
@@ -25,16 +29,19 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+REPORT = "/page/report"  # has styles of its own and no script
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _LIE_THERE = [each for each in Path(__file__).with_name("page").iterdir() if each.suffix in TYPES]
 FILES = {f"/page/{file.name}": file for file in sorted(_LIE_THERE)}
 FILES["/"] = FILES["/page/index.html"]
-OPEN = frozenset(FILES)  # nobody needs a key for these
+OPEN = frozenset((*FILES, REPORT))  # nobody needs a key for these
 COST = re.compile(r"^dflash_cost_seconds\{(.*)\} (\S+)$", re.M)
 LABEL = re.compile(r'(rows|step|tokens)="(\w*)"')
 
 
-def router(facts: Json, exposition: Callable[[], Awaitable[str]]) -> APIRouter:
-    """facts: of the build, as `GET /page/server` has them; exposition: the server's metrics."""
+def router(facts: Json, exposition: Callable[[], Awaitable[str]], build: Path) -> APIRouter:
+    """facts: of `build`, as `GET /page/server` has them; exposition: the server's metrics."""
+    report = build / REPORT_FILE  # of `bench`, which may not be there
     routes = APIRouter()
 
     @routes.get("/page/metrics")
@@ -43,7 +50,16 @@ def router(facts: Json, exposition: Callable[[], Awaitable[str]]) -> APIRouter:
 
     @routes.get("/page/server")
     async def server() -> Response:
-        return JSONResponse({**facts, "costs": costs(await exposition())})
+        told = {"costs": costs(await exposition()), "report": REPORT if report.is_file() else None}
+        return JSONResponse({**facts, **told})
+
+    @routes.get(REPORT)
+    async def bench() -> Response:
+        if not report.is_file():
+            raise Failure(
+                404, "There is no report. Write one: dflash-trt bench ... --report BUILD/report"
+            )
+        return FileResponse(report, headers={**HEADERS, POLICY: REPORT_POLICY})
 
     async def give(content: bytes, kind: str, _: Request) -> Response:
         return Response(content, media_type=kind, headers=HEADERS)

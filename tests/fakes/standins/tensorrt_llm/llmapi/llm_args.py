@@ -92,9 +92,10 @@ def check_together(given: Mapping[str, Any]) -> None:
 
 def _check_value(where: str, value: Any, kind: Any) -> None:
     if kind == "SpeculativeConfig?" and isinstance(value, Mapping):
-        kind = f"{value.get('decoding_type')}DecodingConfig"
+        method = value.get("decoding_type")
+        kind = f"{method}DecodingConfig"
         if kind not in FIELDS:
-            raise ValueError(f"{where} has no decoding_type that is known here")
+            raise ValueError(f"{where}: no decoding_type {method!r} is known here")
     if isinstance(kind, list):
         fits = value in kind
     elif kind.endswith("?") and value is None:
