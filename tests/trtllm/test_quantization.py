@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -357,11 +358,13 @@ def test_a_killed_build_leaves_no_process_and_nothing_half_written(
             if b"quantizing" in line:
                 break
         workers = _children(process.pid)
-        time.sleep(choose.uniform(0, 4))
+        time.sleep(choose.uniform(0, 3))
         process.kill()
         process.wait()
         process.stderr.close()
-        assert not output.exists()
+        if output.exists():  # a machine may be quicker than the kill: then it is whole
+            assert not differences(output, read_manifest(output), "full", quiet)
+            shutil.rmtree(output)
         until = time.monotonic() + 60
         while any(_alive(worker) for worker in workers):
             assert time.monotonic() < until
