@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from builds import config_of
 from commands import run
+from exported import PUBLISHED, assert_published, assert_shell_agrees, commands
 from pairs import make_pair
 from test_deployment import KUBERNETES, SCHEMAS
 from transformers import GenerationConfig
@@ -24,7 +23,6 @@ from dflash_trt.config import BuildConfig, Method, Source
 from dflash_trt.errors import ConfigError, PairError
 
 SCRIPTS = [engine for engine in ENGINES if engine != "dynamo"]
-PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -62,28 +60,13 @@ def with_method(directory: Path, method: Method) -> BuildConfig:
     )
 
 
-def commands(script: str) -> list[list[str]]:
-    """Its commands, without what is written to files and set."""
-    lines = script.rsplit("\nEOF\n", maxsplit=1)[-1].replace("\\\n", " ").splitlines()
-    found = [shlex.split(line, comments=True) for line in lines]
-    return [words for words in found if words and words[0] not in ("set", "export")]
-
-
-def options(words: list[str]) -> list[str]:
-    return [word for word in words if word.startswith("--")]
-
-
 @pytest.mark.parametrize("method", ["dflash", "eagle3", "draft_model", "ngram", "none"])
 @pytest.mark.parametrize("engine", SCRIPTS)
 def test_options_are_published_ones(pair: Path, engine: str, method: Method) -> None:
     config = made(pair) if method == "dflash" else with_method(pair, method)
     if engine == "transformers" and method != "dflash":
         return
-    (words,) = commands(written(config, engine))
-    published = PUBLISHED[engine]
-    start = published["command"]
-    assert words[: len(start)] == start
-    assert set(options(words)) <= set(published["options"])
+    words = assert_published(written(config, engine), engine)
     assert str(pair / "target") in words
     assert (str(pair / "drafter") in " ".join(words)) == (
         method == "dflash" and engine != "trtllm-serve"
@@ -247,11 +230,8 @@ def test_the_shell_has_nothing_against_it(
 ) -> None:
     if (engine, method) == ("transformers", "eagle3"):
         return
-    file = tmp_path / "script.sh"
     config = made(pair) if method == "dflash" else with_method(pair, method)
-    file.write_text(written(config, engine))
-    ran = subprocess.run(["shellcheck", file], capture_output=True, text=True, timeout=30)
-    assert ran.returncode == 0, ran.stdout
+    assert_shell_agrees({"script": written(config, engine)}, tmp_path)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from exported import PUBLISHED, assert_published, assert_shell_agrees
 from huggingface_hub import constants
 from published import PAIRS, write_pair
 
@@ -172,8 +173,9 @@ def test_it_can_be_planned(cache: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_it_can_be_compared_with_other_engines(cache: Path, file: Path) -> None:
-    refused = REFUSED.match(file.read_text())
+def test_it_can_be_compared_with_other_engines(cache: Path, file: Path, tmp_path: Path) -> None:
+    """Every script has its engine's published options, and the shell has nothing against it."""
+    refused, scripts = REFUSED.match(file.read_text()), dict[str, str]()
     for method, config in variants(load_config(file)).items():
         for engine in ENGINES:
             of_llm = engine in ("trtllm-serve", "dynamo")
@@ -184,7 +186,14 @@ def test_it_can_be_compared_with_other_engines(cache: Path, file: Path) -> None:
                 with pytest.raises(PairError, match="transformers has no eagle3"):
                     export(config, engine, silent)
             else:
-                assert_pinned(export(config, engine, silent), config)
+                script = export(config, engine, silent)
+                assert_pinned(script, config)
+                if engine != "dynamo":
+                    scripts[f"{method}-{engine}"] = script
+                # a program for transformers has no options
+                if engine in PUBLISHED and (engine != "transformers" or method == "dflash"):
+                    assert_published(script, engine)
+    assert_shell_agrees(scripts, tmp_path)
 
 
 def assert_pinned(script: str, config: BuildConfig) -> None:

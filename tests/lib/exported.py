@@ -1,0 +1,43 @@
+"""Scripts of `dflash-trt export`: their options are published ones, and the shell agrees."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+PUBLISHED = json.loads((Path(__file__).parents[1] / "schemas" / "export_options.json").read_text())
+
+
+def commands(script: str) -> list[list[str]]:
+    """Its commands, without what is written to files and set."""
+    lines = script.rsplit("\nEOF\n", maxsplit=1)[-1].replace("\\\n", " ").splitlines()
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in found if words and words[0] not in ("set", "export")]
+
+
+def options(words: list[str]) -> list[str]:
+    return [word for word in words if word.startswith("--")]
+
+
+def assert_published(script: str, engine: str) -> list[str]:
+    """The last command is the engine's, and so are its options; its words. Others fetch models."""
+    *fetched, words = commands(script)
+    assert all(each[:2] == ["hf", "download"] for each in fetched), fetched
+    published = PUBLISHED[engine]
+    start = published["command"]
+    assert words[: len(start)] == start
+    assert set(options(words)) <= set(published["options"])
+    return words
+
+
+def assert_shell_agrees(scripts: dict[str, str], directory: Path) -> None:
+    """scripts: by a name for each."""
+    for name, script in scripts.items():
+        (directory / f"{name}.sh").write_text(script)
+    files = [f"{name}.sh" for name in scripts]
+    ran = subprocess.run(
+        ["shellcheck", *files], cwd=directory, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stdout
