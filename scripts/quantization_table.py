@@ -42,6 +42,7 @@ from dflash_trt.tensorrt_llm import quantize_target
 
 ROWS = ("float32", "bf16", "int8", "int4", "fp8", "nvfp4")
 TOKENS = 64
+LEFT_OUT = (".safetensors", ".gguf")  # weights, which are written anew
 
 
 def quiet(step: str, done: int, total: int) -> None:
@@ -52,7 +53,7 @@ def in_bf16(target: Target, directory: Path) -> Target:
     """A copy whose weights are rounded."""
     names = target.weights.names
     tensors = {n: target.weights.read(n).astype(ml_dtypes.bfloat16) for n in names}
-    small = (file for file in target.directory.iterdir() if file.suffix != ".safetensors")
+    small = (file for file in target.directory.iterdir() if file.suffix not in LEFT_OUT)
     directory.mkdir()
     for file in small:
         shutil.copy(file, directory)
