@@ -40,8 +40,9 @@ class TableModel:
 
     visible_step = 32
 
-    def __init__(self, best: int) -> None:
+    def __init__(self, role: str, best: int) -> None:
         self.info = SimpleNamespace(
+            role=role,
             cache_len=1 << 20,
             vocab_size=VOCAB,
             block_size=DRAFTS + 1,
@@ -96,7 +97,7 @@ class TableTarget(TableModel):
     """Logits of the next token by the last one."""
 
     def __init__(self) -> None:
-        super().__init__(best=1)
+        super().__init__("target", best=1)
         self.logits = table(0) + table(1, VOCAB)
 
     def look_up(self, inputs: Mapping[str, Array]) -> Array:
@@ -107,7 +108,7 @@ class TableDrafter(TableModel):
     """Logits by the anchor and the place in the block; drafts are kept about half the time."""
 
     def __init__(self) -> None:
-        super().__init__(best=CANDIDATES)
+        super().__init__("drafter", best=CANDIDATES)
         self.logits = table(0) + table(2, VOCAB, DRAFTS + 1)
 
     def look_up(self, inputs: Mapping[str, Array]) -> Array:
