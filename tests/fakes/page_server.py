@@ -86,7 +86,8 @@ class PageServer:
 
     An answer is a text, what is `Said`, a `Refusal`, or a text that ends with `CUT`: then the
     connection ends without a word. pause: seconds before each round; together: rounds of a chunk;
-    tells: who wrote a token and what was proposed; build: where a report of `bench` may lie. seen: the bodies that came.
+    tells: who wrote a token and what was proposed; build: where a report of `bench` may lie. seen:
+    the bodies that came.
     """
 
     CUT = "\N{BLACK SCISSORS}"

@@ -250,9 +250,7 @@ def test_thoughts_are_apart(tab: Browser, serve: Any) -> None:
     assert server.seen[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
 
 
-def test_the_report_of_a_benchmark_is_a_click_away(
-    tab: Browser, serve: Any, tmp_path: Path
-) -> None:
+def test_the_report_of_bench_is_a_click_away(tab: Browser, serve: Any, tmp_path: Path) -> None:
     write_page(tmp_path / "report", Page("How fast it was", [], [], []))
     tab.open(serve(TEXT, build=tmp_path).url)
     tab.until(lambda: tab.count("#glance-body a"), "the link")
