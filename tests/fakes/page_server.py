@@ -14,13 +14,14 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dflash_trt.serving.openai.page_routes import FILES, router
+from dflash_trt.serving.openai.page_routes import OPEN, router
 
 Json = dict[str, Any]
 MODEL = "stand-in"
@@ -85,7 +86,8 @@ class PageServer:
 
     An answer is a text, what is `Said`, a `Refusal`, or a text that ends with `CUT`: then the
     connection ends without a word. pause: seconds before each round; together: rounds of a chunk;
-    tells: who wrote a token and what was proposed. seen: the bodies that came.
+    tells: who wrote a token and what was proposed; build: where a report of `bench` may lie. seen:
+    the bodies that came.
     """
 
     CUT = "\N{BLACK SCISSORS}"
@@ -98,10 +100,12 @@ class PageServer:
         pause: float = 0.0,
         together: int = 1,
         tells: bool = True,
+        build: Path = Path("no build"),
     ) -> None:
         self.answers = list(answers)
         self.facts = FACTS | (facts or {})
         self.key, self.pause, self.together, self.tells = key, pause, together, tells
+        self.build = build
         self.seen: list[Json] = []
         self.usage: list[Json] = []  # of each answer that ended
         self.faults: list[str] = []
@@ -115,7 +119,7 @@ class PageServer:
         async def admit(request: Request, call_next: Any) -> Response:
             path = request.scope["path"]
             sent = request.headers.get("authorization", "")
-            if self.key and path not in FILES and sent != f"Bearer {self.key}":
+            if self.key and path not in OPEN and sent != f"Bearer {self.key}":
                 return _error(401, "This server wants a key.")
             response: Response = await call_next(request)
             if response.status_code == 404:
@@ -128,7 +132,7 @@ class PageServer:
             )
             return METRICS.format(tokens=tokens, rounds=rounds)
 
-        app.include_router(router(self.facts, exposition))
+        app.include_router(router(self.facts, exposition, self.build))
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:
