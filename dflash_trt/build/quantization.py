@@ -27,6 +27,7 @@ from dflash_trt.checkpoints import Drafter, ModelSummary, Pair, Report, Target
 from dflash_trt.config import Quantize
 from dflash_trt.engines import read_info
 from dflash_trt.errors import BuildError, RequestError
+from dflash_trt.machine import free_memory
 from dflash_trt.prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -181,19 +182,13 @@ def measure_drafter(
 def _too_large(target: Target) -> str:
     """Why a target is not run here in float32; "" if it is."""
     numbers = sum(math.prod(target.weights.shape(name)) for name in target.weights.names)
-    needed, free = int(numbers * 4 * MEMORY), _free_memory()
+    needed, free = int(numbers * 4 * MEMORY), free_memory()
     if needed <= free:
         return ""
     return (
         f"not measured: in float32 the target may take {needed / 1e9:.0f} GB of memory, and "
         f"{free / 1e9:.0f} GB are free"
     )
-
-
-def _free_memory() -> int:
-    """Bytes that this machine has left; caches of files are."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def write_report(engine: Path, asked: Quantize, cost: Cost) -> None:

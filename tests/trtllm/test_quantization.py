@@ -188,7 +188,7 @@ def test_what_is_too_large_for_this_machine_is_said(
 ) -> None:
     both = Pair(summarize_target(pair / "target"), summarize_drafter(pair / "drafter"))
     texts = costs.Texts([], [[1, 2]], [[1, 2]])
-    monkeypatch.setattr(costs, "_free_memory", lambda: 1000)
+    monkeypatch.setattr(costs, "free_memory", lambda: 1000)
     cost = measure_cost(both, both, texts, pair / "scratch", quiet)
     assert "memory" in cost.skipped
     assert str(cost).startswith("not measured: in float32 the target may take")
