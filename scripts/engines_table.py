@@ -134,16 +134,21 @@ def measure(
     least = floor_of(target, precision, bandwidth, flops)
     cells = []
     for work in sorted(times["ours"]):
-        row = {"": f"{precision}: {work.kind} {work.size}"}
-        row["floor"] = f"{1e3 * least(work):.1f}"
-        for name, found in times.items():
-            if found[work]:
-                seconds = median(found[work])
-                row[name] = f"{1e3 * seconds:.1f} ({seconds / least(work):.2f})"
+        # how fast whole numbers could be multiplied is not known
+        floor = least(work) if precision == "float32" or work.kind != "prefill" else None
+        row = {"": f"{precision}: {work.kind} {work.size}", "floor": as_ms(floor, None)}
+        row |= {
+            name: as_ms(median(found[work]), floor) for name, found in times.items() if found[work]
+        }
         cells.append(row)
     print(f"{bandwidth / 1e9:.1f} GB/s, {flops / 1e9:.0f} GFLOP/s", file=sys.stderr)
     nodes = by_node(directory)
     return cells, [{"": f"{precision}: {work.kind} {work.size}", **row} for work, row in nodes]
+
+
+def as_ms(seconds: float | None, floor: float | None) -> str:
+    shown = "" if seconds is None else f"{1e3 * seconds:.1f}"
+    return f"{shown} ({seconds / floor:.2f})" if seconds and floor else shown
 
 
 # the floor
@@ -164,7 +169,7 @@ def floor_of(
     target: Path, precision: str, bandwidth: float, flops: float
 ) -> Callable[[Work], float]:
     """Seconds of the larger of both: reading all weights once (of the embedding only the head's
-    use), and multiplying. With int8 and int4 reading alone, since their products are faster."""
+    use), and multiplying; with int8 and int4 of reading."""
     model = load_target(target)
     shapes = target_shapes(model.spec)
     matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) > 1}
@@ -253,14 +258,16 @@ def by_node(directory: Path) -> Iterator[tuple[Work, Row]]:
         options.enable_profiling = True
         options.profile_file_prefix = str(directory / "profile")
         engine._session = session = load_session(directory, engine.info, options)
-        times = [run(engine, work) for _ in range(1 + STEPS)][1:]
+        times = [run(engine, work) for _ in range(3 if work.kind == "prefill" else 1 + STEPS)][1:]
         events = json.loads(Path(session.end_profiling()).read_text())
         runs = [each for each in events if each["name"] == "model_run"][1:]
         spent: dict[str, float] = defaultdict(float)
         for event in events:
             if event["name"].endswith("_kernel_time") and event["ts"] >= runs[0]["ts"]:
-                spent[kind_of(event["args"], engine.info.vocab_size)] += event["dur"] / STEPS / 1e3
-        spent["between nodes"] = 1e3 * sum(times) / STEPS - sum(spent.values())
+                spent[kind_of(event["args"], engine.info.vocab_size)] += (
+                    event["dur"] / len(times) / 1e3
+                )
+        spent["between nodes"] = 1e3 * sum(times) / len(times) - sum(spent.values())
         yield work, {kind: f"{spent[kind]:.1f}" for kind in (*KINDS, "between nodes")}
 
 
