@@ -33,6 +33,7 @@ class LoadedEngine(ABC):
         self._alike: list[Any] = []  # caches of one shape: [caches, slots, heads, rows, head_dim]
         self._caches: dict[str, Any] = {}
         self.kept: dict[int, int] = {}
+        self.least_rows = 1
         self._blocks: dict[int, list[Any]] = {}  # what is kept, of `_alike` each
 
     @abstractmethod

@@ -191,7 +191,10 @@ def check_blocks(pair: Pair, directory: Path, kind: Kind, bits: Any) -> None:
     options, info = ort.SessionOptions(), read_info(engines / "target", "onnxruntime")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
     exact = _logits(load_session(engines / "target", info, options), info, [tokens])
-    np.testing.assert_allclose(exact, expected, atol=1e-4, rtol=0)
+    if (kind, bits) == (Kind.Q4_1, 8):  # see `in_bytes`
+        assert 0 < rms(exact, expected) < 0.004
+    else:
+        np.testing.assert_allclose(exact, expected, atol=1e-4, rtol=0)
 
     engine = Engine(engines / "target")
     alone = target_step(engine, tokens, 0)["logits"].copy()
