@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 LAYERS, HIDDEN, INNER, VOCAB = 30, 576, 1536, 49152
 ROWS = (1, 2, 4, 8, 16)
-TURNS, THREADS = 7, 2
+TURNS, THREADS = 15, 2
 
 
 class Form(NamedTuple):
@@ -55,7 +55,7 @@ def session(form: Form) -> ort.InferenceSession:
         if form.zeros:
             given["z"] = rng.integers(96, 160, (out, -(-blocks * form.bits // 8)), np.uint8)
         weights.extend(numpy_helper.from_array(x, f"{name}_{key}") for key, x in given.items())
-        shape = {"K": wide, "N": out, "bits": form.bits, "block_size": form.block}
+        shape: dict[str, Any] = {"K": wide, "N": out, "bits": form.bits, "block_size": form.block}
         names = [x, *(f"{name}_{key}" for key in given)]
         node = helper.make_node(
             "MatMulNBits",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class LoadedEngine(ABC):
     """An `engines.step.Engine` over arrays of numpy or torch."""
 
+    visible_step: int
+
     def __init__(
         self, info: EngineInfo, leader: "Leader | None", follower: "Follower | None", most: int
     ) -> None:

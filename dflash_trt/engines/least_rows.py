@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from dflash_trt.engines.step import Engine
+    from dflash_trt.engines.base import LoadedEngine
 
 
-def least_rows(engine: "Engine") -> int:
+def least_rows(engine: "LoadedEngine") -> int:
     """Tokens and head rows that a step must have for logits to depend on no neighbours, 1 or 2.
 
     Some CPUs have another kernel of ONNX Runtime for one row than for more. They agree to 1e-5, of
@@ -21,7 +21,7 @@ def least_rows(engine: "Engine") -> int:
     return 1 if np.array_equal(together, np.concatenate(alone)) else 2
 
 
-def _logits(engine: "Engine", place: int, width: int) -> npt.NDArray[np.float32]:
+def _logits(engine: "LoadedEngine", place: int, width: int) -> npt.NDArray[np.float32]:
     visible = min(engine.visible_step, engine.info.cache_len)
     step, places = engine.step(0, 1, width, visible, width), place + np.arange(width)
     step.inputs["tokens"][:] = engine.info.vocab_size // (places + 2)

@@ -251,7 +251,7 @@ def test_blocks_are_quantised_to_half_a_step(bits: int, bound: float) -> None:
     if bits == 8:
         assert not found.zeros.any()
     else:
-        even = np.abs(matrix.T.reshape(3, 32, 24)).max(1, keepdims=True) / 7.5
+        even = np.abs(matrix.T.reshape(3, 32, 24)).max(1, keepdims=True) / 7.5 + 1e-9
         nearest = np.rint(matrix.T.reshape(3, 32, 24) / even).clip(-8, 7) * even
         mean = [np.square(x.reshape(96, 24) - matrix.T).mean() for x in (plain, nearest)]
         assert mean[0] < 0.85 * mean[1]
