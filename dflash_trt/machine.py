@@ -2,6 +2,8 @@
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,10 @@ from typing import Any
 import dflash_trt
 
 PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytriton")
+# files of a memory cgroup, version 1 and 2: what it may hold, what it does, and in its memory.stat
+# the caches of files that it would give up
+CGROUP_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+CGROUP_2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def machine() -> dict[str, Any]:
@@ -38,6 +44,37 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes left to this process: of the machine, or of a container (cgroup) that has a limit.
+
+    Caches of files are left, too. root: where /proc and /sys are.
+    """
+    meminfo = root / "proc/meminfo"
+    if not meminfo.exists():  # not Linux: all that there is
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = [int(lines["MemAvailable"].split()[0]) * 1024]
+    for group, (most, used, cached) in _memory_cgroups(root):
+        with suppress(OSError, ValueError, KeyError):  # ValueError: "max", which is no limit
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            held = int((group / used).read_text()) - int(stat[cached])
+            free.append(int((group / most).read_text()) - held)
+    return max(0, min(free))
+
+
+def _memory_cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """That of this process and those around it; in a container some are not to be seen."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            path = Path(name.lstrip("/"))
+            for group in (path, *path.parents):
+                if "memory" in controllers.split(","):
+                    yield root / "sys/fs/cgroup/memory" / group, CGROUP_1
+                elif not controllers:
+                    yield root / "sys/fs/cgroup" / group, CGROUP_2
 
 
 def versions() -> dict[str, str]:

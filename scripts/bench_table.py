@@ -160,11 +160,11 @@ def write(rows: list[list[str]]) -> None:
     fill(PAGE, Path(__file__).name, {**versions(), **peer_versions()}, table)
 
 
-def fill(page: Path, script: str, versions: Mapping[str, str], table: Table) -> None:
-    """Put a table, and what it was measured on, between the script's marks of a page."""
+def fill(page: Path, script: str, versions: Mapping[str, str], *tables: Table) -> None:
+    """Put tables, and what they were measured on, between the script's marks of a page."""
     start, end = f"<!-- table: scripts/{script} -->\n", "<!-- end -->"
     about = measured_on(machine(), versions)
-    body = to_markdown(Page("", about, [], [table])).removeprefix("# \n\n")
+    body = to_markdown(Page("", about, [], tables)).removeprefix("# \n\n")
     before, rest = page.read_text(encoding="utf-8").split(start)
     page.write_text(before + start + body + end + rest.split(end, 1)[1], encoding="utf-8")
 

@@ -41,6 +41,9 @@ convert_hf_to_gguf.main()
 """
 
 
+Asked = Callable[..., Any]  # name, prompts, tokens, streams: seconds, rounds, token ids
+
+
 @dataclass(frozen=True)
 class Work:
     """What everybody does; expected: our own tokens."""
@@ -98,17 +101,10 @@ def sample(seconds: float, tokens: int, rounds: int) -> Sample:
 @contextmanager
 def torch_peers(work: Work) -> Iterator[list[Peer]]:
     line = [sys.executable, __file__, str(work.pair), str(work.threads)]
-    with subprocess.Popen(
-        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        said, asked = process.stdout, process.stdin
+    with worker(line) as asked:
 
         def run(name: str, streams: int) -> tuple[Sample, int]:
-            asked.write(json.dumps([name, work.prompts, work.tokens, streams]) + "\n")
-            asked.flush()
-            seconds, rounds, texts = json.loads(said.readline())
+            seconds, rounds, texts = asked(name, work.prompts, work.tokens, streams)
             same = sum(a == b for a, b in zip(texts, work.expected, strict=True))
             return sample(seconds, sum(map(len, texts)), rounds), same
 
@@ -116,7 +112,25 @@ def torch_peers(work: Work) -> Iterator[list[Peer]]:
         if find_spec("dflash"):
             peers.append(Peer("z-lab dflash", lambda streams: run("dflash_generate", streams), 1))
         yield peers
-        asked.close()
+
+
+@contextmanager
+def worker(line: list[str]) -> Iterator[Asked]:
+    """A process that answers as `torch_worker` does."""
+    with subprocess.Popen(
+        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        said, given = process.stdout, process.stdin
+
+        def asked(*question: object) -> Any:
+            given.write(json.dumps(question) + "\n")
+            given.flush()
+            return json.loads(said.readline())
+
+        yield asked
+        given.close()
 
 
 def torch_worker(pair: Path, threads: int) -> None:
@@ -150,7 +164,7 @@ def torch_worker(pair: Path, threads: int) -> None:
         return rounds, texts
 
     ways = {"generate": generate}
-    if find_spec("dflash"):
+    if find_spec("dflash") and (pair / "drafter").is_dir():
         import dflash.model as zlab  # noqa: PLC0415
 
         zlab._cuda_time = time.perf_counter  # its statistics would ask a GPU
@@ -204,11 +218,16 @@ def llama_cpp(work: Work, folder: Path, drafting: bool) -> list[str] | None:
         values = (str(model), threads, threads, "f32", "f32")
         line += [word for pair in zip(names, values, strict=True) for word in pair]
         if not model.exists():
-            convert = [sys.executable, "-c", GGUF, str(Path(converter).resolve().parent)]
-            convert += [str(work.pair / role), "--outfile", str(model), "--outtype", "f32"]
-            convert += ["--target-model-dir", str(work.pair / "target")] * (role == "drafter")
-            subprocess.run(convert, check=True, stdout=subprocess.DEVNULL)
+            to_gguf(converter, work.pair, role, model)
     return line
+
+
+def to_gguf(converter: str, pair: Path, role: str, model: Path) -> None:
+    """Write `pair/role` as `model`, in float32."""
+    convert = [sys.executable, "-c", GGUF, str(Path(converter).resolve().parent)]
+    convert += [str(pair / role), "--outfile", str(model), "--outtype", "f32"]
+    convert += ["--target-model-dir", str(pair / "target")] * (role == "drafter")
+    subprocess.run(convert, check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager

@@ -14,8 +14,12 @@ from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strateg
 from dflash_trt.engines import Engine
 from dflash_trt.errors import RequestError
 
-METHODS = ("plain", "dflash", "adaptive", "lookup", "draft-model")
-DRAFTS: dict[str, tuple[int | None, ...]] = {"plain": (0,), "adaptive": (None,)}
+ADAPTIVE = {
+    "adaptive": Speculation(),
+    "adaptive-no-lookup": Speculation(lookup=False),
+}
+METHODS = ("plain", "dflash", *ADAPTIVE, "lookup", "draft-model")
+DRAFTS: dict[str, tuple[int | None, ...]] = {"plain": (0,)} | dict.fromkeys(ADAPTIVE, (None,))
 WARM_UP_TOKENS = 16
 Progress = Callable[[int, int], None]
 
@@ -142,13 +146,13 @@ def _decoder(
     cell: Cell, engines: Path, target: TimedEngine, drafter: TimedEngine, model: TimedEngine | None
 ) -> Decoder:
     rounds, used = in_process(target, None), [target]
-    if cell.method in ("dflash", "adaptive"):
+    if cell.method in ("dflash", *ADAPTIVE):
         rounds, used = in_process(target, drafter), [target, drafter]
     elif model is not None and cell.method == "draft-model":
         rounds, used = rounds_with(target, DraftModel(model)), [target, model]
-    if cell.method == "adaptive":
+    if speculation := ADAPTIVE.get(cell.method):
         profile = profile_of(engines, "in_process", rounds, cell.threads)
-        return Decoder(cell, rounds, *strategy(Speculation(), target.info, profile), used)
+        return Decoder(cell, rounds, *strategy(speculation, target.info, profile), used)
     drafts = drafter.info.block_size - 1 if cell.draft_tokens is None else cell.draft_tokens
     proposer = Proposer(drafts, lookup=True) if cell.method == "lookup" else Proposer()
     return Decoder(cell, rounds, Fixed(drafts), proposer, used)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dflash_trt.bench.engine import ADAPTIVE
 from dflash_trt.bench.page import Page, Table
 from dflash_trt.bench.results import GROUP, PERCENTILES, Cell, Run, ServerRun
 from dflash_trt.bench.stats import describe, phases, plain_of, rates, speedups, spread, verified
@@ -63,7 +64,7 @@ def _engine_tables(run: Run) -> Iterator[Table]:
         _row(cell, {**parts, "whole round": sum(parts.values())}, ".2f") for cell, parts in times
     ]
     yield Table("Where a round's time goes", "Milliseconds of a step of the whole batch.", rows)
-    adaptive = [cell for cell in run.cells if cell.method == "adaptive"]
+    adaptive = [cell for cell in run.cells if cell.method in ADAPTIVE]
     note = "Share of rounds of single sequences that verified nothing, or what kind of drafts."
     yield Table("What rounds verified", note, [_row(x, verified(x), ".0%") for x in adaptive])
     kept = [

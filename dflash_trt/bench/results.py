@@ -52,7 +52,7 @@ class Cell:
     """One setting, measured in turns with the others of its group."""
 
     task: str  # where the prompts are from
-    method: str  # "plain", "dflash", "adaptive", "lookup" or "draft-model"
+    method: str  # of `engine.METHODS`
     draft_tokens: int | None  # None: a whole block; adaptive: as it pays
     batch: int
     context: int | None  # tokens of each prompt; None: as they come

@@ -14,6 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dflash_trt.build.acceptance_probe import (
     MAX_SEQ_LEN,
     TOKENS,
@@ -27,9 +29,11 @@ from dflash_trt.checkpoints import Drafter, ModelSummary, Pair, Report, Target
 from dflash_trt.config import Quantize
 from dflash_trt.engines import read_info
 from dflash_trt.errors import BuildError, RequestError
+from dflash_trt.machine import free_memory
 from dflash_trt.prompts import read_prompts
 
 if TYPE_CHECKING:
+    from dflash_trt.decoding import LosslessReport
     from dflash_trt.engines.accuracy import Accuracy
 
 FILE = "quantization.json"
@@ -37,6 +41,7 @@ TEXTS = 16  # pages of our own
 HELD_OUT = 8  # a text in so many is not calibrated on
 JUDGED = 512  # held-out tokens whose logits are compared, at most
 NO_BLOCKS = "the drafter is a language model"
+DRAWS, CONFIDENCE = 2000, 0.95  # of the prompts, with replacement
 MEMORY = 3.0  # bytes in use for a byte of a model's weights in float32, at most
 
 
@@ -54,11 +59,13 @@ class Cost:
     """skipped: why nothing was measured, or why tau was not; "" otherwise.
 
     taus: tokens of a round, with the original and with the quantized target; rounds: of each.
+    losses: the share of tau that is lost is between these, by a bootstrap over the prompts.
     """
 
     accuracy: "Accuracy | None" = None
     taus: tuple[float, float] | None = None
     rounds: tuple[int, int] | None = None
+    losses: tuple[float, float] | None = None
     skipped: str = ""
 
     @property
@@ -75,7 +82,11 @@ class Cost:
                 f"{found.perplexities[1]:.2f}"
             )
         if self.taus:
-            said.append(f"tau {self.taus[0]:.2f} -> {self.taus[1]:.2f} ({-self.loss:+.1%})")
+            change = f"{-self.loss:+.1%}"
+            if self.losses:
+                low, high = -self.losses[1], -self.losses[0]
+                change += f"; {low:+.1%} to {high:+.1%} in 95 % of draws of the prompts"
+            said.append(f"tau {self.taus[0]:.2f} -> {self.taus[1]:.2f} ({change})")
         return ", ".join([*said, *([self.skipped] if self.skipped else [])])
 
 
@@ -152,8 +163,7 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
             decoded.append(decode(engine, texts.prompts, min(TOKENS, length // 2), report))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    first, second = decoded
-    return Cost(accuracy, (first.tau, second.tau), (first.rounds, second.rounds))
+    return _of_rounds(decoded[0], decoded[1], accuracy)
 
 
 def measure_drafter(
@@ -175,25 +185,39 @@ def measure_drafter(
         first, second = (decode(each, prompts, tokens, report) for each in (scratch, engines))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Cost(None, (first.tau, second.tau), (first.rounds, second.rounds))
+    return _of_rounds(first, second)
+
+
+def _of_rounds(
+    before: "LosslessReport", after: "LosslessReport", accuracy: "Accuracy | None" = None
+) -> Cost:
+    """What tau lost over the same prompts, and how far another choice of them might say else."""
+    counted = [
+        np.array([[len(text) - 1 for text in run.outputs], run.rounds], float)
+        for run in (before, after)
+    ]  # each [tokens after the first or rounds, prompt]
+    prompts = len(before.rounds)
+    drawn = np.random.default_rng(0).integers(prompts, size=(DRAWS, prompts))
+    taus = [np.divide(*counts[:, drawn].sum(-1)) for counts in counted]
+    low, high = np.quantile(1 - taus[1] / taus[0], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Cost(
+        accuracy,
+        (before.tau, after.tau),
+        (sum(before.rounds), sum(after.rounds)),
+        (float(low), float(high)),
+    )
 
 
 def _too_large(target: Target) -> str:
     """Why a target is not run here in float32; "" if it is."""
     numbers = sum(math.prod(target.weights.shape(name)) for name in target.weights.names)
-    needed, free = int(numbers * 4 * MEMORY), _free_memory()
+    needed, free = int(numbers * 4 * MEMORY), free_memory()
     if needed <= free:
         return ""
     return (
         f"not measured: in float32 the target may take {needed / 1e9:.0f} GB of memory, and "
         f"{free / 1e9:.0f} GB are free"
     )
-
-
-def _free_memory() -> int:
-    """Bytes that this machine has left; caches of files are."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def write_report(engine: Path, asked: Quantize, cost: Cost) -> None:
@@ -204,8 +228,9 @@ def write_report(engine: Path, asked: Quantize, cost: Cost) -> None:
 
 
 def check_loss(cost: Cost, asked: Quantize) -> None:
-    """BuildError where acceptance falls by more than the config allows."""
-    if cost.loss > asked.max_acceptance_loss:
+    """BuildError where acceptance falls by more than the config allows, however prompts fell."""
+    least = cost.losses[0] if cost.losses else cost.loss
+    if least > asked.max_acceptance_loss:
         raise BuildError(
             f"with {asked.method} weights the drafter is accepted too rarely: {cost}; "
             f"engine.quantize.max_acceptance_loss is {asked.max_acceptance_loss:.1%}",

@@ -1,4 +1,4 @@
-"""Weights in FP8, MXFP4 and NVFP4: which stored tensors make up a plain one, and its numbers.
+"""Weights in FP8, MXFP4, NVFP4 and int4: which stored tensors make up a plain one, and its numbers.
 
 In every layout a code of 8 or 4 bits is multiplied by the scale of its block:
 
@@ -8,6 +8,9 @@ In every layout a code of 8 or 4 bits is multiplied by the scale of its block:
 - NVFP4: two e2m1 a byte, and NAME_scale, an e4m3 of each 16. ModelOpt has the codes in NAME and
   multiplies all scales by NAME_scale_2; compressed-tensors has them in NAME_packed and divides all
   scales by NAME_global_scale.
+- int4 by AWQ (ModelOpt): a byte of NAME holds a column of two rows, NAME_scale has one of so many
+  columns. `pre_quant_scale` beside NAME multiplies the input, here the columns. With NAME_scale_2
+  (W4A8) each product is rounded to e4m3 as a multiple of it.
 
 Scales of activations and of the KV cache are left out: here only weights are quantised.
 """
@@ -33,7 +36,7 @@ Block = tuple[Size, Size]  # rows and columns that have one scale
 
 INSTEAD = "Use the model's bf16 checkpoint, or one in FP8, MXFP4 or NVFP4"
 MODELOPT_FILE = "hf_quant_config.json"
-MODELOPT = {"FP8", "NVFP4"}
+MODELOPT = {"FP8", "NVFP4", "W4A16_AWQ", "W4A8_AWQ"}
 COMPRESSED = {"float-quantized", "naive-quantized", "nvfp4-pack-quantized"}
 
 ACTIVATIONS = ("input_scale", "input_global_scale", "activation_scale")
@@ -45,6 +48,8 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, 
 # what a byte stands for: one number, or two of which the low bits are the first
 FP8 = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 FP4 = np.stack([_E2M1[_BYTES & 15], _E2M1[_BYTES >> 4]], axis=1).view(np.complex64)[:, 0]
+INT4 = (np.stack([_BYTES & 15, _BYTES >> 4]) ^ 8).astype(np.float32) - 8  # of both rows
+E4M3_MAX = 448.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,33 @@ class Quantized:
         return scales if across == 1 else np.repeat(scales, wide, axis=1)[:, :columns]
 
 
+@dataclass(frozen=True)
+class Awq(Quantized):
+    """A matrix in int4 whose columns may have factors."""
+
+    columns: Stored | None = None
+    rounded: Stored | None = None  # to e4m3 times this
+
+    def read(self, start: int = 0, count: int | None = None) -> Floats:
+        assert start == 0  # whole, and no stack
+        rows, width = self.shape
+        plain = np.empty(self.shape, np.float32)
+        columns = 1.0 if self.columns is None else _float32(self.columns.read())
+        factor = None if self.rounded is None else _float32(self.rounded.read())
+        step = 2 * max(1, CHUNK // width)
+        for row in range(0, rows, step):
+            n = min(step, rows - row)
+            codes = self.codes.read(row // 2 * width, n // 2 * width).reshape(-1, width)
+            values = plain[row : row + n]
+            values[0::2], values[1::2] = INT4[0][codes], INT4[1][codes]
+            values *= self._scales(0, row, n, rows, width)
+            if factor is not None:
+                parts = np.clip(values / factor, -E4M3_MAX, E4M3_MAX)
+                values[:] = parts.astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * factor
+            values *= columns
+        return plain.reshape(-1)
+
+
 def dequantized(
     stored: Mapping[str, Stored], config: Mapping[str, Any], directory: Path
 ) -> dict[str, Stored | Quantized]:
@@ -110,7 +142,8 @@ def dequantized(
     if blocks is None:
         return dict(stored)
     made = dict(filter(None, (_made(codes, stored, blocks) for codes in stored.values())))
-    used = {part.name for m in made.values() for part in (m.codes, m.scales, m.factor) if part}
+    parts = (part for m in made.values() for part in vars(m).values())
+    used = {part.name for part in parts if isinstance(part, Stored)}
     rest = {
         name: tensor
         for name, tensor in stored.items()
@@ -228,6 +261,14 @@ def _made(
         # gpt-oss multiplies from the left
         turned = (*stack, groups * 32, rows)
         return plain, Quantized(codes, scales, (1, 32), turned, transposed=True)
+    if (scales := beside(f"{name}_scale")) and scales.shape[:1] == (2 * shape[0],):
+        whole = (2 * shape[0], shape[1])
+        block = _block(codes, scales, whole, [*blocks, (1, 128), (1, 64)])
+        columns = beside(f"{name.removesuffix('weight')}pre_quant_scale")
+        if columns and columns.shape != whole[1:]:
+            raise _mismatch(codes, columns)
+        rounded = beside(f"{name}_scale_2")
+        return name, Awq(codes, scales, block, whole, columns=columns, rounded=rounded)
     plain = name.removesuffix("_packed")
     scales, factor = beside(f"{plain}_scale"), beside(f"{plain}_scale_2", f"{plain}_global_scale")
     if scales and factor and factor.size == 1 and factor.dtype in DTYPES:

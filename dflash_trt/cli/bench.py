@@ -42,7 +42,10 @@ def engine(
         ),
     ] = ["pycode"],  # noqa: B006
     methods: Annotated[
-        str, typer.Option(help="Some of plain, dflash, adaptive, lookup, draft-model.")
+        str,
+        typer.Option(
+            help="Some of plain, dflash, adaptive, adaptive-no-lookup, lookup, draft-model."
+        ),
     ] = "plain,dflash",
     draft_tokens: Annotated[str, typer.Option(help="Numbers, or auto.")] = "auto",
     batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1",

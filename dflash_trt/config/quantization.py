@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from dflash_trt.config.section import Count, Section
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Precision = Literal["fp8", "nvfp4"]
+Precision = Literal["fp8", "nvfp4", "w4a8", "w4a16"]
 
 
 class Calibration(Section):
@@ -28,7 +28,8 @@ class Quantize(Section):
 
     method: Precision = Field(
         description="fp8: weights and activations in e4m3, a scale for each matrix; nvfp4: in "
-        "e2m1, a scale for 16 numbers"
+        "e2m1, a scale for 16 numbers; w4a8, w4a16: weights in int4 by AWQ, a scale for 128, "
+        "activations in e4m3 or as they are"
     )
     kv_cache: Literal["none", "fp8"] = Field(
         default="none", description="fp8: also calibrate scales of an FP8 KV cache"

@@ -48,7 +48,7 @@ class LosslessReport:
     plain_tokens_per_s: float
     outputs: list[list[int]]
     first_mismatch: Mismatch | None
-    rounds: int  # of all prompts with DFlash
+    rounds: list[int]  # with DFlash, of each prompt
 
 
 def check_lossless(
@@ -116,7 +116,7 @@ def check_lossless(
         plain_tokens_per_s=tokens / slow_total,
         outputs=[fast.tokens for fast, _ in pairs],
         first_mismatch=next(filter(None, mismatches), None),
-        rounds=rounds_run,
+        rounds=[len(fast.committed_per_round) for fast, _ in pairs],
     )
 
 

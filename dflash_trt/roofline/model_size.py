@@ -333,10 +333,11 @@ class _Reader:
         stored = weights.values.get("num_bits"), weights.values.get("type")
         if method == "fp8" or algorithm == "FP8" or stored == (8, "float"):
             return FP8
+        if algorithm in ("W4A16_AWQ", "W4A8_AWQ") or stored == (4, "int"):  # as Kimi-K2 Thinking
+            size = 0.5 + 2 / (weights.number("group_size") or 128)
+            return Format("int4", size, "fp8" if algorithm == "W4A8_AWQ" else "bf16")
         if algorithm == "NVFP4" or stored == (4, "float"):
             return NVFP4
-        if stored == (4, "int"):  # Kimi-K2 Thinking and K2.5: multiplied in bf16
-            return Format("int4", 0.5 + 2 / (weights.number("group_size") or 128), "bf16")
         self._estimate(f"weights quantized by {method} {algorithm or ''} are counted as bf16")
         return BF16
 

@@ -57,11 +57,33 @@ def check_quantizable(asked: Quantize, target: ModelSummary[Target], machine: Ma
         raise ConfigError(
             f"the target {target.directory} is quantized already", "Leave engine.quantize out"
         )
+    _group(asked, target.directory)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise BuildError(
             f"engine.quantize needs {', '.join(missing)}, which is not installed",
             "pip install 'dflash-trt[quantize]'",
         )
+
+
+def _group(asked: Quantize, directory: Path) -> int | None:
+    """How many inputs of a matrix have one scale; None where the method has no choice.
+
+    ConfigError where none that TensorRT-LLM knows divides all of them.
+    """
+    groups = TABLE["methods"][asked.method].get("groups")
+    if not groups:
+        return None
+    weights = Weights(directory)
+    layers = [n for n in weights.names if n.endswith("_proj.weight") and "vision" not in n]
+    inputs = {weights.shape(name)[-1]: name for name in layers}
+    for group in groups:
+        if not any(width % group for width in inputs):
+            return int(group)
+    wrong = next(width for width in inputs if width % groups[-1])
+    raise ConfigError(
+        f"{asked.method} has a scale for {groups[-1]} inputs, and {inputs[wrong]} has {wrong}",
+        "Take another method for engine.quantize, or leave it out",
+    )
 
 
 def _instead(methods: Sequence[str]) -> str:
@@ -73,7 +95,8 @@ def announced(asked: Quantize | None, target: ModelSummary[Target]) -> ModelSumm
     """The target as its config.json will describe it, for a plan before anything is written."""
     if asked is None:
         return target
-    config = {"quant_method": "modelopt", "quant_algo": asked.method.upper(), "ignore": ["lm_head"]}
+    algorithm = TABLE["methods"][asked.method]["algorithm"]
+    config = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]}
     if asked.kv_cache == "fp8":
         config["kv_cache_quant_algo"] = "FP8"
     return replace(target, values={**target.values, "quantization_config": config})
@@ -92,7 +115,8 @@ def quantize_target(
         "source": str(source),
         "output": str(output),
         "scratch": str(output.parent),
-        "recipe": TABLE["recipes"][asked.method],
+        "recipe": TABLE["methods"][asked.method]["recipe"],
+        "group": _group(asked, source),
         "kv_cache": asked.kv_cache,
         "texts": texts,
         "shard": SHARD,

@@ -49,9 +49,12 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
     with tempfile.TemporaryDirectory(dir=task["scratch"]) as offload, torch.no_grad():
         model, layers = _load(Path(task["source"]), offload)
         recipe = copy.deepcopy(getattr(mtq, task["recipe"]))
-        # one layer after the other: amax alone is learnt, so that no weight has to be kept
-        one_by_one = {"enable": True, "calib_mutates_weights": False}
-        recipe["algorithm"] = {"method": "max", "layerwise": one_by_one}
+        awq = "awq" in str(recipe["algorithm"])  # which scales the weights, too
+        layerwise = {"enable": True, "calib_mutates_weights": awq}
+        recipe["algorithm"] = {"method": "awq_lite" if awq else "max", "layerwise": layerwise}
+        if awq:
+            _set_group(recipe, task["group"])
+            _keep_changes_on_disk(model, Path(offload))
         if task["kv_cache"] == "fp8":
             recipe["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
         passes = 0
@@ -64,6 +67,8 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
                 model(torch.tensor([ids]))
 
         model = mtq.quantize(model, recipe, feed)
+        if awq:
+            _fuse(model)
         report(layers, layers + 1)
         export_hf_checkpoint(model, export_dir=task["output"], max_shard_size=task["shard"])
         report(layers + 1, layers + 1)
@@ -97,6 +102,75 @@ def _load(source: Path, offload: str) -> tuple[Any, int]:
         source, dtype="auto", device_map=places, offload_folder=offload, local_files_only=True
     )
     return model.eval(), layers
+
+
+def _set_group(recipe: dict[str, Any], group: int) -> None:
+    """How many inputs of a matrix have one scale."""
+    for entry in recipe["quant_cfg"]:
+        parts = entry.get("cfg", [])
+        for part in parts if isinstance(parts, list) else [parts]:
+            if "block_sizes" in part:
+                part["block_sizes"][-1] = group
+
+
+class _OnDisk(dict[str, Any]):
+    """Tensors by name, each in a file; the dict itself holds where."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._written = folder, 0
+
+    def __setitem__(self, name: str, tensor: Any) -> None:
+        from safetensors.torch import save_file  # noqa: PLC0415
+
+        # a new file, since the last one may still be mapped
+        self._written += 1
+        file = self._folder / f"changed-{self._written}.safetensors"
+        save_file({name: tensor.contiguous()}, file)
+        if name in self:
+            self.file(name).unlink()
+        super().__setitem__(name, file)
+
+    def __getitem__(self, name: str) -> Any:
+        from safetensors.torch import load_file  # noqa: PLC0415
+
+        return load_file(self.file(name))[name]
+
+    def file(self, name: str) -> Path:
+        return Path(super().__getitem__(name))
+
+
+def _keep_changes_on_disk(model: Any, folder: Path) -> None:
+    """Where ModelOpt keeps the weights of a layer on disk that it changed; by itself in memory."""
+    maps = (getattr(getattr(m, "_hf_hook", None), "weights_map", None) for m in model.modules())
+    for loader in {id(found.dataset): found.dataset for found in maps if found}.values():
+        loader.state_dict = _OnDisk(folder)
+
+
+def _fuse(model: Any) -> None:
+    """What the export does first, a layer at a time: there it would change weights left on disk.
+
+    Matrices with the same input get one scale of its columns, and the norm before takes it over.
+    """
+    import torch  # noqa: PLC0415
+    from modelopt.torch.export.unified_export_hf import (  # noqa: PLC0415
+        _fuse_shared_input_modules,
+        collect_shared_input_modules,
+    )
+    from modelopt.torch.quantization.utils.core_utils import (  # noqa: PLC0415
+        enable_weight_access_and_writeback,
+    )
+    from modelopt.torch.quantization.utils.layerwise_calib import (  # noqa: PLC0415
+        LayerActivationCollector,
+    )
+
+    matrices, norms = collect_shared_input_modules(
+        model, lambda: model(torch.ones([1, 2], dtype=torch.long)), collect_layernorms=True
+    )
+    for layer in LayerActivationCollector.get_decoder_layers(model):
+        own = {id(module) for module in layer.modules()}
+        of_layer = {x: found for x, found in matrices.items() if id(found[0]) in own}
+        with enable_weight_access_and_writeback(layer, model):
+            _fuse_shared_input_modules(model, of_layer, norms, fuse_layernorms=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
-"""Tau of the drafter on held-out chat prompts and on HumanEval, by z-lab's own decoder, and whether
-its texts are those of `generate` of Transformers."""
+"""Tau of the drafter on held-out chat prompts and on HumanEval, by z-lab's own decoder, whether its
+texts are greedy ones of Transformers, and whether a build decodes the same in the same rounds.
+
+Every prompt's result is a line of `--results`; what is there is not measured again.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import argparse
 import gzip
 import json
 import time
-from collections import Counter
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,14 +18,18 @@ from typing import Any
 import dflash.model
 import torch
 from dflash.model import DFlashDraftModel, dflash_generate
-from model import load_drafter
+from model import BLOCK, load_drafter
 from prompts import chat, sample_questions, solve
-from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from dflash_trt.decoding import Request, Scheduler, in_process
+from dflash_trt.decoding.speculation import Fixed, Proposer
+from dflash_trt.engines import load_engines
 
 NEW_TOKENS = 128
 HELD_OUT = 64
 HELD_OUT_SEED = 10**6  # no shard has this number
+Text = dict[str, Any]  # its ids, and how many of them each round brought
 
 
 def held_out(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, file: Path) -> list[str]:
@@ -48,63 +55,92 @@ def human_eval() -> list[str]:
 
 
 @torch.inference_mode()
-def measure(
-    target: LlamaForCausalLM,
-    drafter: DFlashDraftModel,
-    prompts: list[list[int]],
-    end: int,
-    temperature: float = 0.0,
-    compare: bool = True,
-) -> dict[str, Any]:
-    """Rounds of z-lab's decoder; a text ends with `end` or after NEW_TOKENS tokens."""
+def decode(
+    target: LlamaForCausalLM, drafter: DFlashDraftModel, prompt: list[int], end: int
+) -> Text:
+    """By z-lab's decoder, to `end` or NEW_TOKENS tokens.
+
+    greedy: each token is the likeliest by Transformers' logits of all before it.
+    """
     dflash.model._cuda_time = time.perf_counter  # dflash 0.1.0 calls CUDA's clock
-    rounds: list[int] = []
-    same = tokens = 0
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        output = dflash_generate(
-            drafter, target, ids, NEW_TOKENS, [end], temperature=temperature, return_stats=True
-        )
-        rounds += output.acceptance_lengths
-        tokens += output.output_ids.shape[1] - len(prompt)
-        if compare:
-            plain: Tensor = target.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False
-            )
-            same += torch.equal(plain[0], output.output_ids[0])
-    counts = Counter(rounds)
-    result = {
-        "prompts": len(prompts),
-        "tokens": tokens,
-        "tau": round(sum(rounds) / len(rounds), 3),
-        "share_of_rounds_by_length": [
-            round(counts[length] / len(rounds), 3) for length in range(1, drafter.block_size + 1)
-        ],
-    }
-    return {**result, "identical_to_greedy": same} if compare else result
+    output = dflash_generate(
+        drafter, target, torch.tensor([prompt]), NEW_TOKENS, [end], temperature=0, return_stats=True
+    )
+    whole = output.output_ids
+    ids = whole[0, len(prompt) :].tolist()
+    likeliest = target(whole).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+    return {"ids": ids, "rounds": output.acceptance_lengths, "greedy": ids == likeliest}
+
+
+def decoder_of(build: Path, end: int) -> Callable[[list[int]], Text]:
+    """Our engines, which verify whole blocks as z-lab's decoder does."""
+    target, drafter = load_engines(build / "engines")
+    longest = target.info.max_seq_len
+    scheduler = Scheduler(
+        in_process(target, drafter),
+        slots=1,
+        max_seq_len=longest,
+        prefill_chunk=longest,
+        policy=Fixed(BLOCK - 1),
+        proposer=Proposer(),
+    )
+
+    def decode(prompt: list[int]) -> Text:
+        sequence = scheduler.submit(Request(prompt, NEW_TOKENS, stop_ids=frozenset([end])))
+        while scheduler.busy:
+            scheduler.step()
+        return {"ids": sequence.tokens, "rounds": sequence.committed_per_round}
+
+    return decode
+
+
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"prompts": len(results)}
+    for decoder in ("z-lab", "build"):
+        rounds = [n for each in results if decoder in each for n in each[decoder]["rounds"]]
+        if rounds:
+            found[f"tau, {decoder}"] = round(sum(rounds) / len(rounds), 3)
+    found["greedy by transformers"] = sum(each["z-lab"]["greedy"] for each in results)
+    both = [each for each in results if "build" in each]
+    for key in ("ids", "rounds"):
+        found[f"same {key}"] = sum(each["z-lab"][key] == each["build"][key] for each in both)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--drafter", type=Path, required=True)
+    parser.add_argument("--build", type=Path, help="a build of the pair, in float32")
+    parser.add_argument("--results", type=Path, default=Path("measured.jsonl"))
     parser.add_argument("--every", type=int, default=1, help="measure every so many prompts")
-    parser.add_argument("--tau-only", action="store_true")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.target)
+    end = tokenizer.eos_token_id
     target = LlamaForCausalLM.from_pretrained(options.target, dtype=torch.float32).eval()
     drafter = load_drafter(options.drafter, target).eval()
+    ours = decoder_of(options.build, end) if options.build else None
     here = Path(__file__).resolve().parent
+    options.results.touch()
+    kept = [json.loads(line) for line in options.results.read_text().splitlines()]
+    known = {(each["set"], each["prompt"]): each for each in kept}
     sets = {
         "chat": held_out(target, tokenizer, here / "prompts.jsonl"),
         "humaneval": human_eval(),
     }
     for name, questions in sets.items():
-        prompts = [chat(tokenizer, question) for question in questions[:: options.every]]
-        found = measure(
-            target, drafter, prompts, tokenizer.eos_token_id, compare=not options.tau_only
-        )
-        print(json.dumps({name: found}), flush=True)
+        results = []
+        for i in range(0, len(questions), options.every):
+            found = known.get((name, i))
+            if found is None:
+                prompt = chat(tokenizer, questions[i])
+                found = {"set": name, "prompt": i, "z-lab": decode(target, drafter, prompt, end)}
+                if ours:
+                    found["build"] = ours(prompt)
+                with options.results.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
+            results.append(found)
+        print(json.dumps({name: summary(results)}), flush=True)
 
 
 if __name__ == "__main__":

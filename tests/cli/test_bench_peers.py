@@ -1,4 +1,5 @@
-"""The other programs of scripts/bench_table.py say what we say, and are counted as we are.
+"""The other programs of scripts/bench_table.py say what we say, and are counted as we are; so
+are those of scripts/engines_table.py.
 
 The test of one that is a server is in `test_bench_serve.py`.
 """
@@ -9,15 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from builds import build_engines
 from pycode import PYCODE, ROOT, prompt_ids
 
 from dflash_trt.bench import Table
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import check_lossless
+from dflash_trt.engines.onnxruntime import Engine
 
 sys.path.append(str(ROOT / "scripts"))
 import peers
 from bench_table import fill
+from engines_table import Work, by_node, floor_of, generated, step_ours, works
 
 TOKENS, PROMPTS = 12, 3
 
@@ -62,3 +66,27 @@ def test_only_its_own_table_is_written(tmp_path: Path) -> None:
     assert written.endswith(f"<!-- end -->\nbetween\n{second}\nafter\n")
     assert "new a" in written
     assert "old a" not in written
+
+
+def test_a_step_of_who_generates_is_what_more_tokens_take() -> None:
+    def asked(_: str, prompts: list[list[int]], tokens: int, streams: int) -> list[float]:
+        assert len(prompts) == streams
+        return [len(prompts[0]) * 0.001 + (tokens - 1) * 0.01 * streams]
+
+    found = generated(asked)
+    assert found[Work("prefill", 512)] == pytest.approx(0.512)
+    assert found[Work("decode", 4)] == pytest.approx(0.04)
+
+
+def test_our_steps_are_all_timed(tmp_path: Path) -> None:
+    sizes = {"slots": 8, "max_seq_len": 512, "threads": 1}
+    build_engines(PYCODE / "target", PYCODE / "drafter", tmp_path / "built", **sizes)
+    target = tmp_path / "built" / "target"
+    found = step_ours(Engine(target))
+    assert set(found) == set(works(512))
+    least = floor_of(PYCODE / "target", "float32", 1e9, 1e12)
+    assert least(Work("decode", 8)) == least(Work("decode", 1))  # bound by memory
+    assert least(Work("prefill", 4096)) > least(Work("prefill", 512))
+    for work, spent in by_node(target):
+        assert float(spent["products of layers"]) > 0, work
+        assert float(spent["head"]) > 0, work

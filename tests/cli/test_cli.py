@@ -326,7 +326,7 @@ def test_verify_exits_1_and_shows_the_first_mismatch(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mismatch = Mismatch(prompt=1, position=4, expected=7, got=9, together=True)
-    report = LosslessReport(1, 2, 4, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch, 9)
+    report = LosslessReport(1, 2, 4, 2.5, [1.0, 0.5], 1.5, 90.0, 60.0, [[1], [2]], mismatch, [4, 5])
     monkeypatch.setattr(decoding, "check_lossless", lambda *_: report)
     arguments = ("verify", home / "built", "--prompts", home / "prompts.jsonl", "--max-tokens", 5)
     result = run(*arguments, "--json")

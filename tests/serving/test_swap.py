@@ -149,7 +149,7 @@ def test_memory_for_two_is_looked_at_before_anything_is_loaded(
 ) -> None:
     proof.check_memory([os.getpid()], built, built)
     never = Mock(side_effect=AssertionError)
-    monkeypatch.setattr(proof, "_free", lambda: 1000)
+    monkeypatch.setattr(proof, "free_memory", lambda: 1000)
     monkeypatch.setattr(swap, "Server", never)
     server: Any = Mock(repository=built / "model_repository", load_drafter=never)
     server.process.pid = os.getpid()

@@ -1,6 +1,5 @@
 """Whether the next build may take over: memory for two, and what it generates."""
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from dflash_trt.build import Manifest, read_manifest
 from dflash_trt.errors import ServerError
+from dflash_trt.machine import free_memory
 from dflash_trt.serving.server.process import Server
 from dflash_trt.tensorrt_llm import gpus
 
@@ -67,7 +67,7 @@ def check_memory(pids: Iterable[int], old: Path, new: Path, part: str = "engines
     part: what is loaded. An estimate: memory is taken to grow with its files.
     """
     share = _size(new / part) / max(1, _size(old / part))
-    need, free = share * sum(map(memory_of, pids)), _free()
+    need, free = share * sum(map(memory_of, pids)), free_memory()
     where = "memory"
     if _on_gpu(old) or _on_gpu(new):
         for gpu in gpus():
@@ -108,20 +108,3 @@ def memory_of(pid: int) -> int:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
     return 0
-
-
-def _free() -> int:
-    """Bytes that this machine, or this container, has left; caches of files are."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
-    with suppress(OSError, ValueError, KeyError, StopIteration):  # cgroup 2 with a limit
-        group = next(
-            line.split(":")[2]
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if line[:2] == "0:"
-        )
-        place = Path("/sys/fs/cgroup") / group.strip(os.sep)
-        stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-        used = int((place / "memory.current").read_text()) - int(stat["inactive_file"])
-        free = min(free, int((place / "memory.max").read_text()) - used)
-    return free

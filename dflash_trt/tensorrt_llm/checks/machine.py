@@ -2,6 +2,7 @@
 
 from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.config import BLOCKS
+from dflash_trt.roofline import section
 from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.context import PAGED, Context, heads, undivided
 from dflash_trt.tensorrt_llm.rules import BEST_FOR_GPT_OSS
@@ -49,6 +50,22 @@ def heads_divide(context: Context, args: LlmArgs) -> Found:
         f"{args.tensor_parallel_size} ranks divide "
         + (f"not {' and '.join(left)}" if left else "the heads of both models"),
         "Set tensor_parallel_size to a power of two that divides them",
+    )
+
+
+@check("error")
+def groups_divide(context: Context, args: LlmArgs) -> Found:
+    """AWQ: each rank has whole groups of what it multiplies; `W4A16_AWQ_LinearMethod` stops."""
+    quantized = section(context.target_values, "quantization_config")
+    if not str(quantized.get("quant_algo")).startswith(("W4A16_AWQ", "W4A8_AWQ")):
+        return Found(True, "the target has no groups of AWQ")
+    query, _, dim = heads(context.target)
+    inputs = query * dim, context.target.number("intermediate_size")
+    group, ranks = quantized.get("group_size") or 128, args.tensor_parallel_size
+    return Found(
+        not any(width % (group * ranks) for width in inputs),
+        f"{ranks} ranks share {' and '.join(map(str, inputs))} inputs in groups of {group}",
+        "Set engine.gpus to fewer, or engine.quantize to fp8",
     )
 
 

@@ -1,0 +1,68 @@
+"""Memory that is left: of the machine, or of the container that this runs in."""
+
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.machine import free_memory
+
+MEMINFO = "MemTotal:       64000000 kB\nMemAvailable:   10000000 kB\n"
+KB = 1024
+
+
+def group(place: Path, version: int, limit: str, used: int, cached: int) -> None:
+    """A memory cgroup as the kernel shows it; `total_` counts those inside, too."""
+    names = [("max", "current", ""), ("limit_in_bytes", "usage_in_bytes", "total_")][version == 1]
+    place.mkdir(parents=True, exist_ok=True)
+    (place / f"memory.{names[0]}").write_text(f"{limit}\n")
+    (place / f"memory.{names[1]}").write_text(f"{used}\n")
+    (place / "memory.stat").write_text(f"anon 7\n{names[2]}inactive_file {cached}\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(MEMINFO)
+    return tmp_path
+
+
+def test_without_cgroups_it_is_the_machines(root: Path) -> None:
+    assert free_memory(root) == 10_000_000 * KB
+    (root / "proc/self/cgroup").write_text("0::/user.slice\n")  # and nothing under /sys
+    assert free_memory(root) == 10_000_000 * KB
+    assert free_memory(root / "none") > 0  # where there is no /proc
+    assert free_memory() > 0
+
+
+@pytest.mark.parametrize(
+    ("version", "listed", "mount"),
+    [
+        (2, "0::/pod/c1\n", "sys/fs/cgroup"),
+        (1, "5:cpu,cpuacct:/pod\n4:memory:/pod/c1\n0::/\n", "sys/fs/cgroup/memory"),
+    ],
+)
+def test_a_limit_counts_wherever_it_stands(
+    root: Path, version: int, listed: str, mount: str
+) -> None:
+    (root / "proc/self/cgroup").write_text(listed)
+    none = {2: "max", 1: "9223372036854771712"}[version]
+    top, pod = root / mount, root / mount / "pod"
+    group(top, version, none, 50_000_000 * KB, 0)
+    group(pod, version, none, 9_000, 0)
+    group(pod / "c1", version, none, 9_000, 0)
+    assert free_memory(root) == 10_000_000 * KB
+    group(pod / "c1", version, "8000", 5000, 1000)
+    assert free_memory(root) == 4000
+    group(pod, version, "6000", 5000, 1500)  # of the pod, less than the container's own
+    assert free_memory(root) == 2500
+    group(pod, version, "6000", 7000, 0)  # just lowered: reclaim is under way
+    assert free_memory(root) == 0
+
+
+@pytest.mark.parametrize(("version", "mount"), [(2, "sys/fs/cgroup"), (1, "sys/fs/cgroup/memory")])
+def test_a_container_sees_its_own_group_at_the_mount(root: Path, version: int, mount: str) -> None:
+    """Without a cgroup namespace its path is the host's, which is not there."""
+    controllers = {2: "0:", 1: "4:memory"}[version]
+    (root / "proc/self/cgroup").write_text(f"{controllers}:/docker/0123abcd\n")
+    group(root / mount, version, "8000", 5000, 1000)
+    assert free_memory(root) == 4000
