@@ -170,15 +170,20 @@ def test_a_drafter_in_another_precision(
     assert build(config_of(pair, engine=engines), built, quiet).built
 
 
+@pytest.mark.parametrize("rows", [None, 2])
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_logits_do_not_depend_on_their_neighbours(
-    taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str
+    taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str, rows: int | None
 ) -> None:
-    """Bit for bit: whatever else is decoded, proposed, or taken in by which chunks."""
+    """Bit for bit: whatever else is decoded, proposed, or taken in by which chunks.
+
+    rows: as on a CPU with another kernel for one.
+    """
     pair, known = taught
     build_pair(pair, tmp_path / "built", quantize=quantize)
     engines = tmp_path / "built" / "engines"
     target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
+    target.least_rows = rows or target.least_rows
     logprobs = SamplingParams(logprobs=20)
     requests = [Request(text[:n], 24, logprobs) for text in known[:3] for n in (1, 2, 17)]
     alone = run_all(scheduler_of(in_process(target, None), Fixed(0), slots=1), requests)
