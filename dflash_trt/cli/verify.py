@@ -56,7 +56,8 @@ def verify(
             speculation_of(manifest),
             lambda done: report("prompts", done, len(asked)),
         )
-    summary = asdict(found)
+    summary = asdict(found) | {"rounds": found.rounds}
+    del summary["prompt_rounds"]
     texts = summary.pop("outputs")
     if outputs is not None:
         with writing(outputs, "--outputs"):

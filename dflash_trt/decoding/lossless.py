@@ -48,7 +48,11 @@ class LosslessReport:
     plain_tokens_per_s: float
     outputs: list[list[int]]
     first_mismatch: Mismatch | None
-    rounds: list[int]  # with DFlash, of each prompt
+    prompt_rounds: list[int]  # with DFlash, of each prompt
+
+    @property
+    def rounds(self) -> int:
+        return sum(self.prompt_rounds)
 
 
 def check_lossless(
@@ -116,7 +120,7 @@ def check_lossless(
         plain_tokens_per_s=tokens / slow_total,
         outputs=[fast.tokens for fast, _ in pairs],
         first_mismatch=next(filter(None, mismatches), None),
-        rounds=[len(fast.committed_per_round) for fast, _ in pairs],
+        prompt_rounds=[len(fast.committed_per_round) for fast, _ in pairs],
     )
 
 

@@ -1,7 +1,8 @@
 """Tau of the drafter on held-out chat prompts and on HumanEval, by z-lab's own decoder, whether its
 texts are greedy ones of Transformers, and whether a build decodes the same in the same rounds.
 
-Every prompt's result is a line of `--results`; what is there is not measured again.
+Every prompt's result is a line of `--results`; what is there of the same drafter is not measured
+again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 
 from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer
+from dflash_trt.digests import sha256
 from dflash_trt.engines import load_engines
 
 NEW_TOKENS = 128
@@ -121,9 +123,14 @@ def main() -> None:
     drafter = load_drafter(options.drafter, target).eval()
     ours = decoder_of(options.build, end) if options.build else None
     here = Path(__file__).resolve().parent
+    digest = sha256([options.drafter / "model.safetensors"])
     options.results.touch()
     kept = [json.loads(line) for line in options.results.read_text().splitlines()]
-    known = {(each["set"], each["prompt"]): each for each in kept}
+    known = {
+        (each["set"], each["prompt"]): each
+        for each in kept
+        if each["drafter"] == digest and (ours is None or "build" in each)
+    }
     sets = {
         "chat": held_out(target, tokenizer, here / "prompts.jsonl"),
         "humaneval": human_eval(),
@@ -134,7 +141,8 @@ def main() -> None:
             found = known.get((name, i))
             if found is None:
                 prompt = chat(tokenizer, questions[i])
-                found = {"set": name, "prompt": i, "z-lab": decode(target, drafter, prompt, end)}
+                found = {"set": name, "prompt": i, "drafter": digest}
+                found["z-lab"] = decode(target, drafter, prompt, end)
                 if ours:
                     found["build"] = ours(prompt)
                 with options.results.open("a") as file:

@@ -21,7 +21,8 @@ from dflash_trt.engines.onnxruntime import Engine
 sys.path.append(str(ROOT / "scripts"))
 import peers
 from bench_table import fill
-from engines_table import Work, by_node, floor_of, generated, step_ours, works
+from engines_table import by_node, generated, step_ours, works
+from floor import Work, floor_of
 
 TOKENS, PROMPTS = 12, 3
 
