@@ -58,7 +58,7 @@ class EngineInfo:
     caches: tuple[tuple[Size, Size], ...]  # kv heads (of this rank) and head_dim of each layer
     feature_size: int  # taps * hidden_size, 0 where nothing is tapped
     window: int | None  # of the layer that sees the least; None: all see everything
-    quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits: see `least_rows`
+    quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
     # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
     # of the ranks that compute together; others than 0 lie in the directory of 0: `rank_directory`
@@ -82,15 +82,6 @@ class EngineInfo:
         """Memory of a token's keys and values, over all ranks."""
         wide = 2 if self.plan else 4  # plans are in 16 bits, graphs in float32
         return 2 * wide * sum(heads * size for heads, size in self.caches) * self.ranks
-
-    @property
-    def least_rows(self) -> int:
-        """Tokens and head rows that a step must have for logits to depend on no neighbours.
-
-        ONNX Runtime multiplies one row by another kernel than two or more. They agree to 1e-5, of
-        which quantized layers make up to 0.5 where an input is rounded otherwise.
-        """
-        return 2 if self.quantized else 1
 
     @property
     def most_verified(self) -> int:

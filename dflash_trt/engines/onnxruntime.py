@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from dflash_trt.engines.base import LoadedEngine
 from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.engines.least_rows import least_rows
 from dflash_trt.engines.step import Step, step_tensors
 from dflash_trt.errors import EngineError
 
@@ -62,6 +63,8 @@ class Engine(LoadedEngine):
         self._make_caches()
         if leader is not None:
             leader.wait_ready()
+        if info.quantized and info.role == "target" and follower is None:
+            self.least_rows = least_rows(self)
 
     def _zeros(self, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape, np.float32)
