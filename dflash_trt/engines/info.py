@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from dflash_trt.errors import EngineError
 from dflash_trt.files import EXACT, Size, read_as
+from dflash_trt.machine import usable_cores
 
 ENGINE_FILE = "engine.json"
 COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `decoding.kept_costs`
@@ -47,7 +48,7 @@ class EngineInfo:
     slots: Size
     max_seq_len: Size
     cache_len: Size  # max_seq_len plus room for rows that are written but never seen
-    threads: Size
+    threads: Size | None  # as the config says; see `cpu_threads`
     vocab_size: Size  # of the logits
     best: int  # how many of each row's largest logits the graph picks out
     pair_scores: bool  # whether it scores each of those by the one taken a place before
@@ -65,6 +66,11 @@ class EngineInfo:
     ranks: Size = 1
     plan: PlanInfo | None = None  # of kind tensorrt
     device: str = "cpu"  # of kind onnxruntime: "cpu" or "cuda"
+
+    @property
+    def cpu_threads(self) -> int:
+        """Threads of an engine call of one rank: as was asked for, or its share of the cores."""
+        return self.threads or max(1, usable_cores() // self.ranks)
 
     @property
     def widest(self) -> int:

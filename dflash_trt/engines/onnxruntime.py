@@ -51,7 +51,7 @@ class Engine(LoadedEngine):
             options = ort.SessionOptions()
             if alone:
                 # threads spin for 20 ms after a step and more, on the cores of the other engine
-                options.intra_op_num_threads = info.threads
+                options.intra_op_num_threads = info.cpu_threads
                 options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)
             self._session = load_session(directory, info, options)
         else:
@@ -147,7 +147,7 @@ def load_session(
     piece: a part of it as a model, to be loaded in its place. provider: name and options.
     """
     if not options.intra_op_num_threads:
-        use_one_pool(info.threads)
+        use_one_pool(info.cpu_threads)
         options.use_per_session_threads = False
     # planning which buffers to share takes minutes for a graph with many experts, and saves no time
     options.enable_mem_reuse = False
