@@ -116,6 +116,11 @@ def data_file(module: str, name: str) -> Any:
     return yaml.safe_load(Path(module).with_name(name).read_text("utf-8"))
 
 
+def size_of(directory: Path) -> int:
+    """Bytes of all files in it."""
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
 def copy_file(source: Path, destination: Path) -> None:
     """Copy in the kernel, where the file system can by sharing blocks; as private as it was."""
     with source.open("rb") as read, destination.open("wb") as written:

@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dflash_trt
 
 PACKAGES = ("onnxruntime", "numpy", "tokenizers", "tritonclient", "nvidia-pytriton")
-# files of a memory cgroup, version 1 and 2: what it may hold, what it does, and in its memory.stat
+# files of a memory cgroup by its version: what it may hold, what it does, and in its memory.stat
 # the caches of files that it would give up
-CGROUP_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-CGROUP_2 = ("memory.max", "memory.current", "inactive_file")
+MEMORY = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+# files of a cpu cgroup: microseconds that it may compute in a period, and the period
+CPU = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
 
 
 def machine() -> dict[str, Any]:
@@ -39,11 +43,26 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def usable_cores() -> int:
-    """How many this process may run on: a container or `taskset` may give it fewer than all."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may keep busy, at least 1: of `taskset`, or of a container (cgroup).
+
+    Of a container's CPU time whole cores count. Hyperthreads of a core count as one: ONNX Runtime,
+    too, takes as many threads as there are physical cores by default. root: where /proc and /sys
+    are.
+    """
+    if not hasattr(os, "sched_getaffinity"):  # not Linux
+        return os.cpu_count() or 1
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        alike = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        cores.add(alike.read_text() if alike.exists() else str(cpu))
+    given = [len(cores)]
+    for group, found in _cgroups(root, "cpu"):
+        with suppress(OSError, ValueError):  # ValueError: "max", which is no limit
+            words = [word for name in CPU[found] for word in (group / name).read_text().split()]
+            quota, period = map(int, words)
+            given += [quota // period] if quota > 0 else []  # -1: no limit
+    return max(1, min(given))
 
 
 def free_memory(root: Path = Path("/")) -> int:
@@ -56,7 +75,8 @@ def free_memory(root: Path = Path("/")) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     free = [int(lines["MemAvailable"].split()[0]) * 1024]
-    for group, (most, used, cached) in _memory_cgroups(root):
+    for group, found in _cgroups(root, "memory"):
+        most, used, cached = MEMORY[found]
         with suppress(OSError, ValueError, KeyError):  # ValueError: "max", which is no limit
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             held = int((group / used).read_text()) - int(stat[cached])
@@ -64,17 +84,18 @@ def free_memory(root: Path = Path("/")) -> int:
     return max(0, min(free))
 
 
-def _memory_cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """That of this process and those around it; in a container some are not to be seen."""
+def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, Literal[1, 2]]]:
+    """That of this process and those around it, with their version; in a container some are not
+    to be seen."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)
             path = Path(name.lstrip("/"))
             for group in (path, *path.parents):
-                if "memory" in controllers.split(","):
-                    yield root / "sys/fs/cgroup/memory" / group, CGROUP_1
+                if controller in controllers.split(","):
+                    yield root / "sys/fs/cgroup" / controller / group, 1
                 elif not controllers:
-                    yield root / "sys/fs/cgroup" / group, CGROUP_2
+                    yield root / "sys/fs/cgroup" / group, 2
 
 
 def versions() -> dict[str, str]:

@@ -89,7 +89,7 @@ def write_engines(
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
-    options: dict[str, Any] = {"slots": 1, "max_seq_len": max_seq_len, "threads": 2}
+    options: dict[str, Any] = {"slots": 1, "max_seq_len": max_seq_len, "threads": None}
     options["storage"] = Storage(link=True)
     report("building engines", 0, 2)
     build_target(target, drafter.spec if drafter else None, engines / "target", **options)

@@ -138,7 +138,8 @@ def _write(
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
-    engine, serving, storage, threads = config.engine, config.serving, Storage(), 1
+    engine, serving, storage = config.engine, config.serving, Storage()
+    threads: int | None = 1
     device: Literal["cpu", "cuda"] = "cpu"
     assert isinstance(engine, OnnxRuntime | TensorRT)
     if isinstance(engine, OnnxRuntime):

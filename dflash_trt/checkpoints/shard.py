@@ -66,7 +66,7 @@ class TensorSlice:
         if axis == 0:
             return self.whole.blocks(first + low, last + low)
         inside = slice(low // self.whole.block[0], high // self.whole.block[0])
-        codes, scales, offsets = self.whole.blocks(first, last)
+        codes, scales, offsets, _ = self.whole.blocks(first, last)
         return Blocks(
             codes[:, inside],
             scales[:, inside],

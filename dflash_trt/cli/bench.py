@@ -50,7 +50,7 @@ def engine(
     draft_tokens: Annotated[str, typer.Option(help="Numbers, or auto.")] = "auto",
     batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1",
     context: Annotated[str, typer.Option(help="Tokens of each prompt, or as-is.")] = "as-is",
-    threads: Annotated[str | None, typer.Option(help="CPU threads. Default: the build's.")] = None,
+    threads: Annotated[str | None, typer.Option(help="CPU threads. Default: as it serves.")] = None,
     temperature: Annotated[str, typer.Option(help="0: greedy.")] = "0",
     max_tokens: Annotated[int, typer.Option(min=1, help="EOS is ignored.")] = 128,
     prompt_count: Annotated[int, typer.Option(min=1, help="At most, of each kind.")] = 16,
@@ -66,6 +66,7 @@ def engine(
     """Compare methods of decoding in turns over the same prompts, in engines of its own."""
     from dflash_trt.bench import METHODS, Plan, engine_page, load_task, run_engine
     from dflash_trt.build import read_manifest
+    from dflash_trt.engines import read_infos
 
     options = {name: str(value) for name, value in locals().items() if name in OPTIONS}
     manifest = read_manifest(directory)
@@ -94,7 +95,9 @@ def engine(
         seed=seed,
         draft_model=draft_model,
     )
-    counts = _numbers("threads", threads or str(manifest["config"]["engine"]["threads"]), int)
+    counts = _numbers(
+        "threads", threads or str(read_infos(directory / "engines")[0].cpu_threads), int
+    )
     with reporting() as progress:
         run = run_engine(directory, plan, counts, options, progress)
     _hand_out(run, engine_page(run), output, report, json_)

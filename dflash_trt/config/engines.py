@@ -60,8 +60,10 @@ class OnnxRuntime(Sharded):
         description="cpu: run on the CPU; cuda: run the same file on one NVIDIA GPU, by ONNX "
         "Runtime's CUDA provider (never run yet)",
     )
-    threads: Count = Field(
-        default=2, description="sets the CPU threads of one engine call, per rank"
+    threads: Count | None = Field(
+        default=None,
+        description="sets the CPU threads of one engine call, per rank; unset: as many as the "
+        "machine, or its container, has cores where the build runs",
     )
     weights: Literal["copy", "link"] = Field(
         default="copy",

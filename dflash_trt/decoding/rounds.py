@@ -38,7 +38,7 @@ def verify(engine: Engine, x: VerifyInput, held: FeatureBuffer | None = None) ->
     first_slot, _, _, *copies = x.batch.tolist()
     copy_slots(engine, copies)
     n, asked = x.tokens.shape
-    least_rows = engine.info.least_rows
+    least_rows = engine.least_rows
     width = max(asked, -(-least_rows // n))
     lengths, known, places, _ = zip(*x.rows.tolist(), strict=True)
     trees = [tuple(line[1:]) for line in x.parents.tolist()] if x.parents.shape[1] > 1 else []

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class LoadedEngine(ABC):
     """An `engines.step.Engine` over arrays of numpy or torch."""
 
+    visible_step: int
+
     def __init__(
         self, info: EngineInfo, leader: "Leader | None", follower: "Follower | None", most: int
     ) -> None:
@@ -33,6 +35,7 @@ class LoadedEngine(ABC):
         self._alike: list[Any] = []  # caches of one shape: [caches, slots, heads, rows, head_dim]
         self._caches: dict[str, Any] = {}
         self.kept: dict[int, int] = {}
+        self.least_rows = 1
         self._blocks: dict[int, list[Any]] = {}  # what is kept, of `_alike` each
 
     @abstractmethod

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from dflash_trt.errors import EngineError
 from dflash_trt.files import EXACT, Size, read_as
+from dflash_trt.machine import usable_cores
 
 ENGINE_FILE = "engine.json"
 COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `decoding.kept_costs`
@@ -47,7 +48,7 @@ class EngineInfo:
     slots: Size
     max_seq_len: Size
     cache_len: Size  # max_seq_len plus room for rows that are written but never seen
-    threads: Size
+    threads: Size | None  # as the config says; see `cpu_threads`
     vocab_size: Size  # of the logits
     best: int  # how many of each row's largest logits the graph picks out
     pair_scores: bool  # whether it scores each of those by the one taken a place before
@@ -57,7 +58,7 @@ class EngineInfo:
     caches: tuple[tuple[Size, Size], ...]  # kv heads (of this rank) and head_dim of each layer
     feature_size: int  # taps * hidden_size, 0 where nothing is tapped
     window: int | None  # of the layer that sees the least; None: all see everything
-    quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits: see `least_rows`
+    quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
     # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
     # of the ranks that compute together; others than 0 lie in the directory of 0: `rank_directory`
@@ -65,6 +66,11 @@ class EngineInfo:
     ranks: Size = 1
     plan: PlanInfo | None = None  # of kind tensorrt
     device: str = "cpu"  # of kind onnxruntime: "cpu" or "cuda"
+
+    @property
+    def cpu_threads(self) -> int:
+        """Threads of an engine call of one rank: as was asked for, or its share of the cores."""
+        return self.threads or max(1, usable_cores() // self.ranks)
 
     @property
     def widest(self) -> int:
@@ -76,15 +82,6 @@ class EngineInfo:
         """Memory of a token's keys and values, over all ranks."""
         wide = 2 if self.plan else 4  # plans are in 16 bits, graphs in float32
         return 2 * wide * sum(heads * size for heads, size in self.caches) * self.ranks
-
-    @property
-    def least_rows(self) -> int:
-        """Tokens and head rows that a step must have for logits to depend on no neighbours.
-
-        ONNX Runtime multiplies one row by another kernel than two or more. They agree to 1e-5, of
-        which quantized layers make up to 0.5 where an input is rounded otherwise.
-        """
-        return 2 if self.quantized else 1
 
     @property
     def most_verified(self) -> int:

@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from dflash_trt.engines.base import LoadedEngine
 from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.engines.least_rows import least_rows
 from dflash_trt.engines.step import Step, step_tensors
 from dflash_trt.errors import EngineError
 
@@ -50,7 +51,7 @@ class Engine(LoadedEngine):
             options = ort.SessionOptions()
             if alone:
                 # threads spin for 20 ms after a step and more, on the cores of the other engine
-                options.intra_op_num_threads = info.threads
+                options.intra_op_num_threads = info.cpu_threads
                 options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN)
             self._session = load_session(directory, info, options)
         else:
@@ -62,6 +63,8 @@ class Engine(LoadedEngine):
         self._make_caches()
         if leader is not None:
             leader.wait_ready()
+        if info.quantized and info.role == "target" and follower is None:
+            self.least_rows = least_rows(self)
 
     def _zeros(self, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape, np.float32)
@@ -144,7 +147,7 @@ def load_session(
     piece: a part of it as a model, to be loaded in its place. provider: name and options.
     """
     if not options.intra_op_num_threads:
-        use_one_pool(info.threads)
+        use_one_pool(info.cpu_threads)
         options.use_per_session_threads = False
     # planning which buffers to share takes minutes for a graph with many experts, and saves no time
     options.enable_mem_reuse = False

@@ -51,6 +51,7 @@ class Engine(Protocol):
 
     info: EngineInfo
     visible_step: int  # `visible` is best a multiple of this, so that few steps are bound
+    least_rows: int  # tokens and head rows of a step, at least: see `least_rows.py`
     kept: Mapping[int, int]  # how many tokens are kept under each number from KEPT on
 
     def step(

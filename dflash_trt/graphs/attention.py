@@ -1,11 +1,14 @@
 """Self-attention over a KV cache that is written in place."""
 
+from functools import partial
+
 import numpy as np
 import onnx_ir as ir
 
 from dflash_trt.graphs.builder import GraphBuilder
 from dflash_trt.graphs.convolution import convolve_after, convolve_before
 from dflash_trt.graphs.layers import Layer, linear, rms_norm, softcap
+from dflash_trt.graphs.lone_queries import in_several_rows
 from dflash_trt.graphs.positions import Positions
 
 HIDDEN = -6e4  # a score that no query follows, and that float16 can hold
@@ -44,15 +47,9 @@ def attention_block(
         v = g.op("RMSNormalization", v, ones, axis=-1, epsilon=g.spec.rms_norm_eps)
     q, k = at.rotate(g, layer.spec, q, at.queries), at.rotate(g, layer.spec, k, at.keys)
     keys, values = _write(g, layer, "key", k, at), _write(g, layer, "value", v, at)
-    mask = at.seen(g, layer.spec)
-    # a quantized target's logits must not depend on how many queries a step has, and ONNX Runtime
-    # has another kernel for a single one: see `EngineInfo.least_rows`
-    more = context is None and bool(g.storage.bits)
-    if more:
-        q, mask = (at.with_last_twice(g, x) for x in (q, mask))
-    mixed = _attend(g, layer, q, keys, values, mask)
-    if more:
-        mixed = g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
+    attend, mask = partial(_attend, g, layer, keys, values), at.seen(g, layer.spec)
+    lone = context is None and g.storage.bits
+    mixed = in_several_rows(g, layer, at, q, mask, attend) if lone else attend(q, mask)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
     out = linear(g, mixed, f"{attn}.o_proj", bias="o" in g.spec.biases, summed=True)
@@ -62,7 +59,7 @@ def attention_block(
 
 
 def _attend(
-    g: GraphBuilder, layer: Layer, q: ir.Value, keys: ir.Value, values: ir.Value, mask: ir.Value
+    g: GraphBuilder, layer: Layer, keys: ir.Value, values: ir.Value, q: ir.Value, mask: ir.Value
 ) -> ir.Value:
     """What queries `[n, heads, Q, head_dim]` see, in the same shape.
 

@@ -15,7 +15,7 @@ from dflash_trt.checkpoints import DecoderSpec, Span, Weights
 from dflash_trt.checkpoints.gguf import BITS, Blocks
 from dflash_trt.digests import Entry
 from dflash_trt.graphs.data_file import Compute, DataFile
-from dflash_trt.graphs.quantized import BLOCK, codes, offsets, packed, rounded, scales
+from dflash_trt.graphs.quantized import BLOCK, Matrix, in_bytes, packed, rounded, transposed
 from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 OPSET = 24  # Attention, RMSNormalization, RotaryEmbedding and TensorScatter in one standard opset
@@ -74,6 +74,7 @@ class GraphBuilder:
         self._tape = Tape(self._graph)
         self._constants: dict[tuple[int, ...], ir.Value] = {}
         self._numbers: dict[float, ir.Value] = {}
+        self._made: tuple[str, Matrix] | None = None  # the last quantized matrix
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """Add a graph input; a string in `shape` names a dynamic dimension."""
@@ -189,31 +190,44 @@ class GraphBuilder:
         transposed, because only so does ONNX Runtime multiply them as they are.
         """
         shape, name = _side_by_side(weights, names), f"{'|'.join(names)}.{bits}_bit"
-
         formats = {name: weights.block_format(name) for name in names}
         kept = {name for name, kind in formats.items() if kind and BITS[kind] <= bits}
+        has_offsets = "Q4_1" in formats.values() and bits == 4
+        has_zeros = len(kept) < len(names) if bits == 4 else "Q4_1" in formats.values()
 
         def pieces() -> Iterator[Blocks]:
             for name in names:
                 if name in kept:
-                    yield from weights.blocks(name, ROWS)
+                    for blocks in weights.blocks(name, ROWS):
+                        yield (
+                            in_bytes(blocks) if blocks.offsets is not None and bits == 8 else blocks
+                        )
                 else:
                     for rows in weights.pieces(name, ROWS):
                         yield rounded(rows.astype(np.float32), bits)
 
-        def integers() -> npt.NDArray[np.generic]:
-            found = codes(pieces, shape, bits)
-            return found if bits == 8 else packed(found)
+        def made() -> Matrix:
+            # the parts of a matrix are written one after the other
+            if self._made is None or self._made[0] != name:
+                self._made = name, transposed(pieces(), shape)
+            return self._made[1]
+
+        def integers(whole: npt.NDArray[np.int8]) -> npt.NDArray[np.generic]:
+            return whole if bits == 8 else packed(whole)
 
         dtype = ir.DataType.INT8 if bits == 8 else ir.DataType.INT4
-        stored = self.lazy(name, shape, integers, dtype)
         blocks = (shape[0] // BLOCK, shape[1])
-        scale = self.lazy(f"{name}_scale", blocks, lambda: scales(pieces, shape))
-        matrix = self.op("DequantizeLinear", stored, scale, axis=0, block_size=BLOCK)
+        inputs = [
+            self.lazy(name, shape, lambda: integers(made().codes), dtype),
+            self.lazy(f"{name}_scale", blocks, lambda: made().scales),
+        ]
+        if has_zeros:
+            inputs.append(self.lazy(f"{name}_zero", blocks, lambda: integers(made().zeros), dtype))
+        matrix = self.op("DequantizeLinear", *inputs, axis=0, block_size=BLOCK)
         out = self.op("MatMul", x, matrix)
-        if "Q4_1" not in formats.values():
+        if not has_offsets:
             return out
-        offset = self.lazy(f"{name}_offset", blocks, lambda: offsets(pieces, shape))
+        offset = self.lazy(f"{name}_offset", blocks, lambda: made().offsets)
         sums = self.op("Reshape", x, self.ints(0, -1, BLOCK))
         sums = self.op("ReduceSum", sums, self.ints(-1), keepdims=0)
         return self.op("Gemm", sums, offset, out)

@@ -76,6 +76,13 @@ class Positions:
             self._shared[key] = g.op("Concat", x, last, axis=2)
         return self._shared[key]
 
+    def repeated(self, g: GraphBuilder, mask: ir.Value, times: int) -> ir.Value:
+        """A mask `[n, 1, S, N]` for rows that are the queries of several heads, one by one."""
+        key = ("repeated", mask, times)
+        if key not in self._shared:
+            self._shared[key] = g.op("Concat", *[mask] * times, axis=2)
+        return self._shared[key]
+
     def _behind(self, g: GraphBuilder, positions: ir.Value) -> ir.Value:
         """How far each cache row lies behind `positions` `[n, S]`: int64 `[n, 1, S, N]`."""
         return g.op("Sub", g.op("Unsqueeze", positions, g.ints(1, 3)), self._key_positions(g))

@@ -19,6 +19,7 @@ from dflash_trt.config import json_schema
 from dflash_trt.decoding.lossless import LosslessReport, Mismatch
 from dflash_trt.engines.load import load_engine
 from dflash_trt.errors import ServerError
+from dflash_trt.machine import usable_cores
 from dflash_trt.serving import client, server
 from dflash_trt.serving.front.capacity import capacity
 
@@ -269,9 +270,11 @@ def test_capacity_is_what_the_engines_hold(home: Path) -> None:
     roles = [home / "built" / "engines" / role for role in ("target", "drafter")]
     loaded = [load_engine(role) for role in roles]
     size = sum(array.nbytes for each in loaded for array in each._caches.values())  # type: ignore[attr-defined]
+    weights = sum(file.stat().st_size for role in roles for file in role.iterdir())
     assert said == (
         f"4 slots of up to 512 tokens, KV caches of {size / 1e6:.1f} MB, "
-        "prefix cache of at most 1024 MiB, 2 threads an engine"
+        f"prefix cache of at most 1024 MiB, weights of {weights / 1e6:.1f} MB on disk, "
+        f"{usable_cores()} threads an engine"
     )
 
 

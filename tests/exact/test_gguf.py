@@ -152,7 +152,7 @@ def test_blocks_are_the_very_numbers(kind: str) -> None:
     chance = np.random.default_rng(0)
     values = chance.standard_normal((64, 512)) * 10.0 ** chance.integers(-4, 3, (64, 1))
     rows = gguf.quants.quantize(values.astype(np.float32), Kind[kind])
-    codes, scales, offsets = unpacked(rows, kind)
+    codes, scales, offsets, _ = unpacked(rows, kind)
     found = codes * scales + (0 if offsets is None else offsets)
     expected = gguf.quants.dequantize(rows, Kind[kind])
     assert np.array_equal(found.reshape(expected.shape), expected)
@@ -191,7 +191,10 @@ def check_blocks(pair: Pair, directory: Path, kind: Kind, bits: Any) -> None:
     options, info = ort.SessionOptions(), read_info(engines / "target", "onnxruntime")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
     exact = _logits(load_session(engines / "target", info, options), info, [tokens])
-    np.testing.assert_allclose(exact, expected, atol=1e-4, rtol=0)
+    if kind == Kind.Q4_1:  # the head has 8 bits, 0.2 % off (`in_bytes`), and layers add to it
+        assert 0 < rms(exact, expected) < (0.015 if bits == 8 else 0.004)
+    else:
+        np.testing.assert_allclose(exact, expected, atol=1e-4, rtol=0)
 
     engine = Engine(engines / "target")
     alone = target_step(engine, tokens, 0)["logits"].copy()

@@ -152,7 +152,7 @@ def test_quantised_weights(tmp_path: Path) -> None:
     alone, at = (root / "engines" / "target" for root in built)
     first, second = (stored(rank_directory(at, rank)) for rank in range(2))
     names = [name for name in first if "o_proj" in name or "down_proj" in name]
-    assert len(names) == 4 * 2 * 2  # layers; codes and scales
+    assert len(names) == 4 * 2 * 3  # layers; codes, scales and zero points
     for name in names:
         both = np.concatenate([first[name], second[name]])
         assert (both == stored(alone)[name]).all()

@@ -6,11 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -32,7 +30,7 @@ from dflash_trt.engines.accuracy import _check_fused
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import KIND, Engine, load_session
 from dflash_trt.errors import EngineError, ServerError
-from dflash_trt.graphs.quantized import codes, rounded, scales
+from dflash_trt.graphs.quantized import Matrix, in_bytes, rounded, transposed
 from dflash_trt.serving.server.process import find_repository
 
 TEXT = list(range(40, 100))
@@ -172,15 +170,20 @@ def test_a_drafter_in_another_precision(
     assert build(config_of(pair, engine=engines), built, quiet).built
 
 
+@pytest.mark.parametrize("rows", [None, 2])
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_logits_do_not_depend_on_their_neighbours(
-    taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str
+    taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str, rows: int | None
 ) -> None:
-    """Bit for bit: whatever else is decoded, proposed, or taken in by which chunks."""
+    """Bit for bit: whatever else is decoded, proposed, or taken in by which chunks.
+
+    rows: as on a CPU with another kernel for one.
+    """
     pair, known = taught
     build_pair(pair, tmp_path / "built", quantize=quantize)
     engines = tmp_path / "built" / "engines"
     target, drafter = Engine(engines / "target"), Engine(engines / "drafter")
+    target.least_rows = rows or target.least_rows
     logprobs = SamplingParams(logprobs=20)
     requests = [Request(text[:n], 24, logprobs) for text in known[:3] for n in (1, 2, 17)]
     alone = run_all(scheduler_of(in_process(target, None), Fixed(0), slots=1), requests)
@@ -237,22 +240,49 @@ def test_a_product_that_is_not_packed_is_an_error_with_its_name(tmp_path: Path) 
         _check_fused(profile, tmp_path)
 
 
-@pytest.mark.parametrize(("bits", "bound"), [(4, 1 / 14), (8, 1 / 254)])
+@pytest.mark.parametrize(("bits", "bound"), [(4, 1 / 6), (8, 1 / 254)])
 def test_blocks_are_quantised_to_half_a_step(bits: int, bound: float) -> None:
+    """Of 4 bits the farthest may be cut off, so that the others are nearer."""
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((24, 96), dtype=np.float32)
     matrix[3, 32:64] = 0
-
-    def pieces() -> Iterator[Blocks]:
-        yield from (rounded(rows, bits) for rows in (matrix[:10], matrix[10:]))
-
-    integers, steps = codes(pieces, (96, 24), bits), scales(pieces, (96, 24))
-    assert integers.dtype == (np.int8 if bits == 8 else ml_dtypes.int4)
-    plain = integers.astype(np.float32) * np.repeat(steps, 32, axis=0)
+    found = transposed((rounded(rows, bits) for rows in (matrix[:10], matrix[10:])), (96, 24))
+    plain = numbers(found)
     farthest = np.repeat(np.abs(matrix.T.reshape(3, 32, 24)).max(1), 32, axis=0)
     assert (np.abs(plain - matrix.T) <= farthest * bound + 1e-6).all()
     assert (plain[32:64, 3] == 0).all()
-    assert (steps > 0).all()  # TensorRT takes no other
+    assert (found.scales > 0).all()  # TensorRT takes no other
+    assert not found.offsets.any()
+    if bits == 8:
+        assert not found.zeros.any()
+    else:
+        even = np.abs(matrix.T.reshape(3, 32, 24)).max(1, keepdims=True) / 7.5 + 1e-9
+        nearest = np.rint(matrix.T.reshape(3, 32, 24) / even).clip(-8, 7) * even
+        mean = [np.square(x.reshape(96, 24) - matrix.T).mean() for x in (plain, nearest)]
+        assert mean[0] < 0.85 * mean[1]
+
+
+def numbers(found: Matrix) -> np.ndarray[Any, Any]:
+    """`[in, out]`"""
+    zeros, scales, offsets = (np.repeat(x, 32, axis=0) for x in (found.zeros, *found[1:3]))
+    return (found.codes.astype(np.float32) - zeros) * scales + offsets
+
+
+def test_blocks_with_offsets_are_nearly_the_same_in_bytes() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-8, 8, (50, 40, 32)).astype(np.int8)
+    scales = rng.uniform(0.1, 2, (50, 40, 1)).astype(np.float32)
+    around = (scales * rng.normal(0, 2, scales.shape)).astype(np.float32)
+    away = (scales * rng.choice([-9, 10, 300, -1e4], scales.shape)).astype(np.float32)
+    for offsets in (around, away):  # the second are rounded as numbers are
+        blocks = Blocks(codes, scales, offsets)
+        found = numbers(transposed([in_bytes(blocks)], (1280, 50)))
+        error = found - numbers(transposed([blocks], (1280, 50)))
+        largest = np.repeat(np.abs(offsets[..., 0]).T + 8 * scales[..., 0].T, 32, axis=0)
+        assert (np.abs(error) <= largest / 250).all()
+        if offsets is around:
+            steps = error / np.repeat(scales[..., 0].T, 32, axis=0)
+            assert np.sqrt(np.mean(steps**2)) < 0.01
 
 
 def test_a_large_file_has_the_digest_that_b3sum_prints(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class TableModel:
     """An engine without a cache: `look_up(inputs)` gives the logits of all positions."""
 
     visible_step = 32
+    least_rows = 1
 
     def __init__(self, role: str, best: int) -> None:
         self.info = SimpleNamespace(
@@ -52,7 +53,6 @@ class TableModel:
             sample_from_anchor=False,
             most_verified=7,
             deepest=DRAFTS,
-            least_rows=1,
             quantized=False,
         )
 

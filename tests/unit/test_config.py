@@ -45,7 +45,7 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
         "device": "cpu",
         "tensor_parallel_size": 1,
         "shard_drafter": True,
-        "threads": 2,
+        "threads": None,
         "weights": "copy",
         "quantize": None,
     }

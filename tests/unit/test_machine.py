@@ -1,10 +1,14 @@
-"""Memory that is left: of the machine, or of the container that this runs in."""
+"""Memory and cores that are left: of the machine, or of the container that this runs in."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from built_pairs import BuildPair
 
-from dflash_trt.machine import free_memory
+from dflash_trt.engines import info
+from dflash_trt.machine import free_memory, usable_cores
 
 MEMINFO = "MemTotal:       64000000 kB\nMemAvailable:   10000000 kB\n"
 KB = 1024
@@ -66,3 +70,65 @@ def test_a_container_sees_its_own_group_at_the_mount(root: Path, version: int, m
     (root / "proc/self/cgroup").write_text(f"{controllers}:/docker/0123abcd\n")
     group(root / mount, version, "8000", 5000, 1000)
     assert free_memory(root) == 4000
+
+
+@pytest.fixture
+def eight_cpus(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    return root
+
+
+def quota(place: Path, version: int, microseconds: int, period: int = 100_000) -> None:
+    """A cpu cgroup as the kernel shows it; microseconds: below 0 without a limit."""
+    place.mkdir(parents=True, exist_ok=True)
+    if version == 2:
+        most = "max" if microseconds < 0 else str(microseconds)
+        (place / "cpu.max").write_text(f"{most} {period}\n")
+    else:
+        (place / "cpu.cfs_quota_us").write_text(f"{microseconds}\n")
+        (place / "cpu.cfs_period_us").write_text(f"{period}\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "listed", "mount"),
+    [
+        (2, "0::/pod/c1\n", "sys/fs/cgroup"),
+        (1, "5:cpu,cpuacct:/pod/c1\n4:memory:/pod/c1\n0::/\n", "sys/fs/cgroup/cpu"),
+    ],
+)
+def test_cores_are_those_of_the_container(
+    eight_cpus: Path, version: int, listed: str, mount: str
+) -> None:
+    top, pod = eight_cpus / mount, eight_cpus / mount / "pod"
+    assert usable_cores(eight_cpus) == 8  # where no cgroup is to be seen
+    (eight_cpus / "proc/self/cgroup").write_text(listed)
+    quota(top, version, -1)
+    quota(pod / "c1", version, -1)
+    assert usable_cores(eight_cpus) == 8
+    quota(pod / "c1", version, 650_000)
+    assert usable_cores(eight_cpus) == 6  # whole ones: a thread that is held up holds up the others
+    quota(pod, version, 150_000, 50_000)  # of the pod, less than the container's own
+    assert usable_cores(eight_cpus) == 3
+    quota(pod, version, 20_000)
+    assert usable_cores(eight_cpus) == 1
+
+
+def test_hyperthreads_of_a_core_are_one(eight_cpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpu in range(8):
+        topology = eight_cpus / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    assert usable_cores(eight_cpus) == 4
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5})  # as by `taskset`
+    assert usable_cores(eight_cpus) == 2
+
+
+def test_engines_take_the_cores_unless_told(
+    built_pair: BuildPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is built is the same everywhere; the number is found where it runs."""
+    monkeypatch.setattr(info, "usable_cores", lambda: 6)
+    built = info.read_info(built_pair().target_engine, "onnxruntime")
+    assert replace(built, threads=3).cpu_threads == 3
+    shares = [replace(built, threads=None, ranks=ranks).cpu_threads for ranks in (1, 2, 4, 8)]
+    assert shares == [6, 3, 1, 1]

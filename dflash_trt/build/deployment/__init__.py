@@ -21,6 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import dflash_trt
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT, TensorRTLLM
 from dflash_trt.engines import read_infos
+from dflash_trt.files import size_of
 from dflash_trt.roofline import machine
 from dflash_trt.triton import CHANGES
 
@@ -34,6 +35,7 @@ ENVIRONMENT = Environment(
 )
 LONGEST_NAME = 45  # of what Kubernetes takes 63; the controller appends to it
 GIB = 1 << 30
+THREADS = 2  # that a cluster gives an engine at first, where the config says no number
 
 
 def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
@@ -87,6 +89,7 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
         "hub": engine.checkpoints == "hub",
         "gpus": per_node,
         "cpus": per_node * 2,
+        "limited": False,
         "memory": per_node * 32,
         "nodes": -(-ranks // per_node),
         "capabilities": [divmod(made_for.gpu.sm, 10)],
@@ -100,7 +103,7 @@ def _graphs(
     engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT, ranks: int
 ) -> dict[str, Any]:
     infos = read_infos(engines)
-    weights = sum(file.stat().st_size for file in engines.rglob("*") if file.is_file())
+    weights = size_of(engines)
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
     kept = config.serving.prefix_cache_mib << 20
     # graphs have weights of 16 bits, and are computed in 32; the rest are processes
@@ -111,7 +114,8 @@ def _graphs(
         "image_tag": dflash_trt.__version__,
         "hub": False,
         "gpus": 0 if plan is None else ranks,
-        "cpus": infos[0].threads * ranks + 1,
+        "cpus": (infos[0].threads or THREADS) * ranks + 1,
+        "limited": infos[0].threads is None,  # or engines would take all cores of the node
         "memory": -(-(wide * weights + caches + kept) // GIB) + 2,
         "nodes": 1,
         "capabilities": [] if plan is None else [x.split(".") for x in plan.compute_capabilities],

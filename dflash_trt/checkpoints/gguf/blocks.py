@@ -9,11 +9,12 @@ BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 
 
 class Blocks(NamedTuple):
-    """Rows of a matrix: codes * scales + offsets."""
+    """Rows of a matrix: (codes - zeros) * scales + offsets."""
 
     codes: npt.NDArray[np.int8]  # [r, in / 32, 32]
     scales: npt.NDArray[np.float32]  # [r, in / 32, 1]
     offsets: npt.NDArray[np.float32] | None = None  # as scales; None: nothing to add
+    zeros: npt.NDArray[np.int8] | None = None  # as scales; None: codes are counted from 0
 
 
 def unpacked(rows: npt.NDArray[np.uint8], kind: str) -> Blocks:

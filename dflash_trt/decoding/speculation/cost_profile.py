@@ -278,7 +278,7 @@ def this_machine(engines: Path, mode: str, threads: int | None = None) -> Machin
         kind=kind,
         library=library,
         mode=mode,
-        threads=info.threads if threads is None else threads,
+        threads=info.cpu_threads if threads is None else threads,
         target=sha256([engines / "target" / ENGINE_FILE]),
         drafter=sha256([each / ENGINE_FILE for each in roles(engines)[1:]]),
     )

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from dflash_trt.build import read_manifest
-from dflash_trt.engines import EngineInfo, read_infos
+from dflash_trt.engines import EngineInfo, read_infos, roles
+from dflash_trt.files import size_of
 from dflash_trt.serving.front.llm import limits
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
 def capacity(directory: Path) -> str:
-    """Slots, context length, KV cache memory and threads of a built directory, in a line.
+    """Slots, context length, sizes of caches and weights, and threads of a built directory.
 
     EngineError or BuildError where an engine's description is damaged.
     """
@@ -22,11 +23,12 @@ def capacity(directory: Path) -> str:
         )
     target, *others = read_infos(engines)
     size = sum(map(_cache_bytes, (target, *others)))
+    weights = sum(map(size_of, roles(engines)))
     kept = read_manifest(directory)["config"]["serving"].get("prefix_cache") or 0
     return (
         f"{target.slots} slots of up to {target.max_seq_len} tokens, KV caches of "
-        f"{size / 1e6:.1f} MB, prefix cache of at most {kept} MiB, "
-        f"{target.threads} threads an engine"
+        f"{size / 1e6:.1f} MB, prefix cache of at most {kept} MiB, weights of "
+        f"{weights / 1e6:.1f} MB on disk, {target.cpu_threads} threads an engine"
     )
 
 

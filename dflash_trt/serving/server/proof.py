@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dflash_trt.build import Manifest, read_manifest
 from dflash_trt.errors import ServerError
+from dflash_trt.files import size_of
 from dflash_trt.machine import free_memory
 from dflash_trt.serving.server.process import Server
 from dflash_trt.tensorrt_llm import gpus
@@ -66,7 +67,7 @@ def check_memory(pids: Iterable[int], old: Path, new: Path, part: str = "engines
 
     part: what is loaded. An estimate: memory is taken to grow with its files.
     """
-    share = _size(new / part) / max(1, _size(old / part))
+    share = size_of(new / part) / max(1, size_of(old / part))
     need, free = share * sum(map(memory_of, pids)), free_memory()
     where = "memory"
     if _on_gpu(old) or _on_gpu(new):
@@ -96,10 +97,6 @@ def same_but_drafter(old: Manifest, new: Manifest) -> bool:
 def _on_gpu(build: Path) -> bool:
     engine = read_manifest(build)["config"]["engine"]
     return bool(engine["kind"] != "onnxruntime" or engine.get("device") == "cuda")
-
-
-def _size(files: Path) -> int:
-    return sum(file.stat().st_size for file in files.rglob("*") if file.is_file())
 
 
 def memory_of(pid: int) -> int:

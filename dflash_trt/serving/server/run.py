@@ -3,7 +3,7 @@
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports, reach
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server, find_repository
+from dflash_trt.serving.server.proof import memory_of
 from dflash_trt.serving.server.swap import Swaps
 from dflash_trt.tensorrt_llm import check_host
 
@@ -70,7 +71,7 @@ def serve(
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
     check_signed(build, check, key)
-    holds = capacity(build)
+    holds = [capacity(build)]
     security = security or Security()
     ports = Ports(http_port, grpc_port, metrics_port)
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -99,6 +100,8 @@ def serve(
         say(f"starting Triton (log: {server.log.path}) ...")
         if server.wait_ready(swaps.stop, say):
             gateway.tell("ready")
+            taken = sum(map(memory_of, [server.process.pid, *server.stubs()]))
+            holds.append(f"Triton and its models take {taken / 1e6:.0f} MB of memory now")
             how = _how_to_call(ports, security, openai_port, holds, page)
             (say if log_format == "json" else tell)(how)
             swaps.supervise(http_port)
@@ -177,7 +180,7 @@ def _told_to_stop(swaps: Swaps) -> Iterator[None]:
 
 
 def _how_to_call(
-    ports: Ports, security: Security, openai_port: int | None, holds: str, page: bool
+    ports: Ports, security: Security, openai_port: int | None, holds: Sequence[str], page: bool
 ) -> str:
     http = f"http://{reach(security.http_host)}:{ports.http}"
     grpc = f"{reach(security.host)}:{ports.grpc}"
@@ -194,7 +197,7 @@ def _how_to_call(
         generate = [f"  dflash-trt generate --url {grpc} 'def main():'"]
     lines = [
         "ready",
-        f"  holds    {holds}",
+        "  holds    " + "\n           ".join(holds),
         f"  HTTP     {http}{others(security.http_host)}",
         f"  gRPC     {grpc}{' (TLS)' if security.tls else ''}{others(security.host)}",
         f"  metrics  http://{reach(security.host)}:{ports.metrics}/metrics{others(security.host)}",
