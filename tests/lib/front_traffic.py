@@ -103,7 +103,7 @@ def run(seed: int, count: int) -> tuple[int, list[str], Counter[str]]:
             wrong.append(f"{each.what}: {each.reply.got.get()} after its end")
     if not counts["expires: cancelled"]:
         wrong.append("no deadline was kept")
-    return count, wrong, counts
+    return len(asked), wrong, counts
 
 
 def _ask(front: RequestHandler, chance: random.Random) -> Asked:

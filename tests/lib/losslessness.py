@@ -83,7 +83,8 @@ def run(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
             for each, sequence in _decode(
                 scheduler, expected, dice, counts, grammars, target.info.quantized
             ):
-                wrong.append(f"{storage} {cell}, batch {batch} ({what}): {each}, got {sequence}")
+                got = f"{sequence.tokens} ({sequence.finish_reason}), alone {each.tokens}"
+                wrong.append(f"{storage} {cell}, batch {batch}, {what}: {got}; {each.request}")
     return BATCHES * len(expected), wrong, counts
 
 
@@ -106,7 +107,8 @@ def _against_transformers(pair: Pair, expected: list[Expected], counts: Counter[
             )
             counts["transformers"] += 1
             if lost.max() > NEAR:
-                wrong.append(f"{each} is not transformers', by {lost.max():.4f}")
+                words = f"not transformers' by {lost.max():.4f}: {each.tokens}; {request}"
+                wrong.append(words)
     return wrong
 
 

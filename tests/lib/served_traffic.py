@@ -13,7 +13,7 @@ from pathlib import Path
 import load
 import malformed_http
 from load import Client, Job, ask_all
-from tiny import LONGEST_TEXT, alone, build_pair, length, make_prompts, write_pair
+from tiny import alone, build_pair, make_jobs, make_prompts, write_pair
 
 from dflash_trt.serving.server.run import running_server
 
@@ -29,13 +29,7 @@ def run(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
     )
     expected = alone(directory, built, prompts)
     counts, wrong = Counter[str](), list[str]()
-    roads = [*load.ROADS]
-    jobs = iter(
-        [
-            Job(i, roads[i % len(roads)], chance.choice(prompts), length(chance, LONGEST_TEXT))
-            for i in range(JOBS)
-        ]
-    )
+    jobs = iter(make_jobs(chance, prompts, JOBS))
 
     async def client(left: Iterator[Job]) -> None:
         async with Client(ports.grpc, ports.http) as client:
