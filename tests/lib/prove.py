@@ -121,14 +121,16 @@ def run_seed(part: str, seed: int) -> Line:
         )
         try:
             said, errors = process.communicate(timeout=SECONDS)
-            line = json.loads(said.splitlines()[-1])
-        except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
+        except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
-            _, errors = process.communicate()
-            line = {"cases": 0, "counts": {}, "wrong": [f"{error!r}: {errors[-SHOWN:]}"]}
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
+            said, errors = process.communicate()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+    try:
+        line = json.loads(said.splitlines()[-1])
+    except (IndexError, ValueError):
+        words = f"its process ended with {process.returncode}: {errors[-SHOWN:]}"
+        line = {"cases": 0, "counts": {}, "wrong": [words]}
     seconds = round(time.monotonic() - start, 1)
     return {"part": part, "seed": seed, "commit": commit(), "seconds": seconds, **line}
 

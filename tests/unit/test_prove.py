@@ -49,6 +49,8 @@ def test_whatever_a_seed_dies_of_is_a_finding(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(prove, "PARTS", {"one": prove.Part(dies, 100)})
     assert "seed 7" in prove.one_seed("one", 7)["wrong"][0]
+    died = prove.run_seed("no such part", 0)
+    assert "its process ended with 2" in died["wrong"][0]
 
 
 def test_every_fault_can_be_planted(tmp_path: Path) -> None:
