@@ -106,7 +106,7 @@ class Serving(Section):
     prefill_chunk: Count = Field(
         default=256,
         description="sets how many prompt tokens one prefill step takes at most; beside sequences "
-        "that decode as many as a round of theirs verifies, or 64",
+        "that decode as many as a round of theirs verifies, at least 128",
     )
     prefix_cache: Annotated[int, Field(ge=0, strict=True)] | Literal["recompute_tail"] | None = (
         Field(
