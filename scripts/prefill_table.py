@@ -26,7 +26,7 @@ from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines import EngineInfo, load_engines
 from dflash_trt.machine import versions
 
-CHUNK, LEAST, DICE = 256, (256, 128, 64, 32), Random(0)
+CHUNK, LEAST, DICE = 256, (256, 128, 64), Random(0)
 COLUMNS = ("first token, median", "the last text's", "longest wait for a next token", "all")
 
 

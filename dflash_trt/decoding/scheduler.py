@@ -147,7 +147,8 @@ class Scheduler:
         scored = sequence.request.sampling.prompt_logprobs
         most = self._prefill_chunk
         if beside:  # as many tokens take about as long as a round
-            most = min(most, max(LEAST_CHUNK, self._verified))
+            most, left = min(most, max(LEAST_CHUNK, self._verified)), len(prompt) - start
+            most = -(-left // -(-left // most))  # as few chunks of one size
         if scored:  # head rows are as many as in a round
             most = min(most, self._max_verified - 1)
         end = min(start + most, len(prompt))
