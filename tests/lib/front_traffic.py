@@ -58,11 +58,11 @@ class Asked:
                 return self._end(part)
 
     def _take(self, part: RequestOutput) -> None:
-        at = 0
-        for index, text in zip(part.index, part.text_output, strict=True):
-            share = part.token_ids[at:] if len(part.index) == 1 else None
-            count = part.completion_tokens[part.index.index(index)]
-            share = part.token_ids[at : at + count] if share is None else share
+        at, alone = 0, len(part.index) == 1  # a part of a stream has new tokens, of all so far
+        for index, text, count in zip(
+            part.index, part.text_output, part.completion_tokens, strict=True
+        ):
+            share = part.token_ids if alone else part.token_ids[at : at + count]
             at += count
             self.got.setdefault(index, []).extend(share)
             self.text[index] = self.text.get(index, "") + text
