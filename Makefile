@@ -4,7 +4,7 @@ BIN := .venv/bin
 # two at a time, the tests of a file one after another: they share what they built
 TWO := -n 2 --dist loadfile
 
-.PHONY: demo test test-models test-page test-plans test-gpu soak lint bench clean
+.PHONY: demo test test-models test-page test-plans test-gpu soak prove lint bench clean
 
 demo: .venv/.server  ## build SmolLM2-135M and its drafter, serve them with Triton, show who wrote which token
 	$(BIN)/python examples/demo.py
@@ -28,6 +28,9 @@ test-gpu:  ## every test that needs an NVIDIA GPU; installs NVIDIA's libraries; 
 
 soak: .venv/.dev  ## the long tests: load, chaos, killed processes, random pairs and traffic
 	$(BIN)/python -m pytest -m soak
+
+prove: .venv/.dev  ## the campaign of docs/proof.md, hours; it goes on where it was killed; PROVE=0.1 make prove: a tenth
+	$(BIN)/python tests/lib/prove.py $${PROVE:-1}
 
 lint: .venv/.dev  ## style and types
 	$(BIN)/ruff check .

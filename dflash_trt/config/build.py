@@ -104,7 +104,9 @@ class Serving(Section):
         "max_position_embeddings of target and drafter, at most 4096",
     )
     prefill_chunk: Count = Field(
-        default=256, description="sets how many prompt tokens one prefill step takes"
+        default=256,
+        description="sets how many prompt tokens one prefill step takes at most; beside sequences "
+        "that decode as many as a round of theirs verifies, at least 128",
     )
     prefix_cache: Annotated[int, Field(ge=0, strict=True)] | Literal["recompute_tail"] | None = (
         Field(

@@ -23,6 +23,8 @@ from dflash_trt.decoding.speculation import Fixed, Policy, Proposal, Proposer, S
 from dflash_trt.decoding.waiting_queue import WaitingQueue
 from dflash_trt.engines import HELD, most_verified
 
+LEAST_CHUNK = 128  # prompt tokens beside others: with fewer, first tokens come far later
+
 
 @dataclass(slots=True)
 class StepReport:
@@ -66,6 +68,7 @@ class Scheduler:
         self._queue = WaitingQueue[Sequence]() if queue is None else queue
         self._slots = Slots(first_slot, prefix_cache)
         self._prefilled_last = False
+        self._verified = 0  # tokens, in the last round
         self._undrafted = 0  # see `_without_drafts`; as of the last choice
         self._rest = 0  # rounds for which there is nothing to be chosen
         self._chosen_for = 0  # sequences
@@ -115,10 +118,10 @@ class Scheduler:
             if not self._queue.remove(sequence, sequence.request.client):
                 self._slots.free(sequence)
 
-    def step(self, take: bool = True) -> list[Sequence]:
+    def step(self, take: bool = True, beside: bool = False) -> list[Sequence]:
         """Run one prompt chunk or one round; returns the sequences with news.
 
-        take: whether a waiting sequence may join.
+        take: whether a waiting sequence may join; beside: whether other schedulers' rounds wait.
         """
         self.report, slots = None, self._slots
         if take and slots.prefilling is None and len(slots.decoding) < self._max_slots:
@@ -130,7 +133,7 @@ class Scheduler:
         # chunks and rounds take turns: a long prompt holds the others up by one chunk at a time
         if slots.prefilling is not None and not (self._prefilled_last and slots.decoding):
             self._prefilled_last = True
-            return self._prefill(slots.prefilling)
+            return self._prefill(slots.prefilling, beside or bool(slots.decoding))
         self._prefilled_last = False
         if slots.decoding:
             return self._round()
@@ -139,11 +142,15 @@ class Scheduler:
             self.report = None
         return []
 
-    def _prefill(self, sequence: Sequence) -> list[Sequence]:
+    def _prefill(self, sequence: Sequence, beside: bool) -> list[Sequence]:
         prompt, start, decoding = sequence.request.prompt, sequence.position, self._slots.decoding
         scored = sequence.request.sampling.prompt_logprobs
-        # head rows are as many as in a round
-        most = min(self._prefill_chunk, self._max_verified - 1) if scored else self._prefill_chunk
+        most = self._prefill_chunk
+        if beside:  # as many tokens take about as long as a round
+            most, left = min(most, max(LEAST_CHUNK, self._verified)), len(prompt) - start
+            most = -(-left // -(-left // most))  # as few chunks of one size
+        if scored:  # head rows are as many as in a round
+            most = min(most, self._max_verified - 1)
         end = min(start + most, len(prompt))
         count, last = end - start, end == len(prompt)
         drafts = self._drafts_first(sequence)
@@ -231,6 +238,7 @@ class Scheduler:
             line = [sequence.tokens[-1], *(proposal.tokens if proposal else ())]
             rows.append([len(line), 1, sequence.position, sequence.round_budget])
             lines.append(line)
+        self._verified = len(rows) * (1 + plan.width)
         wanted = plan.draft_tokens or self._undrafted
         masks = _masks(sequences, plan.chosen)
         output, report = self._run(sequences, 0, rows, lines, _parents(plan), wanted, masks)

@@ -15,7 +15,7 @@ import torch
 from prompts import chat, library_functions, sample_questions, solve
 from rollout import Row, replay, roll_out
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 TAPS = [1, 8, 15, 22, 28]
@@ -46,8 +46,8 @@ def save(rows: list[Row], file: Path) -> int:
 
 
 def pack(work: Path) -> None:
-    """The texts of all shards into CONVERSATIONS, of which `collect` makes the shards again."""
-    tensors = {}
+    """Add the texts of all shards to CONVERSATIONS, of which `collect` makes them again."""
+    tensors = load_file(CONVERSATIONS) if CONVERSATIONS.exists() else {}
     for file in sorted(work.glob("shard-*.safetensors")):
         with safe_open(file, "pt") as shard:
             tensors[f"{file.stem}.ids"] = shard.get_tensor("ids").to(torch.uint16)
@@ -96,7 +96,7 @@ def sampled(
 
 def collect(target: Path, work: Path, numbers: range) -> None:
     tokenizer = AutoTokenizer.from_pretrained(target)
-    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval()
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     functions = library_functions()
     work.mkdir(parents=True, exist_ok=True)
     for number in numbers:

@@ -75,7 +75,7 @@ class Vocabulary:
         self.ids = ids
         self.row = torch.full((target.config.vocab_size,), -1)
         self.row[ids] = torch.arange(len(ids))
-        self.head = target.lm_head.weight[ids].detach().bfloat16().T.contiguous()
+        self.head = target.lm_head.weight[ids].detach().T.contiguous()
 
 
 def block_states(
@@ -90,13 +90,12 @@ def block_states(
     tokens = batch.ids.gather(1, positions.clamp_max(length - 1))
     noise = torch.where(offsets.repeat(count) == 0, tokens, MASK)
     context = torch.arange(length).expand(rows, -1)
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = drafter(
-            position_ids=torch.cat([context, positions], dim=1),
-            attention_mask=block_mask(batch.anchors, length, BLOCK),
-            noise_embedding=F.embedding(noise, embedding),
-            target_hidden=batch.features,
-        )
+    hidden = drafter(
+        position_ids=torch.cat([context, positions], dim=1),
+        attention_mask=block_mask(batch.anchors, length, BLOCK),
+        noise_embedding=F.embedding(noise, embedding),
+        target_hidden=batch.features.float(),
+    )
     return hidden.view(-1, BLOCK, hidden.shape[-1])[:, 1:], positions, tokens
 
 
@@ -107,8 +106,7 @@ def draft_loss(
     hidden, positions, tokens = block_states(drafter, embedding, batch)
     inside = (positions < batch.lengths[:, None]).view(-1, BLOCK)[:, 1:]
     held = positions.clamp_max(batch.ids.shape[1] - 1)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = hidden @ vocabulary.head
+    logits = hidden @ vocabulary.head
     labels = vocabulary.row[tokens].view(-1, BLOCK)[:, 1:]
     known = inside & (labels >= 0)
     row = torch.arange(len(batch.ids))[:, None]
@@ -117,7 +115,7 @@ def draft_loss(
     wanted_rows = vocabulary.row[wanted_ids]
     wanted = wanted * (wanted_rows >= 0)
     wanted = wanted / wanted.sum(-1, keepdim=True).clamp_min(1e-6)
-    log_probs = logits.float().log_softmax(-1)
+    log_probs = logits.log_softmax(-1)
     soft = -(wanted * log_probs.gather(-1, wanted_rows.clamp_min(0))).sum(-1)
     hard = -log_probs.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
     right = torch.where(known, (-hard.detach()).exp(), 0.0)

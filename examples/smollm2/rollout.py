@@ -1,4 +1,4 @@
-"""What the target itself writes: batched decoding in bfloat16 that keeps what a drafter learns.
+"""What the target itself writes: batched decoding that keeps what a drafter learns.
 
 A row is a conversation of one turn. Rows that ended leave the batch, so the last ones are cheap.
 """
@@ -97,10 +97,11 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def pick(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """Next tokens `[rows]`: the likeliest at temperature 0, else a sample (Gumbel-max)."""
-    if not temperatures.any():
-        return logits.argmax(-1)
-    noise = torch.rand(logits.shape, generator=generator).clamp_min_(1e-20).log_().neg_()
-    return (logits - temperatures[:, None] * noise.clamp_min_(1e-20).log_()).argmax(-1)
+    chosen, warm = logits.argmax(-1), temperatures.nonzero()[:, 0]
+    noise = torch.rand(len(warm), logits.shape[1], generator=generator).clamp_min_(1e-20)
+    noise = noise.log_().neg_().clamp_min_(1e-20).log_()
+    chosen[warm] = (logits[warm] - temperatures[warm, None] * noise).argmax(-1)
+    return chosen
 
 
 @torch.inference_mode()
@@ -129,7 +130,7 @@ def roll_out(
         hidden, tapped = forward(model, batch, begin, taps)
         logits = model.lm_head(hidden[:, -1]).float()
         if taps:
-            features[batch.number, begin : batch.length] = tapped
+            features[batch.number, begin : batch.length] = tapped.bfloat16()
             # of the prompt's tokens nobody learns
             likely_ids, likely_probs = likeliest(logits)
             top_ids[batch.number, batch.length - 1] = likely_ids
@@ -181,6 +182,6 @@ def replay(
         top_ids[start - 1 :], top_probs[start - 1 :] = likeliest(
             model.lm_head(hidden[number, own][start - 1 :]).float()
         )
-        features = tapped[number, own].clone()
+        features = tapped[number, own].bfloat16()
         rows.append(Row(torch.tensor(ids), start, True, features, top_ids, top_probs))
     return rows

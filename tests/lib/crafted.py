@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dflash_trt.decoding import DraftInput, VerifyInput
-from dflash_trt.decoding.messages import FREED
+from dflash_trt.decoding import (
+    DraftInput,
+    VerifyInput,
+    check_draft_input,
+    check_verify_input,
+    draft,
+    verify,
+)
+from dflash_trt.decoding.messages import FREED, slot_copies
+from dflash_trt.decoding.speculation import FeatureBuffer
 from dflash_trt.engines.info import EngineInfo
+from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.engines.step import KEPT
+from dflash_trt.errors import RequestError
 
 EDGES = (0, 1, 2, 3, -1, -2, 7, 64, 255, 2**31, -(2**31), 2**63 - 1, -(2**63))
 
@@ -104,3 +116,51 @@ def _value(rng: np.random.Generator, dtype: np.dtype[Any]) -> Any:
     if np.issubdtype(dtype, np.integer):
         return np.int64(EDGES[rng.integers(len(EDGES))]).astype(dtype)
     return [0.0, 1.0, -1.0, 1e30, np.nan, np.inf, -np.inf][rng.integers(7)]
+
+
+def send(target: Path, drafter: Path, seed: int, count: int) -> Counter[str]:
+    """So many to either engine, how many were refused and run; AssertionError if one does harm."""
+    held = FeatureBuffer()
+    step = lambda engine, x: verify(engine, x, held)  # noqa: E731
+    rng, counts = np.random.default_rng(seed), Counter[str]()
+    for name, path, kind in (
+        ("verify", target, (usual_verify, check_verify_input, step)),
+        ("draft", drafter, (usual_draft, check_draft_input, draft)),
+    ):
+        refused = _send(Engine(path), *kind, rng, count)
+        counts += Counter({f"{name} refused": refused, f"{name} run": count - refused})
+    return counts
+
+
+def _send(
+    engine: Engine,
+    make: Callable[..., Any],
+    check: Callable[..., None],
+    step: Callable[..., Any],
+    rng: np.random.Generator,
+    count: int,
+) -> int:
+    slots = engine.info.slots
+    for caches in engine._alike:
+        caches[:] = rng.standard_normal(caches.shape, np.float32)
+    refused = 0
+    for number in range(count):
+        x = spoil(rng, make(rng, engine.info))
+        before, kept = [caches.copy() for caches in engine._alike], dict(engine.kept)
+        mine: set[int] = set()
+        try:
+            check(engine.info, x, engine.kept)
+            first, _, _, *copies = x.batch.tolist()
+            mine = {*range(first, first + len(x.rows))} | {to for _, to, *_ in slot_copies(copies)}
+            step(engine, x)
+        except RequestError:
+            assert (mine, engine.kept) == (set(), kept), number
+            refused += 1
+        except RuntimeError as error:  # an engine does not say how many tokens its drafter embeds
+            if "Gather" not in str(error):
+                raise
+        others = [row for row in range(slots) if row not in mine]
+        for was, caches in zip(before, engine._alike, strict=True):
+            assert np.array_equal(was[:, others], caches[:, others], equal_nan=True), number
+            caches[:] = was
+    return refused

@@ -72,13 +72,19 @@ class AtRandom(Policy):
 class Guesses(Proposer):
     """Proposes chains and trees, too, that are right in places, and notes what the drafter says."""
 
-    def __init__(self, texts: Mapping[int, list[int]], target: EngineInfo, seed: int) -> None:
-        """texts: what each request will say, by its `id`."""
+    def __init__(
+        self,
+        texts: Mapping[int, list[int]],
+        target: EngineInfo,
+        seed: int,
+        tempting: Mapping[int, list[int]] | None = None,
+    ) -> None:
+        """texts: what each request will say, by its `id`; tempting: what it would, were it free."""
         self._trees = not target.quantized  # as in `strategy`
         self._deepest = target.deepest
         max_depth = target.deepest if self._trees else 0
         super().__init__(target.most_verified - 1, max_depth=max_depth, lookup=True)
-        self._answers = texts
+        self._answers, self._tempting = texts, tempting or {}
         self._dice = np.random.default_rng(seed)
         self.said: dict[tuple[int, int], Drafts] = {}  # by request and position
         self.lost = 0  # sequences of rounds, of which features were dropped
@@ -93,12 +99,13 @@ class Guesses(Proposer):
                 ids, probs = sequence.candidates
                 self.said[id(sequence.request), sequence.position] = ids.tolist(), probs.copy()
             text = self._answers[id(sequence.request)][len(sequence.tokens) :]
-            guesses = [self._guess(text, tree) for tree in (False, self._trees)]
+            free = self._tempting.get(id(sequence.request), [])[len(sequence.tokens) :]
+            guesses = [self._guess(text, free, tree) for tree in (False, self._trees)]
             proposals = [each for each in (*row.proposals, *guesses) if each.tokens]
             rows.append(Row(proposals, row.sampled))
         return rows
 
-    def _guess(self, text: list[int], tree: bool) -> Proposal:
+    def _guess(self, text: list[int], free: list[int], tree: bool) -> Proposal:
         """text: what is right; a proposal is not as long, for the target adds a token."""
         tokens: list[int] = []
         parents: list[int] = []
@@ -109,6 +116,8 @@ class Guesses(Proposer):
             if depth > min(len(text) - 1, self._deepest):
                 continue
             token = int(self._dice.integers(300))
+            if free and self._dice.random() < 0.5:
+                token = free[depth - 1]
             if right[parent] and self._dice.random() < 0.8:
                 token = text[depth - 1]
             if (parent, token) in zip(parents, tokens, strict=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import reference
-from load import Expected
+from load import ROADS, Expected, Job
 from pairs import make_endless, make_pair, teach
 from tokenizers import Tokenizer
 
@@ -65,6 +65,15 @@ def make_prompts(count: int) -> list[str]:
         if len(text.encode()) <= LONGEST_PROMPT and text not in texts:
             texts.append(text)
     return texts
+
+
+def make_jobs(random_: random.Random, prompts: list[str], count: int) -> list[Job]:
+    """Requests over each road in turn."""
+    roads = [*ROADS]
+    return [
+        Job(i, roads[i % len(roads)], random_.choice(prompts), length(random_, LONGEST_TEXT))
+        for i in range(count)
+    ]
 
 
 def alone(directory: Path, built: Path, prompts: list[str]) -> Expected:

@@ -13,7 +13,7 @@ from statistics import median
 import load
 import pytest
 from load import Client, Expected, Job, RefusedError, ask_all, fill, metric, resident
-from tiny import LONGEST_TEXT, alone, build_pair, length, make_prompts, write_pair
+from tiny import LONGEST_TEXT, alone, build_pair, make_jobs, make_prompts, write_pair
 
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import GATEWAY_KEY, Security
@@ -64,20 +64,11 @@ def running(built: Path) -> Iterator[tuple[Server, Ports]]:
         yield server, ports
 
 
-def _jobs(prompts: list[str]) -> list[Job]:
-    random_ = random.Random(1)
-    roads = [*load.ROADS]
-    return [
-        Job(i, roads[i % len(roads)], random_.choice(prompts), length(random_, LONGEST_TEXT))
-        for i in range(REQUESTS)
-    ]
-
-
 def test_many_clients(
     running: tuple[Server, Ports], prompts: list[str], expected: Expected
 ) -> None:
     """Every reply is the prompt's own text; afterwards all slots are free and memory is flat."""
-    (server, ports), jobs = running, _jobs(prompts)
+    (server, ports), jobs = running, make_jobs(random.Random(1), prompts, REQUESTS)
     answered: dict[int, int] = {}  # by job: its client
     memory: list[int] = []
     pids = [server.process.pid, *server.stubs()]

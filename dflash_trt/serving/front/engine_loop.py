@@ -166,8 +166,9 @@ class EngineLoop:
             if sequence.dropped:
                 scheduler.finish(sequence, "cancelled")
                 self._deliver(sequence)
+        beside = any(each.scheduler.active for each in self._groups if each is not group)
         before, start = scheduler.active, time.perf_counter()
-        advanced = scheduler.step(take=self._may_take(group))
+        advanced = scheduler.step(take=self._may_take(group), beside=beside)
         seconds = time.perf_counter() - start
         sequences += advanced  # one may have come and ended in this very step
         for sequence in advanced:

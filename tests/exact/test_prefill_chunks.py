@@ -1,0 +1,62 @@
+"""Prompts beside sequences that decode: their chunks are about as large as a round."""
+
+from __future__ import annotations
+
+import pytest
+from built_pairs import MAX_SEQ_LEN, BuildPair
+from exact import one_by_one, rounds_of
+
+from dflash_trt.decoding import Request, RoundOutput, RunRound, Scheduler, VerifyInput, scheduler
+from dflash_trt.decoding.speculation import Fixed
+
+LEAST, PROMPT, NEW_TOKENS = 16, 100, 40
+
+
+class Watched:
+    """Rounds, and how many tokens each chunk had."""
+
+    def __init__(self, rounds: RunRound) -> None:
+        self._rounds = rounds
+        self.chunks: list[int] = []
+
+    def __call__(self, x: VerifyInput) -> RoundOutput:
+        tokens, forced = x.rows[0, :2].tolist()
+        self.chunks += [tokens] if forced > 1 else []
+        return self._rounds(x)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "LEAST_CHUNK", LEAST)
+
+
+def scheduler_of(rounds: RunRound) -> Scheduler:
+    sizes = {"slots": 4, "max_seq_len": MAX_SEQ_LEN, "prefill_chunk": 90}
+    return Scheduler(rounds, **sizes, policy=Fixed(7))
+
+
+def test_chunks_are_as_large_as_a_round(built_pair: BuildPair) -> None:
+    built = built_pair(taught=False)  # whose texts take many rounds
+    prompts = [(2 * text)[:PROMPT] for text in built.texts[:4]]
+    watched, sequences = Watched(rounds_of(built)), []
+    decoder = scheduler_of(watched)
+    for prompt in prompts:  # each comes when the one before it decodes
+        sequences.append(decoder.submit(Request(prompt, NEW_TOKENS)))
+        while not sequences[-1].tokens:
+            decoder.step()
+    while decoder.busy:
+        decoder.step()
+    alone, one, two, three = [90, 10], [15, 15, *[14] * 5], [15, 15, *[14] * 5], [20] * 5
+    assert watched.chunks == alone + one + two + three  # a round verifies 8 tokens of each
+    expected = one_by_one(scheduler_of(rounds_of(built)), prompts)
+    assert [each.tokens for each in sequences] == [each.tokens for each in expected]
+
+
+def test_rounds_of_other_schedulers_are_held_up_too(built_pair: BuildPair) -> None:
+    built = built_pair()
+    watched = Watched(rounds_of(built))
+    decoder = scheduler_of(watched)
+    decoder.submit(Request((2 * built.texts[0])[:PROMPT], 4))
+    decoder.step(beside=True)
+    decoder.step()
+    assert watched.chunks == [15, 85]  # 7 of one size, then all that is left

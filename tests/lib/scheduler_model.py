@@ -1,0 +1,261 @@
+"""Schedulers, slots, waiting queue and prefix cache against a model that knows whole texts alone.
+
+The engine is made up: its rows and blocks hold tokens and whose salt they were written under, they
+are copied as the steps say, and the next token depends on all that a row holds. So a row or block
+of somebody else's shows at once, in the row or in the text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cache_model import SALTS, TEXTS
+from guesses import AtRandom
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dflash_trt.decoding import (
+    PrefixCache,
+    Request,
+    RoundOutput,
+    Scheduler,
+    Sequence,
+    VerifyInput,
+    WaitingQueue,
+)
+from dflash_trt.decoding.acceptance import parents_of
+from dflash_trt.decoding.messages import FREED, no_drafts, slot_copies
+from dflash_trt.decoding.speculation import Proposer, walk
+from dflash_trt.engines import KEPT
+
+VOCAB, MAX_SEQ_LEN, DRAFTS, DEEPEST = 12, 100, 4, 8
+CLIENTS = ("", "a", "b")
+LONG = 10_000  # steps in which everything ends, by far
+
+
+def next_token(text: list[int]) -> int:
+    return hash(tuple(text)) % VOCAB
+
+
+def text_of(request: Request) -> list[int]:
+    """What must come of it."""
+    tokens: list[int] = []
+    while len(tokens) < request.max_tokens and not request.stop_ids & {*tokens[-1:]}:
+        tokens.append(next_token([*request.prompt, *tokens]))
+    return tokens
+
+
+class StepFailedError(Exception):
+    pass
+
+
+class MadeUpEngine:
+    """A `RunRound` of all groups; firsts: their first slots."""
+
+    def __init__(self, schedulers: list[Scheduler], firsts: list[int], seed: int) -> None:
+        self._schedulers, self._firsts = schedulers, firsts
+        self._dice = np.random.default_rng(seed)
+        self.memory: dict[int, list[tuple[str, int]]] = {}  # of slots and blocks: salt and token
+        self.fails_after: int | None = None  # so many of the next step's copies
+
+    def __call__(self, x: VerifyInput) -> RoundOutput:
+        first, wanted, _, *copies = x.batch.tolist()
+        fails, self.fails_after = self.fails_after, None
+        for each in list(slot_copies(copies))[:fails]:
+            self._copy(*each)
+        if fails is not None:
+            raise StepFailedError
+        group = max(i for i, start in enumerate(self._firsts) if start <= first)
+        holders = dict(enumerate(self._schedulers[group].sequences, self._firsts[group]))
+        for slot, sequence in holders.items():
+            self._holds(slot, sequence)
+        results = [self._verify(x, i, holders.get(first + i)) for i in range(len(x.rows))]
+        deepest = max(len(path) for path, _ in results)
+        is_tree = x.parents.shape[1] > 1
+        lines = [
+            [len(path), token, 0, *(path + [0] * (deepest - len(path)) if is_tree else ())]
+            for path, token in results
+        ]
+        n = len(lines)
+        drafts = self._drafts(first, n, wanted) if wanted > 0 else no_drafts(n)
+        logprobs = np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
+        return RoundOutput(np.array(lines), *logprobs, 0.0, *drafts)
+
+    def _copy(self, source: int, to: int, tokens: int, start: int) -> None:
+        if to == FREED:
+            self.memory.pop(source, None)
+            return
+        held = self.memory[source]
+        values = held[:tokens] if source >= KEPT else held[start : start + tokens]
+        assert len(values) == tokens, "what is copied is not there"
+        if to >= KEPT:
+            self.memory[to] = values
+            return
+        row = self.memory.setdefault(to, [])
+        assert len(row) >= start, "a hole in a row"
+        row[start : start + tokens] = values
+
+    def _holds(self, slot: int, sequence: Sequence) -> None:
+        request, row = sequence.request, self.memory.get(slot, [])
+        text = [*request.prompt, *sequence.tokens][: sequence.position]
+        assert row[: len(text)] == [(request.cache_salt, token) for token in text], "another's row"
+
+    def _verify(self, x: VerifyInput, i: int, sequence: Sequence | None) -> tuple[list[int], int]:
+        """The accepted drafts of row i and the token after them, whose row then ends with them."""
+        length, known, place, _ = x.rows[i].tolist()
+        tokens, salt = (
+            x.tokens[i, :length].tolist(),
+            sequence.request.cache_salt if sequence else "",
+        )
+        row = self.memory.setdefault(int(x.batch[0]) + i, [])
+        assert len(row) >= place, "a hole in a row"
+        row[place:] = [(salt, token) for token in tokens[:known]]
+        text, drafts = [token for _, token in row], tokens[known:]
+        path, token = walk(
+            drafts,
+            parents_of(x, i),
+            lambda path: next_token(text + [drafts[node - 1] for node in path]),
+        )
+        row += [(salt, drafts[node - 1]) for node in path]
+        assert token is not None
+        return path, token
+
+    def _drafts(self, first: int, n: int, wanted: int) -> tuple[Any, Any, float]:
+        """Candidates of which some are right."""
+        ids = self._dice.permuted(np.tile(np.arange(VOCAB), (n, wanted, 1)), axis=-1)[..., :3]
+        for i in range(n):
+            text = [token for _, token in self.memory[first + i]]
+            for place in range(wanted):  # the anchor is not in the row yet
+                text.append(next_token(text))
+                right = next_token(text)
+                if right not in ids[i, place] and self._dice.random() < 0.7:
+                    ids[i, place, self._dice.integers(3)] = right
+        return ids, np.broadcast_to(np.float32([0.5, 0.3, 0.2]), ids.shape), 0.0
+
+
+class SchedulerModel(RuleBasedStateMachine):
+    """One or two groups of slots over one queue and one cache, as the engine loop runs them."""
+
+    @initialize(
+        groups=st.integers(1, 2),
+        slots=st.integers(1, 3),
+        chunk=st.sampled_from([1, 7, 16, MAX_SEQ_LEN]),
+        blocks=st.sampled_from([0, 3, 50]),
+        seed=st.integers(0, 2**31),
+    )
+    def start(self, groups: int, slots: int, chunk: int, blocks: int, seed: int) -> None:
+        self.slots, self.chunk, self.seed = slots, chunk, seed
+        self.queue = WaitingQueue[Sequence]()
+        self.cache = PrefixCache(blocks) if blocks else None
+        self.firsts = [slots * group for group in range(groups)]
+        self.schedulers: list[Scheduler] = []
+        self.engine = MadeUpEngine(self.schedulers, self.firsts, seed)
+        self.schedulers += [self._new_scheduler(first) for first in self.firsts]
+        self.asked: list[Sequence] = []
+        self.told: list[Sequence] = []  # the end of these
+        self.ended_here: list[Sequence] = []  # by us, or by a step that failed
+
+    def _new_scheduler(self, first: int) -> Scheduler:
+        return Scheduler(
+            self.engine,
+            slots=self.slots,
+            max_seq_len=MAX_SEQ_LEN,
+            prefill_chunk=self.chunk,
+            policy=AtRandom(DRAFTS, self.seed + first, 0.05),
+            proposer=Proposer(DEEPEST, max_depth=DEEPEST if self.seed % 2 else 0, lookup=True),
+            queue=self.queue,
+            first_slot=first,
+            prefix_cache=self.cache,
+        )
+
+    @rule(
+        text=TEXTS.map(lambda text: text or [0]),
+        most=st.integers(1, 20),
+        salt=st.sampled_from(SALTS),
+        client=st.sampled_from(CLIENTS),
+        priority=st.integers(-1, 1),
+        stops=st.frozensets(st.integers(0, VOCAB - 1), max_size=1),
+        drafting=st.booleans(),
+    )
+    def submit(self, text: list[int], most: int, salt: str, drafting: bool, **more: Any) -> None:
+        stops = more.pop("stops")
+        request = Request(text, most, stop_ids=stops, cache_salt=salt, drafting=drafting, **more)
+        self.asked.append(self.schedulers[0].submit(request))
+
+    @rule(group=st.integers(0, 1), take=st.booleans(), steps=st.integers(1, 6))
+    def step(self, group: int, take: bool, steps: int) -> None:
+        for _ in range(steps):
+            self._step(group % len(self.schedulers), take)
+
+    def _step(self, group: int, take: bool) -> None:
+        scheduler = self.schedulers[group]
+        try:
+            advanced = scheduler.step(take)
+        except StepFailedError:  # as the engine loop does
+            for sequence in scheduler.sequences:
+                sequence.finish_reason = "error"
+                self.ended_here.append(sequence)
+            scheduler.forget()
+            self.schedulers[group] = self._new_scheduler(self.firsts[group])
+            return
+        self.told += [sequence for sequence in advanced if sequence.finish_reason is not None]
+
+    @rule(copies=st.integers(0, 3))
+    def fail_next(self, copies: int) -> None:
+        self.engine.fails_after = copies
+
+    @precondition(lambda self: any(each.finish_reason is None for each in self.asked))
+    @rule(data=st.data(), reason=st.sampled_from(["cancelled", "expired"]))
+    def end(self, data: Any, reason: str) -> None:
+        live = [each for each in self.asked if each.finish_reason is None]
+        sequence = live[data.draw(st.integers(0, len(live) - 1))]
+        holder = (each for each in self.schedulers if sequence in each.sequences)
+        scheduler = next(holder, self.schedulers[0])
+        scheduler.finish(sequence, reason)
+        scheduler.finish(sequence, "again")  # it stays as it is
+        assert sequence.finish_reason == reason
+        self.ended_here.append(sequence)
+
+    @rule()
+    def swap_drafter(self) -> None:
+        for scheduler in self.schedulers:
+            for sequence in scheduler.sequences:
+                sequence.lose_drafter()
+        if self.cache is not None:
+            self.cache.hold(True)
+            self.cache.hold(False)
+
+    @invariant()
+    def each_is_in_one_place(self) -> None:
+        places = [each for scheduler in self.schedulers for each in scheduler.sequences]
+        places += [each for client in CLIENTS for each in self.queue.newest(client)]
+        live = [each for each in self.asked if each.finish_reason is None]
+        assert sorted(map(id, places)) == sorted(map(id, live))
+        assert all(scheduler.active <= self.slots for scheduler in self.schedulers)
+
+    @invariant()
+    def texts_are_right(self) -> None:
+        for each in self.asked:
+            assert each.tokens == text_of(each.request)[: len(each.tokens)]
+
+    def teardown(self) -> None:
+        """Nothing is lost: everything ends, is told of once, and leaves nothing behind."""
+        self.engine.fails_after = None
+        for _ in range(LONG):
+            if not any(each.busy or each.unsaved for each in self.schedulers):
+                break
+            for group in range(len(self.schedulers)):
+                self._step(group, True)
+        assert sorted(map(id, [*self.told, *self.ended_here])) == sorted(map(id, self.asked))
+        for each in self.told:
+            assert each.tokens == text_of(each.request)
+            stopped = each.tokens[-1] in each.request.stop_ids
+            assert each.finish_reason == ("stop" if stopped else "length")
+        assert not any(scheduler.kv_rows for scheduler in self.schedulers)
+        if self.cache is not None:
+            for scheduler in self.schedulers:
+                scheduler._slots.done()  # as with its next step
+            dropped, _ = self.cache.keep(self, "", [], 0)
+            kept = {number for number in self.engine.memory if number >= KEPT}
+            assert len(kept - {*dropped}) == len(self.cache), "a block that nobody knows of"
