@@ -81,9 +81,7 @@ def llama_cpp(model: Path, pages: str, folder: Path) -> Iterator[Row]:
     told(["llama-perplexity", "-m", str(files.pop("F32")), *line])
     for kind, file in files.items():
         found = told(["llama-perplexity", "-m", str(file), *line, "--kl-divergence"])
-        (kl,), (same,) = (
-            re.findall(rf"{name}: *([\d.]+)", found) for name in ("KLD", "Same top p")
-        )
+        same, kl = (re.findall(rf"{each}: *([\d.]+)", found)[-1] for each in ("top p", "KLD"))
         yield Row(f"llama.cpp, {kind}", float(same) / 100, float(kl))
 
 
