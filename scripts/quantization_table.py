@@ -6,7 +6,8 @@ TARGET may be a GGUF file, whose int4 and int8 blocks are kept; ModelOpt then ne
 same in safetensors.
 
 Rows of our own engine run with those weights. fp8, nvfp4 and w4a16 are ModelOpt's, read back and
-made plain: their speed here says nothing and is left out. tokens/s: of plain decoding, one stream. Speeds are worth something on a quiet machine.
+made plain: their speed here says nothing and is left out. Speeds are of plain decoding, one stream,
+and worth something on a quiet machine.
 """
 
 from __future__ import annotations
