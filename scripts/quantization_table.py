@@ -5,8 +5,9 @@
 TARGET may be a GGUF file, whose int4 and int8 blocks are kept; ModelOpt then needs `--plain`, the
 same in safetensors.
 
-Rows of our own engine run with those weights. fp8 and nvfp4 are ModelOpt's, read back and made
-plain: their speed here says nothing and is left out. Speeds are worth something on a quiet machine.
+Rows of our own engine run with those weights. fp8, nvfp4 and w4a16 are ModelOpt's, read back and
+made plain: their speed here says nothing and is left out. Speeds are of plain decoding, one stream,
+and worth something on a quiet machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from dflash_trt.engines.accuracy import compare
 from dflash_trt.graphs import Storage
 from dflash_trt.tensorrt_llm import quantize_target
 
-ROWS = ("float32", "bf16", "int8", "int4", "fp8", "nvfp4")
+MODELOPT = ("fp8", "nvfp4", "w4a16")
+ROWS = ("float32", "bf16", "int8", "int4", *MODELOPT)
 TOKENS = 64
 LEFT_OUT = (".safetensors", ".gguf")  # weights, which are written anew
 
@@ -63,7 +65,7 @@ def in_bf16(target: Target, directory: Path) -> Target:
 
 def size(target: Target, engine: Path, row: str) -> int:
     """Bytes of the target's weights in that precision."""
-    files = target.directory if row in ("fp8", "nvfp4", "bf16") else engine
+    files = target.directory if row in (*MODELOPT, "bf16") else engine
     return sum(f.stat().st_size for f in files.iterdir() if f.suffix in (".safetensors", ".data"))
 
 
@@ -114,7 +116,7 @@ def main() -> None:
             bits: Any = {"int8": 8, "int4": 4}.get(row)
             if row == "bf16":
                 target = in_bf16(original, scratch / "bf16-target")
-            if row in ("fp8", "nvfp4"):
+            if row in MODELOPT:
                 made, method = scratch / f"{row}-target" / "x", {"method": row}
                 quantize = recipe.model_copy(update=method)
                 quantize_target(quantize, plain, made, texts.calibrated, quiet)
@@ -135,7 +137,6 @@ def main() -> None:
                     "perplexity": cost.perplexities[1],
                     "tau": tau,
                     "rounds": rounds,
-                    "tokens_per_s": run.dflash_tokens_per_s if run else None,
                     "alone": run.plain_tokens_per_s if run else None,
                 }
             )
@@ -148,8 +149,8 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|")
     for each in found:
-        here = each["tokens_per_s"] and each["precision"] not in ("fp8", "nvfp4")
-        speed = format(each["tokens_per_s"], ".1f") if here else ""
+        here = each["alone"] and each["precision"] not in MODELOPT
+        speed = format(each["alone"], ".1f") if here else ""
         print(
             f"| {each['precision']} | {each['bytes'] / 1e6:.0f} | {each['agreement']:.1%} "
             f"| {each['kl']:.2g} | {each['perplexity']:.2f} | {each['tau']:.2f} "

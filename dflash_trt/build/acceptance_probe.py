@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.checkpoints import Drafter, Report, Target, load_drafter, load_target
@@ -82,15 +82,23 @@ def longest_sequence(target: Target, drafter: Drafter | None) -> int:
 
 
 def write_engines(
-    target: Target, drafter: Drafter | None, engines: Path, max_seq_len: int, report: Report
+    target: Target,
+    drafter: Drafter | None,
+    engines: Path,
+    max_seq_len: int,
+    report: Report,
+    bits: Literal[4, 8] | None = None,
 ) -> None:
-    """`engines/target` and `engines/drafter` for one sequence, linked where that is possible."""
+    """`engines/target` and `engines/drafter` for one sequence, linked where that is possible.
+
+    bits: of quantized weights, None as they are stored.
+    """
     # imported here: it loads the graph builder
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
     options: dict[str, Any] = {"slots": 1, "max_seq_len": max_seq_len, "threads": None}
-    options["storage"] = Storage(link=True)
+    options["storage"] = Storage(link=True, bits=bits)
     report("building engines", 0, 2)
     build_target(target, drafter.spec if drafter else None, engines / "target", **options)
     report("building engines", 1, 2)

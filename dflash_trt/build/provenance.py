@@ -21,7 +21,8 @@ from dflash_trt.build.repository import templates
 from dflash_trt.checkpoints import Report
 from dflash_trt.digests import Entry, entry, sha256
 
-MADE = {"files", "quantization"}  # of a manifest: what came out; the rest is what went in
+# of a manifest: what came out; the rest is what went in
+MADE = {"files", "quantization", "precisions"}
 # of the config: said by what they hold
 LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters"), True) | {
     "engine": {"quantize": {"calibration": {"prompts": True}}}
@@ -73,7 +74,8 @@ def write_manifest(
         if file.is_symlink()
     }
     cost = {"quantization": asdict(written.cost)} if written.cost else {}
-    manifest = {**inputs, **cost, "files": files}
+    precisions = {"precisions": asdict(written.precisions)} if written.precisions else {}
+    manifest = {**inputs, **cost, **precisions, "files": files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
 

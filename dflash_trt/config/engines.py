@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.quantization import Quantize, or_method_alone
+from dflash_trt.config.quantization import Quantize, Share, or_method_alone
 from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import DrafterSource
 from dflash_trt.errors import ConfigError
@@ -70,10 +70,15 @@ class OnnxRuntime(Sharded):
         description="copy: store the weights in the build; link: read what is possible from the "
         "checkpoint files, which must not change (less disk, slower to load)",
     )
-    quantize: Literal["int8", "int4"] | None = Field(
+    quantize: Literal["int8", "int4", "auto"] | None = Field(
         default=None,
         description="quantizes linear layers to int8 or int4, one scale for 32 weights; `build` "
-        "measures the loss of accuracy. Unset: keep the checkpoint's precision",
+        "measures the loss of accuracy. auto: `build` measures tokens/s too, and takes the fastest "
+        "of both and the checkpoint's precision. Unset: keep the checkpoint's precision",
+    )
+    max_accuracy_loss: Share = Field(
+        default=0.05,
+        description="limits the share of greedy tokens that quantize: auto may change",
     )
 
     @model_validator(mode="after")

@@ -52,12 +52,12 @@ def compare(quantized: Path, original: Path, texts: Sequence[Sequence[int]]) -> 
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     info = read_info(original, KIND)
-    expected = _logits(load_session(original, info, options), info, texts)
+    expected = teacher_forced(load_session(original, info, options), info, texts)
     options = ort.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, str(quantized / "profile")
     info = read_info(quantized, KIND)
     session = load_session(quantized, info, options)
-    found = _logits(session, info, texts)
+    found = teacher_forced(session, info, texts)
     _check_fused(Path(session.end_profiling()), quantized)
     return measured(expected, found, texts)
 
@@ -87,7 +87,7 @@ def _log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
     return np.subtract(shifted, np.log(np.exp(shifted).sum()), dtype=np.float64)
 
 
-def _logits(
+def teacher_forced(
     session: ort.InferenceSession, info: EngineInfo, texts: Sequence[Sequence[int]]
 ) -> Floats:
     """Float32 `[tokens of all texts, vocab]`."""

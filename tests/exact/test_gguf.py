@@ -34,7 +34,7 @@ from dflash_trt.checkpoints.gguf import BITS, as_directory, convert
 from dflash_trt.checkpoints.gguf.blocks import unpacked
 from dflash_trt.checkpoints.gguf.header import read_header
 from dflash_trt.config import TargetSource, load_config
-from dflash_trt.engines.accuracy import _logits
+from dflash_trt.engines.accuracy import teacher_forced
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.onnxruntime import Engine, load_session
 from dflash_trt.errors import CheckpointError, ConfigError
@@ -190,7 +190,7 @@ def check_blocks(pair: Pair, directory: Path, kind: Kind, bits: Any) -> None:
         expected = theirs(file)(torch.tensor([tokens])).logits[0].numpy()
     options, info = ort.SessionOptions(), read_info(engines / "target", "onnxruntime")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
-    exact = _logits(load_session(engines / "target", info, options), info, [tokens])
+    exact = teacher_forced(load_session(engines / "target", info, options), info, [tokens])
     if kind == Kind.Q4_1:  # the head has 8 bits, 0.2 % off (`in_bytes`), and layers add to it
         assert 0 < rms(exact, expected) < (0.015 if bits == 8 else 0.004)
     else:

