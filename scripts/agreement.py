@@ -81,7 +81,8 @@ def llama_cpp(model: Path, pages: str, folder: Path) -> Iterator[Row]:
     told(["llama-perplexity", "-m", str(files.pop("F32")), *line])
     for kind, file in files.items():
         found = told(["llama-perplexity", "-m", str(file), *line, "--kl-divergence"])
-        same, kl = (re.findall(rf"{each}: *([\d.]+)", found)[-1] for each in ("top p", "KLD"))
+        figures = [re.findall(rf"{each}: +([\d.]+)", found) for each in ("Same top p", "Mean +KLD")]
+        (same,), (kl,) = figures
         yield Row(f"llama.cpp, {kind}", float(same) / 100, float(kl))
 
 
