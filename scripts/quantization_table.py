@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 
 from dflash_trt.build.acceptance_probe import decode, longest_sequence
 from dflash_trt.build.engines import build_drafter, build_target
+from dflash_trt.build.precision import BITS
 from dflash_trt.build.quantization import calibration_texts
 from dflash_trt.checkpoints import (
     Target,
@@ -113,7 +114,7 @@ def main() -> None:
         found: list[dict[str, Any]] = []
         for row in ("float32", *(r for r in asked.only.split(",") if r != "float32")):
             engine, target = scratch / row, original
-            bits: Any = {"int8": 8, "int4": 4}.get(row)
+            bits = BITS.get(row)
             if row == "bf16":
                 target = in_bf16(original, scratch / "bf16-target")
             if row in MODELOPT:

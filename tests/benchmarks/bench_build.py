@@ -28,6 +28,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from safetensors.numpy import save_file
 
 from dflash_trt.checkpoints import drafter_shapes, load_drafter, load_target, target_shapes
+from dflash_trt.files import size_of
 
 TURNS, SHARDS = 3, 4
 VOCAB, HIDDEN, WIDE, LAYERS = 151_936, 2048, 6144, 36
@@ -99,7 +100,7 @@ def write_checkpoint(directory: Path) -> int:
         places |= dict.fromkeys(names[shard::SHARDS], file)
         write(target / file, {name: shapes["target"][name] for name in names[shard::SHARDS]})
     (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    return size_of(directory)
 
 
 def write_holes(directory: Path) -> int:

@@ -234,8 +234,9 @@ def main() -> int:
         print(json.dumps(one_seed(parts[0], asked.seed)))
         return 0
     lines = campaign(asked.share, parts, RESULTS, first=asked.first)
-    REPORT.write_text(report(lines))
-    print(report(lines))
+    text = report(lines)
+    REPORT.write_text(text)
+    print(text)
     return int(any(line["wrong"] for line in lines))
 
 
