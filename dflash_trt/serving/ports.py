@@ -37,20 +37,24 @@ def listen(kind: str, host: str, port: int) -> socket.socket:
 
 
 def free_ports() -> Ports:
-    """Three ports of 127.0.0.1 that nothing listens on.
+    """Three ports of 127.0.0.1 that nothing listens on, kept for a minute.
 
     Linux gives none of these to a connection that goes out (`ip_local_port_range` begins at 32768),
-    so that they are still free when Triton has loaded its models and listens.
+    so that they are still free when Triton has loaded its models and listens. A connection closed
+    from this side leaves its port in TIME_WAIT: who asks for a free one is refused it, who listens
+    on it (SO_REUSEADDR) is not.
     """
     free: list[int] = []
-    with ExitStack() as stack:
-        for port in random.SystemRandom().sample(NOT_GIVEN, TRIES):
-            each = stack.enter_context(socket.socket())
-            with suppress(OSError):
-                each.bind((LOOPBACK, port))
-                free.append(port)
-            if len(free) == 3:
-                return Ports(*free)
+    for port in random.SystemRandom().sample(NOT_GIVEN, TRIES):
+        with suppress(OSError), socket.socket() as each, socket.socket() as client:
+            each.bind((LOOPBACK, port))
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.listen()
+            client.connect((LOOPBACK, port))
+            each.accept()[0].close()
+            free.append(port)
+        if len(free) == 3:
+            return Ports(*free)
     raise ServerError("no three ports are free from 20000 to 32767", "Stop what listens on them")
 
 
