@@ -453,7 +453,7 @@ def test_many_at_the_same_time(url: str) -> None:
         ({"prompt": []}, "prompt", "1 to 64"),
         ({"prompt": ["a"] * 65}, "prompt", "1 to 64"),
         ({"prompt": [10**6]}, "prompt", "prompt holds 1000000, no token"),
-        ({"prompt": [[5], [-1]]}, "prompt", "prompt holds -1, no token"),
+        ({"prompt": [[-1], [-1]]}, "prompt", "prompt holds -1, no token"),
         ({"prompt": None}, "prompt", "must be a string"),
         ({"stop": [""]}, "stop", "stop holds an empty string"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids", "stop_token_ids holds 1000000"),
