@@ -186,18 +186,27 @@ class Fuzzer:
             self.attempt(f"{number} weights", lambda: self.weights(chance))
             return
         name = sorted(self.kinds)[number % len(self.kinds)]
-        spoil, probe = self.kinds[name]
+
+        def change(file: Path, sound: bytes) -> None:
+            if chance.random() < SPECIAL:
+                special(file, chance)
+            else:
+                file.write_bytes(self.kinds[name][0](sound, chance))
+
+        self.spoilt(f"{number} {name}", name, chance, change)
+
+    def spoilt(
+        self, what: str, name: str, chance: random.Random, change: Callable[[Path, bytes], None]
+    ) -> None:
+        """One attempt with a file that `change` wrote, given its path and what is sound."""
         file = self.home / name
         if name in self.optional:
             shutil.copyfile(self.home / (name + ".kept"), file)
         self.chance, self.file, self.name, before = chance, file, name, file.read_bytes()
         self.sound = before
-        if chance.random() < SPECIAL:
-            special(file, chance)
-        else:
-            file.write_bytes(spoil(before, chance))
+        change(file, before)
         try:
-            self.attempt(f"{number} {name}", probe)
+            self.attempt(what, self.kinds[name][1])
         finally:
             if file.is_dir() and not file.is_symlink():
                 file.rmdir()

@@ -6,7 +6,11 @@ A quantised target's log-probabilities are so bit for bit: where little is not l
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +26,8 @@ from guesses import COSTS, AtRandom, Guesses
 from pairs import Pair
 from tokenizers import Tokenizer
 
+from dflash_trt.chat.render import load_encoding
+from dflash_trt.checkpoints import load_target
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
     Grammar,
@@ -39,7 +45,7 @@ from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.graphs.builder import Storage
 
-REQUESTS, BATCHES = 64, 8  # of a pair; each batch decodes all of its requests
+SMOLLM2 = Path(__file__).parents[2] / "examples" / "smollm2"
 SLOTS, MAX_SEQ_LEN, LONGEST = 16, 100, 24
 STORAGE: dict[str, dict[str, Any]] = {
     "float32": {},
@@ -58,6 +64,19 @@ GRAMMARS = (
 NEAR = 1e-3  # logits that far apart may change places between two ways to add up the same sum
 
 
+class Subject(NamedTuple):
+    """A built pair, and what it is asked. Each batch decodes all of its requests."""
+
+    what: str
+    pair: Pair
+    target: Engine
+    rounds: RunRound
+    requests: int
+    batches: int
+    end: int  # the token that ends a text
+    prompt: Callable[[np.random.Generator, int], list[int]]  # of so many tokens at most
+
+
 class Expected(NamedTuple):
     request: Request
     tokens: list[int]
@@ -67,30 +86,62 @@ class Expected(NamedTuple):
 
 
 def run(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
-    """All prompt-runs of a pair, its storage by turns: how many, what differs, what was met."""
+    """All prompt-runs of a random pair, its storage by turns: how many, what differs, what was
+    met."""
     storage = [*STORAGE][seed % len(STORAGE)]
     dice = np.random.default_rng(seed)
     cell = str(dice.choice([*FAMILIES])), str(dice.choice([*FORMATS]))
     counts = Counter[str]({f"storage {storage}": 1, f"family {cell[0]}": 1, f"format {cell[1]}": 1})
+    dtype = "bfloat16" if storage == "bfloat16" else "float32"
+    pair = pair_of(*cell, directory, seed=seed, dtype=dtype)
+    target, rounds = _built(pair, directory, storage)
+    prompt = lambda dice, length: dice.integers(318, size=length).tolist()  # noqa: E731
+    subject = Subject(f"{storage} {cell}", pair, target, rounds, 64, 8, 318, prompt)
+    return _prompt_runs(subject, dice, counts)
+
+
+def smollm2(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
+    """The same of the SmolLM2 pair and the chats of its example."""
+    storage = ("float32", "int8", "int4")[seed % 3]
+    counts = Counter[str]({f"storage {storage}": 1})
+    pair = Pair(directory / "target", SMOLLM2 / "drafter")
+    command = [sys.executable, str(SMOLLM2 / "target.py"), str(pair.target_dir)]
+    subprocess.run(command, check=True, capture_output=True)
+    target, rounds = _built(pair, directory, storage)
+    encode = load_encoding(pair.target_dir)
+    lines = (SMOLLM2 / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    chats = [encode(json.loads(line)["messages"]) for line in lines]
+    prompt = lambda dice, length: chats[dice.integers(len(chats))][:length]  # noqa: E731
+    end = load_target(pair.target_dir).spec.eos_token_ids[0]
+    subject = Subject(storage, pair, target, rounds, 16, 8, end, prompt)
+    return _prompt_runs(subject, np.random.default_rng(seed), counts)
+
+
+def _built(pair: Pair, directory: Path, storage: str) -> tuple[Engine, RunRound]:
+    engines, sizes = directory / "engines", {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN}
+    build_engines(pair.target_dir, pair.drafter_dir, engines, **sizes, **STORAGE[storage])
+    target = Engine(engines / "target")
+    return target, in_process(target, Engine(engines / "drafter"))
+
+
+def _prompt_runs(
+    subject: Subject, dice: np.random.Generator, counts: Counter[str]
+) -> tuple[int, list[str], Counter[str]]:
     # costs are made up: what rounds really take would make another choice each time
     with patch.object(Adaptive, "timed", lambda *_: None):
-        pair, target, rounds = _rounds_of(cell, storage, seed, directory)
-        grammars = _grammars_of(pair, target.info)
-        expected = _alone(target, dice, grammars)
-        wrong = [] if target.info.quantized else _against_transformers(pair, expected, counts)
-        for batch in range(BATCHES):
-            scheduler, what = _scheduler(target.info, rounds, expected, dice)
+        target = subject.target.info
+        tokenizer = Tokenizer.from_file(str(subject.pair.target_dir / "tokenizer.json"))
+        grammars = Grammars(tokenizer, target.vocab_size, [subject.end])
+        expected = _alone(subject, dice, grammars)
+        wrong = [] if target.quantized else _against_transformers(subject.pair, expected, counts)
+        for batch in range(subject.batches):
+            scheduler, what = _scheduler(target, subject.rounds, expected, dice)
             for each, sequence in _decode(
-                scheduler, expected, dice, counts, grammars, target.info.quantized
+                scheduler, expected, dice, counts, grammars, target.quantized
             ):
                 got = f"{sequence.tokens} ({sequence.finish_reason}), alone {each.tokens}"
-                wrong.append(f"{storage} {cell}, batch {batch}, {what}: {got}; {each.request}")
-    return BATCHES * len(expected), wrong, counts
-
-
-def _grammars_of(pair: Pair, target: EngineInfo) -> Grammars:
-    tokenizer = Tokenizer.from_file(str(pair.target_dir / "tokenizer.json"))
-    return Grammars(tokenizer, target.vocab_size, [target.vocab_size - 2])
+                wrong.append(f"{subject.what}, batch {batch}, {what}: {got}; {each.request}")
+    return subject.batches * len(expected), wrong, counts
 
 
 @torch.inference_mode()
@@ -112,26 +163,16 @@ def _against_transformers(pair: Pair, expected: list[Expected], counts: Counter[
     return wrong
 
 
-def _rounds_of(
-    cell: tuple[str, str], storage: str, seed: int, directory: Path
-) -> tuple[Pair, Engine, RunRound]:
-    dtype = "bfloat16" if storage == "bfloat16" else "float32"
-    pair = pair_of(*cell, directory, seed=seed, dtype=dtype)
-    engines, sizes = directory / "engines", {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN}
-    build_engines(pair.target_dir, pair.drafter_dir, engines, **sizes, **STORAGE[storage])
-    target = Engine(engines / "target")
-    return pair, target, in_process(target, Engine(engines / "drafter"))
-
-
-def _alone(target: Engine, dice: np.random.Generator, grammars: Grammars) -> list[Expected]:
+def _alone(subject: Subject, dice: np.random.Generator, grammars: Grammars) -> list[Expected]:
     """Requests, of which the first fill the cache to its end, and what the target says alone."""
     constrained = dice.random() < 0.5
-    plain = scheduler_of(in_process(target, None), Fixed(0), slots=1, max_seq_len=MAX_SEQ_LEN)
+    rounds = in_process(subject.target, None)
+    plain = scheduler_of(rounds, Fixed(0), slots=1, max_seq_len=MAX_SEQ_LEN)
     found: list[Expected] = []
-    for i in range(REQUESTS):
+    for i in range(subject.requests):
         length = int(dice.integers(1, MAX_SEQ_LEN - LONGEST if i % 4 else 12))
         stops = frozenset(dice.integers(318, size=4 if i % 3 else 0).tolist())
-        prompt = dice.integers(318, size=length).tolist()
+        prompt = subject.prompt(dice, length)
         if i % 3:  # many begin as another one's text did
             other = found[int(dice.integers(i))]
             prompt = [*other.request.prompt, *other.tokens, *prompt][: MAX_SEQ_LEN - LONGEST]
@@ -139,7 +180,7 @@ def _alone(target: Engine, dice: np.random.Generator, grammars: Grammars) -> lis
         salt = str(dice.choice(["", "a"], p=[0.8, 0.2]))
         request = Request(prompt, most, _sampling(dice), stops, cache_salt=salt)
         if constrained and dice.random() < 0.5:
-            grammar, stops = GRAMMARS[dice.integers(len(GRAMMARS))], frozenset({318})
+            grammar, stops = GRAMMARS[dice.integers(len(GRAMMARS))], frozenset({subject.end})
             scored = replace(request.sampling, logprobs=request.sampling.logprobs or 1)
             request = replace(request, sampling=scored, stop_ids=stops, grammar=grammar)
         (sequence,) = run_all(plain, [request], grammars)

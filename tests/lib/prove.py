@@ -1,8 +1,9 @@
 """The campaign of docs/proof.md: seeded cases of every part, until a share of the whole has run.
 
-`python tests/lib/prove.py SHARE [PART ...]` (`make prove`). Every seed is a process of its own and
-a line of `build/prove/results.jsonl`, so that a campaign that was killed goes on where it was:
-seeds that have run on this commit are not run again. `--first` stops at the first finding.
+`python tests/lib/prove.py SHARE [PART ...]` (`make prove`). Every seed is a process of its own, one
+a core at a time, and a line of `build/prove/results.jsonl`, so that a campaign that was killed goes
+on where it was: seeds that have run on this very package are not run again. `--first` stops at the
+first finding.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +40,12 @@ def lossless(seed: int, directory: Path) -> Result:
     return losslessness.run(seed, directory / f"pair{seed}")
 
 
+def smollm2(seed: int, directory: Path) -> Result:
+    import losslessness  # noqa: PLC0415
+
+    return losslessness.smollm2(seed, directory)
+
+
 def served(seed: int, directory: Path) -> Result:
     import served_traffic  # noqa: PLC0415
 
@@ -55,6 +63,12 @@ def files(seed: int, directory: Path) -> Result:
 
     found = fuzz_files.main(1000, seed)
     return 1000, found["unexpected"], Counter(found["came"])
+
+
+def guided(seed: int, directory: Path) -> Result:
+    import guided  # noqa: PLC0415
+
+    return guided.run(seed, directory)
 
 
 def tensors(seed: int, directory: Path) -> Result:
@@ -90,49 +104,70 @@ def models(seed: int, directory: Path) -> Result:
 
 
 class Part(NamedTuple):
-    """What is run, and how many cases are the whole of it."""
-
     run: Callable[[int, Path], Result]
+    cases: int  # of a seed
     whole: int
 
 
 PARTS = {
-    "lossless": Part(lossless, 90_000),
-    "served": Part(served, 10_000),
-    "front": Part(front, 100_000),
-    "files": Part(files, 100_000),
-    "tensors": Part(tensors, 20_000),
-    "models": Part(models, 20_000),
+    "lossless": Part(lossless, 512, 90_000),
+    "smollm2": Part(smollm2, 128, 1_000),
+    "served": Part(served, 1000, 10_000),
+    "front": Part(front, 1000, 100_000),
+    "files": Part(files, 1000, 20_000),
+    "guided": Part(guided, 2000, 100_000),
+    "tensors": Part(tensors, 1000, 20_000),
+    "models": Part(models, 500, 20_000),
 }
 
 
-def run_seed(part: str, seed: int) -> Line:
-    """In a process of its own: whatever it dies of is a finding."""
-    start, environment = time.monotonic(), os.environ | {"PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryDirectory() as directory:
-        process = subprocess.Popen(
-            [sys.executable, __file__, "--seed", str(seed), "0", part],
-            cwd=directory,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+class AtWork(NamedTuple):
+    """A seed in a process of its own: whatever it dies of is a finding."""
+
+    part: str
+    seed: int
+    process: subprocess.Popen[bytes]
+    directory: tempfile.TemporaryDirectory[str]  # where it runs, with what it says
+    since: float
+
+    @classmethod
+    def begin(cls, part: str, seed: int) -> AtWork:
+        directory = tempfile.TemporaryDirectory()
+        home = Path(directory.name)
+        with (home / "said").open("wb") as said, (home / "errors").open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, __file__, "--seed", str(seed), "0", part],
+                cwd=home,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdout=said,
+                stderr=errors,
+                start_new_session=True,
+            )
+        return cls(part, seed, process, directory, time.monotonic())
+
+    def result(self) -> Line | None:
+        """None while it runs, in its time."""
+        seconds = round(time.monotonic() - self.since, 1)
+        if self.process.poll() is None and seconds < SECONDS:
+            return None
+        home = Path(self.directory.name)
         try:
-            said, errors = process.communicate(timeout=SECONDS)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            said, errors = process.communicate()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-    try:
-        line = json.loads(said.splitlines()[-1])
-    except (IndexError, ValueError):
-        words = f"its process ended with {process.returncode}: {errors[-SHOWN:]}"
-        line = {"cases": 0, "counts": {}, "wrong": [words]}
-    seconds = round(time.monotonic() - start, 1)
-    return {"part": part, "seed": seed, "commit": commit(), "seconds": seconds, **line}
+            line = json.loads((home / "said").read_text().splitlines()[-1])
+        except (IndexError, ValueError):
+            errors = (home / "errors").read_text(errors="replace")[-SHOWN:]
+            words = f"its process ended with {self.process.poll()} in {seconds} s: {errors}"
+            line = {"cases": 0, "counts": {}, "wrong": [words]}
+        # one that dies has no cases, and must not be tried for ever
+        line["cases"] = line["cases"] or PARTS[self.part].cases
+        self.end()
+        where = {"part": self.part, "seed": self.seed, "package": package()}
+        return {**where, "seconds": seconds, **line}
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):  # nothing of it is left
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.directory.cleanup()
 
 
 def one_seed(part: str, seed: int) -> Line:
@@ -144,22 +179,26 @@ def one_seed(part: str, seed: int) -> Line:
     return {"cases": cases, "counts": counts, "wrong": [each[:SHOWN] for each in wrong]}
 
 
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+def git(*words: str) -> str:
+    said = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return said.stdout.strip()
+
+
+def package() -> str:
+    """Git's name for what is in `dflash_trt`; empty if that is not what was committed."""
+    changed = git("status", "--porcelain", "dflash_trt")
+    return "" if changed else git("rev-parse", "--short=12", "HEAD:dflash_trt")
 
 
 def read_results(results: Path) -> list[Line]:
-    """Those of this very tree; half a line of a campaign that was killed is none."""
-    lines, here = list[Line](), commit()
-    if not here or here.endswith("-dirty"):
-        return lines
-    for text in results.read_text().splitlines() if results.exists() else ():
+    """Those of this very package; half a line of a campaign that was killed is none."""
+    lines, here = list[Line](), package()
+    for text in results.read_text().splitlines() if here and results.exists() else ():
         try:
             line = json.loads(text)
         except ValueError:
             continue
-        if line["commit"] == here:
+        if line["package"] == here:
             lines.append(line)
     return lines
 
@@ -167,27 +206,40 @@ def read_results(results: Path) -> list[Line]:
 def campaign(share: float, parts: list[str], results: Path, *, first: bool = False) -> list[Line]:
     """Runs what is not there yet, whichever part is furthest behind; all results."""
     results.parent.mkdir(parents=True, exist_ok=True)
-    lines = read_results(results)
+    lines, at_work = read_results(results), list[AtWork]()
+
+    def behind() -> str | None:
+        if first and any(line["wrong"] for line in lines):
+            return None
+        done = dict.fromkeys(parts, 0.0)
+        for line in lines:
+            done[line["part"]] += line["cases"] / PARTS[line["part"]].whole
+        for each in at_work:
+            done[each.part] += PARTS[each.part].cases / PARTS[each.part].whole
+        part = min(parts, key=done.__getitem__)
+        return part if done[part] < share else None
+
     with results.open("a") as stream:
         stream.write("\n")  # the last line may be half a one
-        while not (first and any(line["wrong"] for line in lines)):
-            done = {
-                part: sum(line["cases"] for line in lines if line["part"] == part)
-                / PARTS[part].whole
-                for part in parts
-            }
-            part = min(parts, key=done.__getitem__)
-            if done[part] >= share:
-                break
-            seeds = {line["seed"] for line in lines if line["part"] == part}
-            seed = next(seed for seed in range(len(seeds) + 1) if seed not in seeds)
-            line = run_seed(part, seed)
-            # one that dies has no cases, and must not be tried for ever
-            line["cases"] = line["cases"] or PARTS[part].whole // 100
-            lines.append(line)
-            print(json.dumps(line), file=stream, flush=True)
-            words = f"{len(line['wrong'])} wrong, {line['seconds']} s"
-            print(f"{part} {seed}: {line['cases']} cases, {words}", flush=True)
+        try:
+            while (part := behind()) or at_work:
+                if part and len(at_work) < (os.cpu_count() or 1):
+                    taken = {line["seed"] for line in lines if line["part"] == part}
+                    taken |= {each.seed for each in at_work if each.part == part}
+                    seed = next(seed for seed in range(len(taken) + 1) if seed not in taken)
+                    at_work.append(AtWork.begin(part, seed))
+                    continue
+                time.sleep(0.2)
+                for each in [*at_work]:
+                    if (line := each.result()) is not None:
+                        at_work.remove(each)
+                        lines.append(line)
+                        print(json.dumps(line), file=stream, flush=True)
+                        words = f"{len(line['wrong'])} wrong, {line['seconds']} s"
+                        print(f"{each.part} {each.seed}: {line['cases']} cases, {words}")
+        finally:
+            for each in at_work:
+                each.end()
     return lines
 
 
@@ -196,13 +248,14 @@ def report(lines: list[Line]) -> str:
 
     here = machine()
     text = [
-        f"Commit {commit()}, {here['cores']} cores {here['cpu']}",
+        f"Commit {git('describe', '--always', '--dirty')}, package {package()}, "
+        f"{here['cores']} cores {here['cpu']}",
         "",
         "| part | seeds | cases | of the whole | findings | seconds |",
         "|---|---|---|---|---|---|",
     ]
     details = []
-    for part, (_, whole) in PARTS.items():
+    for part, (_, _, whole) in PARTS.items():
         mine = [line for line in lines if line["part"] == part]
         cases, wrong = sum(line["cases"] for line in mine), sum(len(line["wrong"]) for line in mine)
         seconds = sum(line["seconds"] for line in mine)

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import planted
 import prove
 import pytest
 
 
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a part of ten cases a seed, of which the third is wrong."""
+class Ended(NamedTuple):
+    """A seed of ten cases, of which the third is wrong."""
 
-    def run(part: str, seed: int) -> dict[str, Any]:
-        wrong = ["it differs"] * (seed == 2)
-        line = {"part": part, "seed": seed, "commit": prove.commit(), "seconds": 1.0}
+    part: str
+    seed: int
+
+    def result(self) -> dict[str, Any]:
+        wrong = ["it differs"] * (self.seed == 2)
+        line = {"part": self.part, "seed": self.seed, "package": prove.package(), "seconds": 1.0}
         return line | {"cases": 10, "counts": {"met": 1}, "wrong": wrong}
 
-    monkeypatch.setattr(prove, "commit", lambda: "0" * 12)
-    monkeypatch.setattr(prove, "run_seed", run)
-    monkeypatch.setattr(prove, "PARTS", {"one": prove.Part(prove.front, 100)})
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(prove, "package", lambda: "0" * 12)
+    monkeypatch.setattr(prove.AtWork, "begin", Ended)
+    monkeypatch.setattr(prove.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(prove, "PARTS", {"one": prove.Part(prove.front, 10, 100)})
     return tmp_path / "prove/results.jsonl"
 
 
 def test_a_killed_campaign_goes_on(results: Path) -> None:
     prove.campaign(0.2, ["one"], results)
     with results.open("a") as stream:
-        print(json.dumps({"commit": "another"}), file=stream)
+        print(json.dumps({"package": "another"}), file=stream)
         stream.write('{"part": "on')
     lines = prove.campaign(0.5, ["one"], results)
     assert [line["seed"] for line in lines] == [0, 1, 2, 3, 4]
@@ -47,9 +53,13 @@ def test_whatever_a_seed_dies_of_is_a_finding(monkeypatch: pytest.MonkeyPatch) -
     def dies(seed: int, directory: Path) -> Any:
         raise SystemExit(f"seed {seed}")
 
-    monkeypatch.setattr(prove, "PARTS", {"one": prove.Part(dies, 100)})
+    monkeypatch.setattr(prove, "PARTS", {"one": prove.Part(dies, 10, 100)})
     assert "seed 7" in prove.one_seed("one", 7)["wrong"][0]
-    died = prove.run_seed("no such part", 0)
+    at_work = prove.AtWork.begin("one", 0)  # in whose process there is no such part
+    assert at_work.process.wait(60) == 2
+    died = at_work.result()
+    assert died is not None
+    assert died["cases"] == 10
     assert "its process ended with 2" in died["wrong"][0]
 
 
