@@ -211,13 +211,13 @@ def campaign(share: float, parts: list[str], results: Path, *, first: bool = Fal
     def behind() -> str | None:
         if first and any(line["wrong"] for line in lines):
             return None
-        done = dict.fromkeys(parts, 0.0)
+        cases = Counter[str]()
         for line in lines:
-            done[line["part"]] += line["cases"] / PARTS[line["part"]].whole
+            cases[line["part"]] += line["cases"]
         for each in at_work:
-            done[each.part] += PARTS[each.part].cases / PARTS[each.part].whole
-        part = min(parts, key=done.__getitem__)
-        return part if done[part] < share else None
+            cases[each.part] += PARTS[each.part].cases
+        part = min(parts, key=lambda part: cases[part] / PARTS[part].whole)
+        return part if cases[part] < share * PARTS[part].whole else None
 
     with results.open("a") as stream:
         stream.write("\n")  # the last line may be half a one

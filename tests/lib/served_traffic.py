@@ -1,5 +1,5 @@
-"""Requests over every road to a real server, and malformed ones between them: each text is what it
-is alone.
+"""Requests over every road to `serve`, malformed ones between them, while another build of the same
+pair takes its place: each text is what it is alone.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import load
 import malformed_http
+from live import serving
 from load import Client, Job, ask_all
 from tiny import alone, build_pair, make_jobs, make_prompts, write_pair
 
-from dflash_trt.serving.server.run import running_server
+from dflash_trt.errors import DflashError
+from dflash_trt.serving.ports import free_ports
+from dflash_trt.serving.server import call
 
 JOBS, MALFORMED, CLIENTS, SLOTS, MAX_QUEUE, PROMPTS = 1000, 200, 32, 8, 128, 48
 LONGEST = 10.0  # seconds to the answer to a malformed request
@@ -24,8 +28,10 @@ LONGEST = 10.0  # seconds to the answer to a malformed request
 def run(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
     chance, prompts = random.Random(seed), make_prompts(PROMPTS)
     write_pair(directory)
-    built = build_pair(
-        directory, ("ensemble", "in_process")[seed % 2], slots=SLOTS, max_queue=MAX_QUEUE
+    modes: list[Literal["ensemble", "in_process"]] = ["ensemble", "in_process"]
+    built, other = (
+        build_pair(directory, modes[(seed + i) % 2], slots=SLOTS, max_queue=MAX_QUEUE)
+        for i in range(2)
     )
     expected = alone(directory, built, prompts)
     counts, wrong = Counter[str](), list[str]()
@@ -49,10 +55,20 @@ def run(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
                 if fault := malformed_http.fault(request, outcome, LONGEST):
                     wrong.append(f"malformed {number}: {fault}")
 
+    def swap() -> None:
+        try:
+            list(call(ports.http, {"build": str(other), "least": 0.0, "drain": load.WAIT}))
+            counts["swapped"] += 1
+            counts["answered before the swap"] = sum(counts[road] for road in load.ROADS)
+        except DflashError as error:
+            wrong.append(f"swap: {error}")
+
     async def all_at_once() -> None:
         clients = (client(jobs) for _ in range(CLIENTS))
-        await asyncio.gather(asyncio.to_thread(malformed), *clients)
+        beside = (asyncio.to_thread(each) for each in (malformed, swap))
+        await asyncio.gather(*beside, *clients)
 
-    with running_server(built) as ports:
+    ports = free_ports()
+    with serving(built, ports):
         asyncio.run(all_at_once())
     return JOBS, wrong, counts

@@ -28,7 +28,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(prove, "package", lambda: "0" * 12)
     monkeypatch.setattr(prove.AtWork, "begin", Ended)
     monkeypatch.setattr(prove.os, "cpu_count", lambda: 1)
-    monkeypatch.setattr(prove, "PARTS", {"one": prove.Part(prove.front, 10, 100)})
+    part = prove.Part(prove.front, 10, 100)
+    monkeypatch.setattr(prove, "PARTS", dict.fromkeys(("one", "other"), part))
     return tmp_path / "prove/results.jsonl"
 
 
@@ -40,6 +41,7 @@ def test_a_killed_campaign_goes_on(results: Path) -> None:
     lines = prove.campaign(0.5, ["one"], results)
     assert [line["seed"] for line in lines] == [0, 1, 2, 3, 4]
     assert prove.campaign(0.5, ["one"], results) == lines
+    assert prove.campaign(0.1, ["other"], results)[-1]["part"] == "other"
     text = prove.report(lines)
     assert "| one | 5 | 50 | 50.0% | 1 | 5 |" in text
     assert "one 2: it differs" in text
