@@ -41,6 +41,7 @@ NOT_RUN = {
     ("docs/benchmarks.md", "python scripts/bench_table.py --shapes demo,60m,0.6b"): "takes hours",
     ("docs/benchmarks.md", "python scripts/engines_table.py"): "takes half an hour",
     ("docs/benchmarks.md", "python scripts/prefill_table.py"): "writes this page",
+    ("docs/benchmarks.md", "python scripts/threads_table.py"): "writes this page",
     ("docs/benchmarks.md", "python scripts/smollm2_table.py"): "reads that half hour",
     ("docs/benchmarks.md", "python scripts/agreement.py"): "needs llama.cpp",
     ("examples/pycode/README.md", "python train.py --work /somewhere/with/6GB --output ."): "hours",

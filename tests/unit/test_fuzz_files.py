@@ -1,9 +1,15 @@
-"""Mutated files of every kind, a few of them: `fuzz_files.py` is for as many as you like."""
+"""Mutated files of every kind, a few of them and all that `make prove` keeps."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import fuzz_files
+import guided
 import pytest
-from fuzz_files import main
 
 pytestmark = pytest.mark.models
 
@@ -12,7 +18,7 @@ CASES = 1200
 
 @pytest.mark.parametrize("seed", [0])
 def test_any_file_gives_an_answer_of_ours(seed: int) -> None:
-    found = main(CASES, seed)
+    found = fuzz_files.main(CASES, seed)
     assert not found["unexpected"], found["unexpected"][:3]
     assert sum(found["came"].values()) == CASES
     assert found["grown_mib"] < 1024
@@ -20,3 +26,15 @@ def test_any_file_gives_an_answer_of_ours(seed: int) -> None:
         # the cases mean something: of most kinds some are refused
         refused = found["came"].get(f"{kind} refused", 0)
         assert refused or kind in ("built/engines/costs.json", "target/added_tokens.json")
+
+
+def test_kept_files_give_an_answer_of_ours(tmp_path: Path) -> None:
+    """Those that reached new lines, or were found."""
+    home, report = tmp_path / "home", tmp_path / "report"
+    home.mkdir()
+    for line in ([fuzz_files, "prepare", home], [guided, "replay", home, report]):
+        words = [getattr(line[0], "__file__"), *map(str, line[1:])]
+        subprocess.run([sys.executable, *words], check=True, stdin=subprocess.DEVNULL)
+    found = json.loads(report.read_text())
+    assert not found["wrong"], found["wrong"][:3]
+    assert len(found["came"]) > 20  # kinds
