@@ -32,9 +32,10 @@ def test_kept_files_give_an_answer_of_ours(tmp_path: Path) -> None:
     """Those that reached new lines, or were found."""
     home, report = tmp_path / "home", tmp_path / "report"
     home.mkdir()
-    for line in ([fuzz_files, "prepare", home], [guided, "replay", home, report]):
-        words = [getattr(line[0], "__file__"), *map(str, line[1:])]
-        subprocess.run([sys.executable, *words], check=True, stdin=subprocess.DEVNULL)
+    prepared = [fuzz_files.__file__, "prepare", str(home)]
+    replayed = [guided.__file__, "replay", str(home), str(report)]
+    for line in (prepared, replayed):
+        subprocess.run([sys.executable, *line], check=True, stdin=subprocess.DEVNULL)
     found = json.loads(report.read_text())
     assert not found["wrong"], found["wrong"][:3]
     assert len(found["came"]) > 20  # kinds
