@@ -38,11 +38,9 @@ def private(pid: int) -> int:
 def name_of(pid: int) -> str:
     """What a process of `serve` is: a model by its name, or its program."""
     words = " ".join(command_line(pid))
-    if model := re.search(r"/(\w+)/1/model\.py", words):
-        return model[1]
-    parts = ("serving.gateway", "reaper.py", "--model-repository=")
-    names = ("gateway", "reaper", "tritonserver")
-    return next((name for part, name in zip(parts, names, strict=True) if part in words), "serve")
+    if found := re.search(r"/(\w+)/1/model\.py|-m dflash_trt\.(?:\w+\.)*(\w+)|(reaper)\.py", words):
+        return str(found[found.lastindex or 0])
+    return "tritonserver" if "--model-repository=" in words else "serve"
 
 
 def prefixes(pids: set[int]) -> set[str]:
