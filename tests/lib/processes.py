@@ -43,7 +43,7 @@ def name_of(pid: int) -> str:
     return "tritonserver" if "--model-repository=" in words else "serve"
 
 
-def prefixes(pids: set[int]) -> set[str]:
+def prefixes_of(pids: set[int]) -> set[str]:
     """How the names of their shared memory begin."""
     words = " ".join(word for pid in pids for word in command_line(pid))
     return set(re.findall(r"dflash_trt_\w{12}_", words))

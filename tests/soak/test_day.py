@@ -23,7 +23,7 @@ import pytest
 from chat_pair import build_chat_pair
 from live import serving
 from load import metric
-from processes import family, files_and_threads, name_of, prefixes, private, shared_memory
+from processes import family, files_and_threads, name_of, prefixes_of, private, shared_memory
 from pycode import PYCODE, prompt_ids
 from tokenizers import Tokenizer
 
@@ -223,7 +223,7 @@ class Day:
     def watch(self) -> None:
         """What the processes hold, once a second, and what each round committed by the hour."""
         pids, counters = family(self.pid), self.counters()
-        names = prefixes(pids)
+        names = prefixes_of(pids)
         for number, hour in enumerate(self.hours):
             end = self.begun + (number + 1) * self.hour_seconds
             while (left := end - time.monotonic()) > 0:
