@@ -6,11 +6,13 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +31,7 @@ LIMITS = {
     "disk": resource.RLIMIT_FSIZE,
 }
 BURNERS = 3  # beside a process of the least priority, on its one core
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")  # of libfaketime
+DAY = 86400
 MODELS = ("verify", "draft", "dflash", "dflash_infer")
 SERVERS = ("serve", "gateway", "tritonserver", "dflash", "verify")
 SENT, STARVED = ("killed", "ended", "stopped"), ("cpu", "memory", "files")
@@ -121,6 +123,25 @@ def _move(pid: int, cores: set[int], nice: int) -> None:
             with suppress(OSError):
                 os.sched_setaffinity(thread, cores)
                 os.setpriority(os.PRIO_PROCESS, thread, nice)
+
+
+@dataclass
+class Clock:
+    """A wall clock of processes that have `environment`; CalledProcessError without a compiler."""
+
+    directory: Path
+
+    def __post_init__(self) -> None:
+        library, source = self.directory / "clock.so", Path(__file__).with_name("clock.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+        self.file = self.directory / "clock"
+        self.file.write_bytes(bytes(8))
+        self.environment = {"LD_PRELOAD": str(library), "CLOCK": str(self.file)}
+
+    def set(self, days: int) -> None:
+        """Forth, or back."""
+        with self.file.open("r+b") as stream:
+            stream.write(struct.pack("q", days * DAY))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ import yaml
 from builds import contents
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from faults import CELLS, FAKETIME, HOLD, Cell, bad_clients, full, spoilt
+from faults import CELLS, HOLD, Cell, Clock, bad_clients, full, spoilt
 from load import Client, Expected, Job, RefusedError, ask_all
 from processes import family, name_of, prefixes_of
 from tiny import LONGEST_TEXT, alone, build_pair, make_prompts, write_pair
@@ -146,7 +146,9 @@ def test_a_command(cell: Cell, site: Site, rows: dict[Cell, str], tmp_path: Path
     seconds = time.monotonic() - start
     command, environment = site.command(phase, spoilt_), dict[str, str]()
     if fault == "clock":
-        environment = clock(tmp_path, "-400d")
+        clock = Clock(tmp_path)
+        clock.set(-400)
+        environment = clock.environment
     process = subprocess.Popen(
         command,
         env=os.environ | environment,
@@ -174,20 +176,6 @@ def test_a_command(cell: Cell, site: Site, rows: dict[Cell, str], tmp_path: Path
         assert contents(spoilt_) == contents(good)
     assert [each.name for each in spoilt_.parent.iterdir()] == ["output"]
     rows[cell] = f"{'done' if done else f'exit {process.returncode}'}, {again:.0f} s"
-
-
-def clock(directory: Path, to: str) -> dict[str, str]:
-    """The environment of a process whose clock shows what a file in the directory says."""
-    if not FAKETIME.exists():
-        pytest.skip("Debian's libfaketime is not installed")
-    (directory / "clock").write_text(f"{to}\n")
-    return {
-        "LD_PRELOAD": str(FAKETIME),
-        "FAKETIME_TIMESTAMP_FILE": str(directory / "clock"),
-        "FAKETIME_NO_CACHE": "1",
-        # no step of the clock moves it
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
 
 
 # --- servers --------------------------------------------------------------------------------------
@@ -311,7 +299,9 @@ def test_a_server(cell: Cell, site: Site, rows: dict[Cell, str], tmp_path: Path)
     environment, before = {"TMPDIR": str(tmp_path)}, list[str]()
     folder = tmp_path if fault == "disk" else SHARED_MEMORY
     if fault == "clock":
-        environment |= clock(tmp_path, "-400d" if phase == "start" else "+0")
+        clock = Clock(tmp_path)
+        clock.set(-400 if phase == "start" else 0)
+        environment |= clock.environment
     elif process == "machine":
         before = within(folder, "64k" if phase == "start" else "64m")
     if phase == "measuring":
@@ -324,8 +314,8 @@ def test_a_server(cell: Cell, site: Site, rows: dict[Cell, str], tmp_path: Path)
             begun, seen_ = time.monotonic(), prefixes_of(family(served.process.pid))
             seen.update(seen_)
             if fault == "clock":
-                for to in ("+1d", "-2d", "+0"):
-                    clock(tmp_path, to)
+                for days in (1, -2, 0):
+                    clock.set(days)
                     time.sleep(HOLD / 3)
                 return time.monotonic()
             if process == "machine":
