@@ -1,7 +1,11 @@
 // A wall clock that is wrong by as many seconds as the file $CLOCK says, an int64, at every moment.
-// Preloaded into a process; its monotonic clocks stay.
+// Preloaded into a process; its monotonic clocks stay. What waits until a time of the wall clock, as
+// Triton's Python backend does, waits by the wrong one.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -36,4 +40,30 @@ time_t time(time_t *seconds) {
     clock_gettime(CLOCK_REALTIME, &now);
     if (seconds) *seconds = now.tv_sec;
     return now.tv_sec;
+}
+
+static struct timespec kernels(const struct timespec *until) {
+    struct timespec result = *until;
+    if (offset && result.tv_sec > 1000000000) result.tv_sec -= *offset;  // else it is monotonic
+    return result;
+}
+
+int pthread_cond_timedwait(pthread_cond_t *restrict condition, pthread_mutex_t *restrict mutex,
+                           const struct timespec *restrict until) {
+    int (*wait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *) =
+        dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2");
+    struct timespec real = kernels(until);
+    return wait(condition, mutex, &real);
+}
+
+int pthread_mutex_timedlock(pthread_mutex_t *restrict mutex, const struct timespec *restrict until) {
+    int (*wait)(pthread_mutex_t *, const struct timespec *) = dlsym(RTLD_NEXT, "pthread_mutex_timedlock");
+    struct timespec real = kernels(until);
+    return wait(mutex, &real);
+}
+
+int sem_timedwait(sem_t *restrict semaphore, const struct timespec *restrict until) {
+    int (*wait)(sem_t *, const struct timespec *) = dlsym(RTLD_NEXT, "sem_timedwait");
+    struct timespec real = kernels(until);
+    return wait(semaphore, &real);
 }
