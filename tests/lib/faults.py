@@ -19,7 +19,7 @@ from typing import NamedTuple
 from load import HOST
 
 HOLD = 3.0  # seconds that a fault lasts
-ROOM = 1 << 20  # bytes that a process without memory may still take
+ENDING = 8.0  # seconds that a process may take to end; Triton's models do not when they are told
 SIGNALS = {
     "killed": signal.SIGKILL,
     "ended": signal.SIGTERM,
@@ -72,6 +72,9 @@ def spoilt(pid: int, fault: str) -> Iterator[None]:
     """Within the block a process has a fault, or has had a signal."""
     if fault in SIGNALS:
         os.kill(pid, SIGNALS[fault])
+        deadline = time.monotonic() + ENDING
+        while fault != "stopped" and alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
         try:
             yield
         finally:
@@ -90,10 +93,16 @@ def spoilt(pid: int, fault: str) -> Iterator[None]:
                 resource.prlimit(pid, LIMITS[fault], before)
 
 
+def alive(pid: int) -> bool:
+    with suppress(OSError):
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return False
+
+
 def _taken(pid: int, fault: str) -> int:
     """What it has already, of what it is to get no more."""
     if fault == "memory":
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * 4096 + ROOM
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * 4096
     if fault == "files":
         used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
         return next(number for number in range(len(used) + 1) if number not in used)

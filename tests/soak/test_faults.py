@@ -26,7 +26,7 @@ import yaml
 from builds import contents
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from faults import CELLS, HOLD, Cell, Clock, bad_clients, full, spoilt
+from faults import CELLS, HOLD, MODELS, Cell, Clock, bad_clients, full, spoilt
 from load import Client, Expected, Job, RefusedError, ask_all
 from processes import family, name_of, prefixes_of
 from tiny import LONGEST_TEXT, alone, build_pair, make_prompts, write_pair
@@ -372,7 +372,9 @@ def test_a_server(cell: Cell, site: Site, rows: dict[Cell, str], tmp_path: Path)
     assert "Traceback" not in said, said
     assert code == 0 or "error: " in said or (process == "serve" and fault in ENDS), (code, said)
     assert serves or phase in ("start", "measuring", "drain") or process == "serve", said
-    if phase in ("prefill", "decode") and (fault in GOES_ON or process == "client"):
+    # Triton ends a model that does not answer for a second
+    steady = fault in GOES_ON and process not in MODELS or process == "client"
+    if phase in ("prefill", "decode") and steady:
         assert came.keys() == {"right"}, came
     deadline = time.monotonic() + BACK
     while any(processes_naming(each) or [*SHARED_MEMORY.glob(f"{each}*")] for each in seen):
