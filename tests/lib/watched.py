@@ -43,7 +43,7 @@ class Served:
         return Path(found[1]).read_text(errors="replace") if found else ""
 
     def wait_for(self, words: str) -> None:
-        deadline = time.monotonic() + WAIT
+        deadline = time.monotonic() + 3 * WAIT  # a busy machine starts slowly
         while self.when(words) is None:
             assert time.monotonic() < deadline, self.said
             assert self.process.poll() is None, self.said
