@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,23 +133,18 @@ def _move(pid: int, cores: set[int], nice: int) -> None:
                 os.setpriority(os.PRIO_PROCESS, thread, nice)
 
 
-@dataclass
-class Clock:
-    """A wall clock of processes that have `environment`; CalledProcessError without a compiler."""
+def make_clock(directory: Path) -> dict[str, str]:
+    """The environment of processes whose wall clock `set_clock` sets; it needs a C compiler."""
+    library, source = directory / "clock.so", Path(__file__).with_name("clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    (directory / "clock").write_bytes(bytes(8))
+    return {"LD_PRELOAD": str(library), "CLOCK": str(directory / "clock")}
 
-    directory: Path
 
-    def __post_init__(self) -> None:
-        library, source = self.directory / "clock.so", Path(__file__).with_name("clock.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-        self.file = self.directory / "clock"
-        self.file.write_bytes(bytes(8))
-        self.environment = {"LD_PRELOAD": str(library), "CLOCK": str(self.file)}
-
-    def set(self, days: int) -> None:
-        """Forth, or back."""
-        with self.file.open("r+b") as stream:
-            stream.write(struct.pack("q", days * DAY))
+def set_clock(directory: Path, days: int) -> None:
+    """Forth, or back."""
+    with (directory / "clock").open("r+b") as stream:
+        stream.write(struct.pack("q", days * DAY))
 
 
 @contextmanager

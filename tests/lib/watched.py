@@ -14,6 +14,7 @@ from pathlib import Path
 
 from live import serve_command
 from load import WAIT, metric
+from processes import family, prefixes_of
 
 from dflash_trt.serving.ports import Ports, free_ports
 
@@ -24,11 +25,16 @@ class Served:
     ports: Ports
     process: subprocess.Popen[str]
     said: list[tuple[float, str]] = field(default_factory=list)
+    regions: set[str] = field(default_factory=set)  # how the names of its shared memory begin
 
     def read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append((time.monotonic(), line.rstrip()))
+
+    def look(self) -> None:
+        """Which shared memory its processes name now."""
+        self.regions |= prefixes_of(family(self.process.pid))
 
     def when(self, words: str) -> float | None:
         """When it said a line with `words`, last."""

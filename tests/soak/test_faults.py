@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,9 +26,9 @@ import yaml
 from builds import contents
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from faults import CELLS, HOLD, MODELS, Cell, Clock, bad_clients, full, spoilt
+from faults import CELLS, HOLD, MODELS, Cell, bad_clients, full, make_clock, set_clock, spoilt
 from load import Client, Expected, Job, RefusedError, ask_all
-from processes import family, name_of, prefixes_of
+from processes import family, name_of
 from tiny import LONGEST_TEXT, alone, build_pair, make_prompts, write_pair
 from watched import Served, goes_idle, watched
 
@@ -146,9 +146,8 @@ def test_a_command(cell: Cell, site: Site, rows: dict[Cell, str], tmp_path: Path
     seconds = time.monotonic() - start
     command, environment = site.command(phase, spoilt_), dict[str, str]()
     if fault == "clock":
-        clock = Clock(tmp_path)
-        clock.set(-400)
-        environment = clock.environment
+        environment = make_clock(tmp_path)
+        set_clock(tmp_path, -400)
     process = subprocess.Popen(
         command,
         env=os.environ | environment,
@@ -292,80 +291,92 @@ def within(folder: Path, size: str) -> list[str]:
     return [*words, "sh", "-c", f'mount -t tmpfs -o size={size} x {folder} && exec "$@"', "sh"]
 
 
+def spoil(cell: Cell, served: Served, pid: int, folder: Path) -> float:
+    """Has the fault, for its time; when it was over, or when a process was told to end."""
+    served.look()
+    begun = time.monotonic()
+    if cell.fault == "clock":
+        for days in (1, -2, 0):
+            set_clock(folder, days)
+            time.sleep(HOLD / 3)
+        return time.monotonic()
+    if cell.process == "machine":
+        context = full(Path(f"/proc/{pid}/root{folder}"))
+    elif cell.process == "client":
+        context = bad_clients(served.ports.http, cell.fault)
+    else:
+        context = spoilt(pid, cell.fault)
+    with context:
+        time.sleep(0 if cell.fault in ENDS else HOLD)
+    return begun if cell.fault in ENDS else time.monotonic()
+
+
+def spoil_starting(cell: Cell, served: Served, folder: Path) -> float:
+    if cell.process == "machine":  # it is spoilt from the beginning
+        return time.monotonic()
+    pid = find(served, cell.process, set())
+    if cell.phase == "measuring":
+        wait_until(served, lambda: MEASURES in served.log())
+    else:
+        time.sleep(random.Random(str(cell)).uniform(0, 2))
+    return spoil(cell, served, pid, folder)
+
+
+def spoil_serving(cell: Cell, served: Served, site: Site, folder: Path) -> tuple[float, bool]:
+    """Seconds until it served again, or had ended, and whether it serves."""
+    there, swapping = family(served.process.pid), threading.Thread()
+    known = cell.process not in ("machine", "client")
+    pid = find(served, cell.process.removeprefix("old ") if known else "serve", set())
+    if cell.phase == "swap":
+        swapping = threading.Thread(target=swap, args=(served, site.builds[1]))
+        swapping.start()
+        new = find(served, "tritonserver", there)
+        if cell.process in ("tritonserver", "dflash"):
+            pid = new if cell.process == "tritonserver" else find(served, "dflash", there)
+        time.sleep(random.Random(str(cell)).uniform(0, 2))
+    elif cell.phase == "drain":
+        served.process.terminate()
+    at = spoil(cell, served, pid, folder)
+    ends = cell.phase == "drain" or (cell.process == "serve" and cell.fault in ENDS)
+    serves = wait_until(served, lambda: not ends and answers(served, site))
+    seconds = time.monotonic() - at
+    if cell.phase == "swap":
+        swapping.join(BACK)
+        assert not swapping.is_alive()
+    return seconds, serves
+
+
 @pytest.mark.parametrize("cell", share(OF_SERVER), ids=str)
 def test_a_server(cell: Cell, site: Site, rows: dict[Cell, str], tmp_path: Path) -> None:
     phase, process, fault = cell
-    build, dice, name = site.builds[0], random.Random(str(cell)), process.removeprefix("old ")
-    environment, before = {"TMPDIR": str(tmp_path)}, list[str]()
-    folder = tmp_path if fault == "disk" else SHARED_MEMORY
+    build, environment, before = site.builds[0], {"TMPDIR": str(tmp_path)}, list[str]()
+    folder = SHARED_MEMORY if fault == "shm" else tmp_path
     if fault == "clock":
-        clock = Clock(tmp_path)
-        clock.set(-400 if phase == "start" else 0)
-        environment |= clock.environment
+        environment |= make_clock(tmp_path)
+        set_clock(tmp_path, -400 if phase == "start" else 0)
     elif process == "machine":
         before = within(folder, "64k" if phase == "start" else "64m")
     if phase == "measuring":
         (build / "engines" / COSTS_FILE).unlink(missing_ok=True)
-    seen, came = set[str](), Counter[str]()
-    with watched(build, before, **environment) as served, ExitStack() as stack:
+    came = Counter[str]()
 
-        def spoil(pid: int) -> float:
-            """Has the fault, for its time; when it was over, or when a process was told to end."""
-            begun, seen_ = time.monotonic(), prefixes_of(family(served.process.pid))
-            seen.update(seen_)
-            if fault == "clock":
-                for days in (1, -2, 0):
-                    clock.set(days)
-                    time.sleep(HOLD / 3)
-                return time.monotonic()
-            if process == "machine":
-                context = full(Path(f"/proc/{served.process.pid}/root{folder}"))
-            elif process == "client":
-                context = bad_clients(served.ports.http, fault)
-            else:
-                context = spoilt(pid, fault)
-            with context:
-                time.sleep(0 if fault in ENDS else HOLD)
-            return begun if fault in ENDS else time.monotonic()
-
+    with watched(build, before, **environment) as served:
         if phase in ("start", "measuring"):
-            at = time.monotonic()
-            if process != "machine":
-                pid = find(served, process, set())
-                if phase == "measuring":
-                    wait_until(served, lambda: MEASURES in served.log())
-                time.sleep(dice.uniform(0, 2) if phase == "start" else 0)
-                at = spoil(pid)
+            at = spoil_starting(cell, served, folder)
             serves = wait_until(served, lambda: answers(served, site))
+            seconds = time.monotonic() - at
         else:
             served.wait_for("Ctrl-C")
-            asked = stack.enter_context(asking(served, site, phase))
-            asked.more(FIRST)
-            there, swapping = family(served.process.pid), threading.Thread()
-            pid = 0 if process in ("machine", "client") else find(served, name, set())
-            if phase == "swap":
-                swapping = threading.Thread(target=swap, args=(served, site.builds[1]))
-                swapping.start()
-                new = find(served, "tritonserver", there)
-                if process in ("tritonserver", "dflash"):
-                    pid = new if process == "tritonserver" else find(served, name, there)
-                time.sleep(dice.uniform(0, 2))
-            elif phase == "drain":
-                served.process.terminate()
-            at = spoil(pid)
-            ends = phase == "drain" or (process == "serve" and fault in ENDS)
-            serves = wait_until(served, lambda: not ends and answers(served, site))
-            if phase == "swap":
-                swapping.join(BACK)
-                assert not swapping.is_alive()
-            if serves:
+            with asking(served, site, phase) as asked:
                 asked.more(FIRST)
-            came = asked.came
-        seconds = time.monotonic() - at
-        stack.close()  # no client asks any more
+                seconds, serves = spoil_serving(cell, served, site, folder)
+                if serves:
+                    asked.more(FIRST)
+                came = asked.came
         if serves:
             goes_idle(served.ports)
             assert wait_until(served, lambda: one_of_each(served))
+        served.look()
         served.process.terminate()
         code = served.process.wait(BACK)
         said = served.lines()
@@ -377,7 +388,9 @@ def test_a_server(cell: Cell, site: Site, rows: dict[Cell, str], tmp_path: Path)
     if phase in ("prefill", "decode") and steady:
         assert came.keys() == {"right"}, came
     deadline = time.monotonic() + BACK
-    while any(processes_naming(each) or [*SHARED_MEMORY.glob(f"{each}*")] for each in seen):
+    while any(
+        processes_naming(each) or [*SHARED_MEMORY.glob(f"{each}*")] for each in served.regions
+    ):
         assert time.monotonic() < deadline, "something is left behind"
         time.sleep(0.2)
     how = "restarted" if RESTARTED.search(said) else "served on" if serves else f"exit {code}"
