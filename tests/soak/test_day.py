@@ -36,7 +36,7 @@ from dflash_trt.serving.ports import Ports, free_ports
 pytestmark = pytest.mark.soak
 
 SECONDS = float(os.environ.get("DFLASH_TRT_DAY", "150"))
-HOURS, WARM_UP = 24, 4  # of a day; the first ones, in which caches fill
+HOURS, WARM_UP = 24, 8  # of a day; the first ones, in which caches fill
 RATE = 2.0  # arrivals in a second, on average
 # Azure's trace of conversations of 2024, its five weekdays: requests of an hour of the day against
 # the mean, read off the plot of invocations a minute in AzurePublicDataset's
