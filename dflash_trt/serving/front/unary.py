@@ -25,8 +25,6 @@ from dflash_trt.serving.internal import RUNTIME, SOCKET, given
 
 log = logging.getLogger(__name__)
 
-NO_THREAD = "The server has no room for another thread. Try again later."
-
 
 class UnaryServer:
     """Hands requests from the socket to the request handler, and the commands of `Control`."""
@@ -58,7 +56,7 @@ class UnaryServer:
             try:  # `Thread.start` would wait for ever for one that has no memory to begin
                 _thread.start_new_thread(self._serve, (connection,))
             except (RuntimeError, MemoryError):
-                _Reply(connection).fail("UNAVAILABLE", NO_THREAD)
+                connection.close()  # which `UnaryCall.answer` raises an error for
 
     def _serve(self, connection: socket.socket) -> None:
         reply = _Reply(connection)
