@@ -83,7 +83,7 @@ def test_without_a_thread_it_is_refused_and_the_next_one_served(
             patch.setattr(_thread, "start_new_thread", no_thread)
             with closing(_call()) as call:
                 assert call.wait(WAIT)
-                with pytest.raises(OSError):
+                with pytest.raises(ConnectionResetError):
                     call.answer()
         with closing(_call()):
             assert asked.queue.get(timeout=WAIT)
