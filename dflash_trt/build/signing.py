@@ -40,8 +40,12 @@ def sign(directory: Path, key: Path | None, identity_token: str | None = None) -
             config.use_sigstore_signer(identity_token=identity_token)
         else:
             config.use_elliptic_key_signer(private_key=key)
-        (directory / SIGNATURE).unlink(missing_ok=True)
-        config.sign(directory, directory / SIGNATURE)
+        fresh = directory / f"{SIGNATURE}.new"  # it appears whole, or not at all
+        try:
+            config.sign(directory, fresh)
+            fresh.replace(directory / SIGNATURE)
+        finally:
+            fresh.unlink(missing_ok=True)
     return directory / SIGNATURE
 
 

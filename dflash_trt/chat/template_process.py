@@ -6,6 +6,7 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -75,16 +76,17 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     made: list[Template] = []
-    while data := receive(link):
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process
-        try:
-            answer = DONE + _answer(data, made)
-        except MemoryError:
-            answer = TOO_MUCH + f"it takes more than {MEMORY >> 20} MiB".encode()
-        except Exception as error:  # a template may do anything with what it is given
-            answer = REFUSED + str(error)[:500].encode(errors="replace")
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        send(link, answer)
+    with suppress(BrokenPipeError, ConnectionResetError):  # its parent is gone
+        while data := receive(link):
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process
+            try:
+                answer = DONE + _answer(data, made)
+            except MemoryError:
+                answer = TOO_MUCH + f"it takes more than {MEMORY >> 20} MiB".encode()
+            except Exception as error:  # a template may do anything with what it is given
+                answer = REFUSED + str(error)[:500].encode(errors="replace")
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            send(link, answer)
     os._exit(0)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pycode import PYCODE, demo_config
@@ -23,13 +24,13 @@ TEMPLATE = (
 )
 
 
-def build_chat_pair(directory: Path, template: str = TEMPLATE) -> Path:
-    """Builds it in `directory/pycode`, and returns that."""
+def build_chat_pair(directory: Path, template: str = TEMPLATE, **changes: Any) -> Path:
+    """Builds it in `directory/pycode`, and returns that; changes: of its config."""
     shutil.copytree(PYCODE / "target", directory / "target")
     file = directory / "target" / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
     config = demo_config()
-    config = config.model_copy(update={"target": Source(path=directory / "target")})
+    config = config.model_copy(update={"target": Source(path=directory / "target"), **changes})
     build(config, directory / "pycode", lambda *_: None)
     return directory / "pycode"
 

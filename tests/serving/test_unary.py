@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import resource
 import socket
 from collections.abc import Iterator
@@ -68,6 +69,24 @@ def test_who_goes_away_has_cancelled() -> None:
         _, reply, *_ = asked.queue.get(timeout=WAIT)
         call.close()
         assert reply.cancelled()
+
+
+def test_without_a_thread_it_is_refused_and_the_next_one_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with _door() as asked:
+        with monkeypatch.context() as patch:
+
+            def no_thread(*_: Any) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patch.setattr(_thread, "start_new_thread", no_thread)
+            with closing(_call()) as call:
+                assert call.wait(WAIT)
+                with pytest.raises(ConnectionResetError):
+                    call.answer()
+        with closing(_call()):
+            assert asked.queue.get(timeout=WAIT)
 
 
 def test_without_a_front_it_is_an_os_error() -> None:

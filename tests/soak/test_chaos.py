@@ -7,14 +7,11 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -22,7 +19,6 @@ import load
 import malformed
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from live import serve_command
 from load import (
     HOST,
     NO_CONNECTION,
@@ -34,13 +30,13 @@ from load import (
     RefusedError,
     ask_all,
     fill,
-    metric,
 )
 from malformed import Answer, Request
 from tiny import LONGEST_TEXT, alone, build_pair, length, make_prompts, write_pair
 from tritonclient.grpc import service_pb2_grpc
+from watched import Served, goes_idle, watched
 
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import Ports
 
 pytestmark = pytest.mark.soak
 
@@ -60,67 +56,13 @@ OUTAGE_END = 2.0  # seconds after "ready again" in which a client may not have c
 PROMPTS = make_prompts(24)
 
 
-@dataclass
-class Served:
-    """`dflash-trt serve` as a process, and what it says."""
-
-    built: Path
-    ports: Ports
-    process: subprocess.Popen[str]
-    said: list[tuple[float, str]] = field(default_factory=list)
-
-    def read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append((time.monotonic(), line.rstrip()))
-
-    def when(self, words: str) -> float | None:
-        """When it said a line with `words`, last."""
-        return next((at for at, line in reversed(self.said) if words in line), None)
-
-    def log(self) -> str:
-        """What the server said and the end of its log: it goes away with the server."""
-        said = "\n".join(line for _, line in self.said)
-        found = re.search(r"\(log: (.+)\)", said)
-        log = Path(found[1]).read_text(errors="replace") if found else ""
-        return f"{said}\n{log[-6000:]}"
-
-    def wait_for(self, words: str) -> None:
-        deadline = time.monotonic() + WAIT
-        while self.when(words) is None:
-            assert time.monotonic() < deadline, self.said
-            assert self.process.poll() is None, self.said
-            time.sleep(0.05)
-
-
 @contextmanager
 def serving(built: Path) -> Iterator[Served]:
-    ports = free_ports()
-    process = subprocess.Popen(
-        serve_command(built, ports),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    served = Served(built, ports, process)
-    reader = threading.Thread(target=served.read)
-    reader.start()
-    try:
+    with watched(built) as served:
         served.wait_for("Ctrl-C")
-        try:
-            yield served
-        except BaseException:
-            print(served.log())
-            raise
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT) == 0, served.said
-    finally:
-        process.terminate()  # it cleans up
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(WAIT)
-        process.kill()
-        reader.join(WAIT)
-        process.communicate()
+        yield served
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(WAIT) == 0, served.said
 
 
 class Chaos:
@@ -344,18 +286,6 @@ def _model_process(built: Path, model: str) -> int:
     return pid
 
 
-def _goes_idle(ports: Ports) -> None:
-    """All rows are free and nobody waits."""
-    names = ("trtllm_num_requests_running", "trtllm_num_requests_waiting", "dflash_kv_rows_used")
-    deadline = time.monotonic() + WAIT
-    while True:
-        state = {name: sum(metric(ports.metrics, name).values()) for name in names}
-        if not any(state.values()):
-            return
-        assert time.monotonic() < deadline, state
-        time.sleep(0.2)
-
-
 async def _exactly_as_many_fit_as_should(ports: Ports, expected: Expected) -> None:
     jobs = [Job(i, "", PROMPTS[i], LONGEST_TEXT, more={"n": SLOTS}) for i in (1, 2)]
     assert sum(job.more["n"] for job in jobs) == SLOTS + MAX_QUEUE
@@ -398,9 +328,9 @@ def test_chaos(pair: Path) -> None:
         restarts = [line for _, line in served.said if "restarting" in line]
         assert len(restarts) == 1, served.said
         assert "draft" in restarts[0]
-        _goes_idle(served.ports)
+        goes_idle(served.ports)
         asyncio.run(_exactly_as_many_fit_as_should(served.ports, expected))
         asyncio.run(_answers_correctly(served.ports, expected))
-        _goes_idle(served.ports)
+        goes_idle(served.ports)
     malformed_ = sum(n for what, n in chaos.outcomes.items() if what.startswith("malformed"))
     assert malformed_ >= MALFORMED

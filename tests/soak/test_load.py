@@ -14,6 +14,7 @@ import load
 import pytest
 from load import Client, Expected, Job, RefusedError, ask_all, fill, metric, resident
 from tiny import LONGEST_TEXT, alone, build_pair, make_jobs, make_prompts, write_pair
+from watched import goes_idle
 
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import GATEWAY_KEY, Security
@@ -96,7 +97,7 @@ def test_many_clients(
     seconds = asyncio.run(run())
     assert len(answered) == REQUESTS
     assert len(set(answered.values())) == CLIENTS
-    _goes_idle(server)
+    goes_idle(server.ports)
     after = metric(ports.metrics, "dflash_requests_total")
     ended = {reason: int(after[reason] - before[reason]) for reason in after}
     assert ended.pop('finished_reason="length"') == REQUESTS
@@ -157,7 +158,7 @@ def test_a_full_queue_refuses_at_once(
     seconds, _ = asyncio.run(run())
     print(f"\nrefused after {median(seconds) * 1e3:.1f} ms, at most {max(seconds) * 1e3:.1f} ms")
     assert max(seconds) < 1.0
-    _goes_idle(server)
+    goes_idle(server.ports)
 
 
 def test_clients_may_choose_the_same_id(running: tuple[Server, Ports], expected: Expected) -> None:
@@ -175,15 +176,3 @@ def test_clients_may_choose_the_same_id(running: tuple[Server, Ports], expected:
 
     for _ in range(5):
         asyncio.run(run())
-
-
-def _goes_idle(server: Server) -> None:
-    """All rows are free and nobody waits."""
-    names = ("trtllm_num_requests_running", "trtllm_num_requests_waiting", "dflash_kv_rows_used")
-    deadline = time.monotonic() + 10.0
-    while True:
-        state = {name: sum(metric(server.ports.metrics, name).values()) for name in names}
-        if not any(state.values()):
-            return
-        assert time.monotonic() < deadline, state
-        time.sleep(0.2)

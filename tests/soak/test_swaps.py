@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -16,13 +15,14 @@ from pathlib import Path
 
 import pytest
 from live import serving
+from processes import family, parent_of, prefixes_of, private
 from swaps import WAIT, Clients, asking, build_changed, servers_of
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import call
-from dflash_trt.serving.server.reaper import SHARED_MEMORY, command_line, processes_naming
+from dflash_trt.serving.server.reaper import SHARED_MEMORY, processes_naming
 
 pytestmark = pytest.mark.soak
 
@@ -38,19 +38,7 @@ def _children(pid: int, model: str) -> list[int]:
     if not model:
         return servers
     found = processes_naming(f"/{model}/1/model.py")
-    return [each for each in found if _parent(each) in servers]
-
-
-def _prefixes(pid: int) -> list[str]:
-    words = " ".join(" ".join(command_line(server)) for server in servers_of(pid))
-    return re.findall(r"shm-region-prefix-name=(\w+)", words)
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0])
-    except OSError:
-        return 0
+    return [each for each in found if parent_of(each) in servers]
 
 
 def _kill_one(pid: int, model: str, newest: bool, killed: list[float]) -> None:
@@ -66,26 +54,8 @@ def _kill_one(pid: int, model: str, newest: bool, killed: list[float]) -> None:
 
 
 def _memory(pid: int) -> int:
-    """Bytes of `serve` and all of its processes that no other has: shares change with others."""
-    pids = {pid}
-    while (
-        more := {
-            each
-            for each in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if _parent(each) in pids
-        }
-        - pids
-    ):
-        pids |= more
-    return sum(map(_private, pids))
-
-
-def _private(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has ended
-        return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    """Bytes of `serve` and all of its processes that no other has."""
+    return sum(map(private, family(pid)))
 
 
 def _swap(
@@ -136,7 +106,7 @@ def test_swaps_with_kills_lose_no_request(
                     done, killed = _swap(process.pid, ports, pair[1 - at], model, victim)
                     at = 1 - at if done else at
                     undone, kills = undone + (not done), kills + kill
-                    prefixes |= set(_prefixes(process.pid))
+                    prefixes |= prefixes_of(family(process.pid))
                     _more(clients, CLIENTS)
                     if victim == "old" and killed is not None:
                         outages.append((killed, time.monotonic()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dflash_trt.chat.render import load_chat_template, parse_messages, try_chat_template
+from dflash_trt.chat.templates import MODULE, send
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.serving.server.reaper import command_line
 
@@ -189,6 +191,19 @@ os.kill(os.getpid(), signal.SIGKILL)
     while any(alive(pid) for pid in children) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(alive(pid) for pid in children)
+
+
+def test_the_process_of_a_template_says_nothing_when_its_owner_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", MODULE, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stderr=subprocess.PIPE,
+    )
+    with ours, theirs:
+        send(ours, b"well")
+    assert process.communicate(timeout=60) == (None, b"")
+    assert process.returncode == 0
 
 
 def test_the_process_of_a_template_has_no_keys(

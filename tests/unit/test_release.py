@@ -108,6 +108,21 @@ def test_another_key_and_a_missing_signature_are_refused(original: Path, built: 
         verify_signature(built, original / "key.pub")
 
 
+def test_a_signature_is_whole_or_not_there(original: Path, built: Path) -> None:
+    """On a full disk the old one stays."""
+    code = """
+import resource, sys
+from dflash_trt.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
+sys.exit(main())
+"""
+    before = contents(built)
+    command = [sys.executable, "-c", code, "sign", built, "--key", original / "other.pem"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, "cannot sign" in done.stderr) == (1, True), done.stderr
+    assert contents(built) == before
+
+
 def test_one_flipped_bit_anywhere_is_named(original: Path, built: Path) -> None:
     chance = random.Random(1)
     signed = [file for file in sorted(built.rglob("*")) if file.is_file() and file.stat().st_size]

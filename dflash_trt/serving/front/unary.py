@@ -5,6 +5,7 @@ it cannot be cancelled, loses error codes, and in Triton 2.51 one with a decoupl
 the calling process now and then.
 """
 
+import _thread
 import json
 import logging
 import select
@@ -52,7 +53,10 @@ class UnaryServer:
                     return
                 time.sleep(0.05)  # too many open files
                 continue
-            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+            try:  # `Thread.start` would wait for ever for one that has no memory to begin
+                _thread.start_new_thread(self._serve, (connection,))
+            except (RuntimeError, MemoryError):
+                connection.close()  # which `UnaryCall.answer` raises an error for
 
     def _serve(self, connection: socket.socket) -> None:
         reply = _Reply(connection)

@@ -195,9 +195,10 @@ class Server:
         if (code := self.process.poll()) is not None:
             return f"tritonserver ended (exit {code})"
         for pid, model in self._stubs.items():
-            # a process id may have a new owner
-            if not any(self.shm_prefix in word for word in command_line(pid)):
-                return f"the process of {model} ended (pid {pid})"
+            with suppress(OSError):  # a lack of files here ends nothing there
+                # a process id may have a new owner
+                if not any(self.shm_prefix in word for word in command_line(pid)):
+                    return f"the process of {model} ended (pid {pid})"
         return None
 
     def _missing(self) -> set[str]:

@@ -37,10 +37,13 @@ def processes_naming(text: str) -> list[int]:
 
 
 def command_line(pid: int) -> list[str]:
-    """The words of a process's command line; none when it has ended, as a zombie too."""
+    """The words of a process's command line; none when it has ended, as a zombie too.
+
+    OSError when nothing can be said of it, as without a file descriptor left.
+    """
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 
