@@ -111,10 +111,10 @@ class Part(NamedTuple):
 
 PARTS = {
     "lossless": Part(lossless, 512, 90_000),
-    "smollm2": Part(smollm2, 128, 1_000),
+    "smollm2": Part(smollm2, 128, 500),
     "served": Part(served, 1000, 10_000),
     "front": Part(front, 1000, 100_000),
-    "files": Part(files, 1000, 20_000),
+    "files": Part(files, 1000, 10_000),
     "guided": Part(guided, 2000, 100_000),
     "tensors": Part(tensors, 1000, 20_000),
     "models": Part(models, 500, 20_000),
