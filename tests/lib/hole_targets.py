@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from holes import size_of, write_hole
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from dflash_trt.config import Quantize
-from dflash_trt.tensorrt_llm import quantize_target
+from dflash_trt.tensorrt_llm.quantization import PROCESS, quantize_target
 
 IDS = [[(7 * i + 3 * j) % 300 for j in range(24)] for i in range(3)]
 
@@ -42,16 +43,17 @@ def children(process: int) -> list[int]:
 
 def peak_memory(method: str, target: Path, output: Path) -> int:
     """Quantize it; the most bytes that its process had, without what it has mapped of files."""
-    peaks, done = [0], threading.Event()
+    done = threading.Event()
+    peaks: list[int] = []
 
     def watch() -> None:
         while not done.wait(0.02):
             for child in children(os.getpid()):
-                try:
-                    lines = Path(f"/proc/{child}/status").read_text().splitlines()
-                except OSError:
-                    continue
-                peaks.extend(int(x.split()[1]) * 1024 for x in lines if x.startswith("RssAnon"))
+                with suppress(OSError):
+                    # before it has become another program, a child's memory is ours
+                    if PROCESS in Path(f"/proc/{child}/cmdline").read_text():
+                        lines = Path(f"/proc/{child}/status").read_text().splitlines()
+                        peaks.extend(int(x.split()[1]) * 1024 for x in lines if "RssAnon" in x)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -60,4 +62,5 @@ def peak_memory(method: str, target: Path, output: Path) -> int:
     finally:
         done.set()
         watcher.join()
+    assert peaks
     return max(peaks)
