@@ -365,9 +365,9 @@ def test_the_client_says_what_is_wrong_with_the_server(server: Ports) -> None:
 
 def test_a_port_in_use_is_named(built: Path) -> None:
     ports = free_ports()
-    with socket.create_server(("127.0.0.1", ports.grpc)):
-        with pytest.raises(ServerError, match=rf"port {ports.grpc} .*--grpc-port"):
-            serve(built, ports.http, ports.grpc, ports.metrics)
+    taken = socket.create_server(("127.0.0.1", ports.grpc))
+    with taken, pytest.raises(ServerError, match=rf"port {ports.grpc} .*--grpc-port"):
+        serve(built, ports.http, ports.grpc, ports.metrics)
     with pytest.raises(ServerError, match="--grpc-port"):
         serve(built, ports.http, ports.http, ports.metrics)
 

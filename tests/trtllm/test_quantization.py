@@ -254,6 +254,12 @@ with torch.no_grad():
             if "AWQ" in name and "block_sizes" in part:
                 part["block_sizes"][-1] = int(group)
     model, expected = mtq.quantize(model, recipe, feed), {}
+    if name == "FP8_DEFAULT_CFG":  # its export does the like for all others
+        for parent in model.modules():
+            for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+                joined = [getattr(parent, each) for each in names if hasattr(parent, each)]
+                if joined and hasattr(joined[0], "weight_quantizer"):
+                    exporter.preprocess_linear_fusion(joined)
     if "AWQ" in name:  # what its quantizers make of the weights that it exports
         exporter.requantize_resmooth_fused_llm_layers(model)
         for name, module in model.named_modules():
