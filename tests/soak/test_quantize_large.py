@@ -2,7 +2,7 @@
 
     pytest -m soak -s tests/soak/test_quantize_large.py
 
-prints the seconds and bytes of docs/tensorrt_llm.md; the whole depth writes 33 GB.
+prints the seconds and bytes of docs/tensorrt_llm.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hole_targets import peak_memory, write_target
 from transformers import Qwen3Config
 
 pytestmark = pytest.mark.soak
-DEPTHS = (4, 64)
+DEPTHS = (4, 16)  # the model has 64, which takes 67 GB of holes and writes 33 GB
 
 
 @pytest.mark.parametrize("method", ["fp8"])
