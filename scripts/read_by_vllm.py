@@ -6,7 +6,7 @@ PYTHON: of an environment of its own, `pip install vllm==0.33.0` (10 GB, NVIDIA'
 TARGET: `engines/tensorrt_llm/target` of a bundle, of a model without experts. vLLM's own classes
 make the model on the CPU and load the checkpoint, and each of its tensors is looked for in their
 parameters, bit by bit, but for those that vLLM casts to bfloat16. What it does afterwards, a layout
-for each kind of kernel, needs a GPU. Exit code 1 where one is another.
+for each kind of kernel, is not compared. Exit code 1 where one is another.
 """
 
 from __future__ import annotations
