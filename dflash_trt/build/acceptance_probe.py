@@ -88,21 +88,23 @@ def write_engines(
     max_seq_len: int,
     report: Report,
     bits: Literal[4, 8] | None = None,
+    drafter_bits: Literal[4, 8] | None = None,
 ) -> None:
     """`engines/target` and `engines/drafter` for one sequence, linked where that is possible.
 
-    bits: of quantized weights, None as they are stored.
+    bits, drafter_bits: of quantized weights, None as they are stored.
     """
     # imported here: it loads the graph builder
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
 
     options: dict[str, Any] = {"slots": 1, "max_seq_len": max_seq_len, "threads": None}
-    options["storage"] = Storage(link=True, bits=bits)
     report("building engines", 0, 2)
+    options["storage"] = Storage(link=True, bits=bits)
     build_target(target, drafter.spec if drafter else None, engines / "target", **options)
     report("building engines", 1, 2)
     if drafter is not None:
+        options["storage"] = Storage(link=True, bits=drafter_bits)
         build_drafter(drafter, target, engines / "drafter", **options)
     report("building engines", 2, 2)
 

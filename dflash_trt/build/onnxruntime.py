@@ -150,6 +150,7 @@ def _write(
             precisions = choose_precision(
                 target,
                 drafter if isinstance(drafter, Drafter) else None,
+                _precision(config).get("quantize"),
                 engine.max_accuracy_loss,
                 directory / "measured",
                 report,
@@ -209,7 +210,7 @@ def _accuracy(
     In place of a sharded target a whole one is measured: its numbers are the same.
     """
     from dflash_trt.build.engines import build_target  # noqa: PLC0415
-    from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare  # noqa: PLC0415
+    from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare, original_logits  # noqa: PLC0415
     from dflash_trt.graphs import COPIED  # noqa: PLC0415
 
     count = _Counter("measuring the accuracy", len(target_shapes(target.spec)), report)
@@ -222,7 +223,7 @@ def _accuracy(
         build_target(target, drafter, whole, **common)
     tokenizer = load_tokenizer(target.directory)
     texts = [tokenizer.encode(text).ids[:tokens] or [0] for text in TEXTS]
-    found = compare(quantised, original, texts)
+    found = compare(quantised, original_logits(original, texts), texts)
     for temporary in (original, whole):
         shutil.rmtree(temporary, ignore_errors=True)
     return found

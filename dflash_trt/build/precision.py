@@ -51,16 +51,17 @@ class Precisions:
 def choose_precision(
     target: Target,
     drafter: Drafter | None,
+    drafter_precision: str | None,
     max_accuracy_loss: float,
     scratch: Path,
     report: Report,
 ) -> Precisions:
     """The fastest whose greedy tokens differ in no larger share; `scratch` is gone afterwards.
 
-    The drafter is measured in the target's precision.
+    drafter_precision: None: the target's.
     """
     try:
-        measured = list(_measure(target, drafter, scratch, report))
+        measured = list(_measure(target, drafter, drafter_precision, scratch, report))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     kept = [each for each in measured if 1 - each.agreement <= max_accuracy_loss]
@@ -68,23 +69,28 @@ def choose_precision(
 
 
 def _measure(
-    target: Target, drafter: Drafter | None, scratch: Path, report: Report
+    target: Target,
+    drafter: Drafter | None,
+    drafter_precision: str | None,
+    scratch: Path,
+    report: Report,
 ) -> Iterator[Candidate]:
     """The unquantized target, then each precision against it."""
-    from dflash_trt.engines.accuracy import compare  # noqa: PLC0415  (it loads the runtime)
+    # imported here: it loads the runtime
+    from dflash_trt.engines.accuracy import compare, original_logits  # noqa: PLC0415
 
-    length, texts = longest_sequence(target, drafter), []
+    length = longest_sequence(target, drafter)
     tokens = min(TOKENS, length // 2)
     prompts = chat_prompts(target.directory, length - tokens)
-    original = scratch / "none"
     for precision in ("none", *BITS):
-        engines, agreement = scratch / precision, 1.0
-        write_engines(target, drafter, engines, length, report, BITS.get(precision))
-        run = decode(engines, prompts, tokens, report)
-        if engines == original:
+        bits = BITS.get(precision), BITS.get(drafter_precision or precision)
+        write_engines(target, drafter, scratch, length, report, *bits)
+        run = decode(scratch, prompts, tokens, report)
+        if precision == "none":
             texts = [[*ids, *text] for ids, text in zip(prompts, run.outputs, strict=True)]
+            expected, agreement = original_logits(scratch / "target", texts), 1.0
         else:
-            agreement = compare(engines / "target", original / "target", texts).agreement
-            shutil.rmtree(engines)
+            agreement = compare(scratch / "target", expected, texts).agreement
+        shutil.rmtree(scratch)
         speed = max(run.dflash_tokens_per_s, run.plain_tokens_per_s)
         yield Candidate(precision, speed, run.tau, agreement)

@@ -138,7 +138,8 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
 
     Where our graphs or the memory cannot take them it is skipped, and says why.
     """
-    from dflash_trt.engines.accuracy import compare  # noqa: PLC0415  (it loads the runtime)
+    # imported here: it loads the runtime
+    from dflash_trt.engines.accuracy import compare, original_logits  # noqa: PLC0415
 
     original, quantized = before.target.model, after.target.model
     if original is None or quantized is None:
@@ -155,9 +156,8 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
     try:
         for target, engine in zip((original, quantized), engines.values(), strict=True):
             write_engines(target, drafter, engine, length, report)
-        accuracy = compare(
-            engines["quantized"] / "target", engines["original"] / "target", texts.held_out
-        )
+        expected = original_logits(engines["original"] / "target", texts.held_out)
+        accuracy = compare(engines["quantized"] / "target", expected, texts.held_out)
         if drafter is None:
             return Cost(accuracy, skipped=f"tau not measured: {why_not}")
         for engine in engines.values():

@@ -40,6 +40,7 @@ from dflash_trt.roofline import machine
 from dflash_trt.tensorrt_llm import (
     KIND,
     LlmArgs,
+    announced,
     check_args,
     check_quantizable,
     checkpoint_files,
@@ -79,14 +80,19 @@ def prepare(
     warnings += try_chat_template(target_at.directory)
     # by id: the same bytes, whether or not the weights happen to be here
     known = dict(pair.target.values) if by_id else _known(pair.target)
-    if (asked := section.quantize) is not None:
+    asked = section.quantize
+    if asked is not None:
         check_quantizable(asked, pair.target, hardware)
+    # before minutes of quantizing; what was written is checked again
+    planned = replace(pair, target=announced(asked, pair.target))
+    args = choose_args(config, planned, hardware)
+    of_args = warnings_of(check_args(config, planned, hardware, args), ConfigError)
+    if asked is not None:
         texts = calibration_texts(asked, pair.target)
         known |= {"quantized": provenance(texts)}
         write = partial(_quantize, config=config, pair=pair, texts=texts, report=report)
     else:
-        args = choose_args(config, pair, hardware)
-        warnings += warnings_of(check_args(config, pair, hardware, args), ConfigError)
+        warnings += of_args
         write = partial(_write, config=config, pair=pair, args=args, report=report)
     return Job(config, Input(target_at, target_files, known), drafter, warnings, write)
 

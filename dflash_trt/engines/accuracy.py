@@ -41,18 +41,24 @@ class Accuracy:
     perplexities: tuple[float, float]
 
 
-def compare(quantized: Path, original: Path, texts: Sequence[Sequence[int]]) -> Accuracy:
-    """Run two engines of a target, one after the other, over token ids.
+def original_logits(original: Path, texts: Sequence[Sequence[int]]) -> Floats:
+    """What `compare` holds quantized engines of a target against, of its unquantized engine.
 
-    The original runs unoptimised: each weight is then unpacked when it is its turn, so that what is
-    in memory is the largest of them in float32 (the head, twice), not the model.
-    Raises EngineError when ONNX Runtime would unpack quantized weights anew in each step.
+    It runs unoptimised: each weight is then unpacked when it is its turn, so that what is in memory
+    is the largest of them in float32 (the head, twice), not the model.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     info = read_info(original, KIND)
-    expected = teacher_forced(load_session(original, info, options), info, texts)
+    return teacher_forced(load_session(original, info, options), info, texts)
+
+
+def compare(quantized: Path, expected: Floats, texts: Sequence[Sequence[int]]) -> Accuracy:
+    """Run an engine over token ids; expected: `original_logits` of the same.
+
+    Raises EngineError when ONNX Runtime would unpack quantized weights anew in each step.
+    """
     options = ort.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, str(quantized / "profile")
     info = read_info(quantized, KIND)

@@ -96,7 +96,10 @@ def announced(asked: Quantize | None, target: ModelSummary[Target]) -> ModelSumm
     if asked is None:
         return target
     algorithm = TABLE["methods"][asked.method]["algorithm"]
-    config = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]}
+    config: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": algorithm}
+    config["ignore"] = ["lm_head"]
+    if target.weights is not None:
+        config["group_size"] = _group(asked, target.directory)
     if asked.kv_cache == "fp8":
         config["kv_cache_quant_algo"] = "FP8"
     return replace(target, values={**target.values, "quantization_config": config})

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
 
 def main() -> None:
     """`python -m dflash_trt.tensorrt_llm.quantize_process SOCKET`; the task is the first line."""
@@ -69,6 +71,8 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
         model = mtq.quantize(model, recipe, feed)
         if awq:
             _fuse(model)
+        elif task["recipe"].startswith("FP8"):
+            _share_scales(model)
         report(layers, layers + 1)
         export_hf_checkpoint(model, export_dir=task["output"], max_shard_size=task["shard"])
         report(layers + 1, layers + 1)
@@ -144,6 +148,18 @@ def _keep_changes_on_disk(model: Any, folder: Path) -> None:
     maps = (getattr(getattr(m, "_hf_hook", None), "weights_map", None) for m in model.modules())
     for loader in {id(found.dataset): found.dataset for found in maps if found}.values():
         loader.state_dict = _OnDisk(folder)
+
+
+def _share_scales(model: Any) -> None:
+    """One scale for matrices that TensorRT-LLM and vLLM join: of several they take the largest, and
+    round the weights a second time. ModelOpt's export does this for all but FP8."""
+    from modelopt.torch.export.quant_utils import preprocess_linear_fusion  # noqa: PLC0415
+
+    for parent in model.modules():
+        for names in JOINED:
+            found = [getattr(parent, name, None) for name in names]
+            if all(hasattr(each, "weight_quantizer") for each in found):
+                preprocess_linear_fusion(found)
 
 
 def _fuse(model: Any) -> None:

@@ -1,0 +1,47 @@
+"""Targets with the sizes of Qwen3-32B, of holes: memory is that of a layer at every depth.
+
+    pytest -m soak -s tests/soak/test_quantize_large.py
+
+prints the seconds and bytes of docs/tensorrt_llm.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from hole_targets import peak_memory, write_target
+from transformers import Qwen3Config
+
+pytestmark = pytest.mark.soak
+DEPTHS = (4, 16)  # the model has 64, which takes 67 GB of holes and writes 33 GB
+
+
+@pytest.mark.parametrize("method", ["fp8"])
+def test_memory_does_not_grow_with_depth(tmp_path: Path, method: str) -> None:
+    peaks = []
+    for depth in DEPTHS:
+        config = Qwen3Config(
+            hidden_size=5120,
+            intermediate_size=25600,
+            num_hidden_layers=depth,
+            num_attention_heads=64,
+            num_key_value_heads=8,
+            head_dim=128,
+            vocab_size=151936,
+            tie_word_embeddings=False,
+        )
+        target, output = tmp_path / "target", tmp_path / "out" / "target"
+        of_layer = write_target(target, config)
+        started = time.monotonic()
+        peaks.append(peak_memory(method, target, output))
+        of_all = sum(file.stat().st_size for file in target.glob("*.safetensors"))
+        print(
+            f"\n{method}, {depth} layers of {of_layer / 1e9:.2f} GB, {of_all / 1e9:.1f} GB: "
+            f"{time.monotonic() - started:.0f} s, {peaks[-1] / 1e9:.2f} GB"
+        )
+        shutil.rmtree(target)
+        shutil.rmtree(output.parent)
+    assert peaks[1] - peaks[0] < of_layer, peaks
