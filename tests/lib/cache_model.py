@@ -47,8 +47,10 @@ class CacheModel(RuleBasedStateMachine):
             assert seen or not drafted
             assert seen == block.drafted
         self.used[owner] |= {block.number for block in found}
-        longest = self._longest(mine, salt, text[:-1], drafted)
-        assert len(found) == longest
+        # what another group stores is not there until it has, not even for the target alone
+        others = {n for each in OWNERS if each != owner for n, what in self.to_do[each] if what}
+        there = {number: what for number, what in mine.items() if number not in others}
+        assert len(found) == self._longest(there, salt, text[:-1], drafted)
 
     def _longest(self, mine: dict[int, Stored], salt: str, text: list[int], drafted: bool) -> int:
         """What the cache has not given up of it, from the first block on."""
