@@ -1,7 +1,7 @@
 """Mutations that follow coverage: libFuzzer (`atheris`) over the files and readers of `fuzz_files`.
 
 A seed mutates one kind of file. What reaches new lines of the package is kept in
-`build/prove/corpus`, which begins as `tests/samples/corpus.zip`; `python tests/lib/guided.py pack`
+`build/prove/corpus`, which begins as `tests/samples/corpus.tar.xz`; `guided.py pack`
 writes that anew.
 """
 
@@ -13,16 +13,15 @@ import random
 import signal
 import subprocess
 import sys
-import zipfile
+import tarfile
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKED, CORPUS = ROOT / "tests/samples/corpus.zip", ROOT / "build/prove/corpus"
+PACKED, CORPUS = ROOT / "tests/samples/corpus.tar.xz", ROOT / "build/prove/corpus"
 RUNS = 2000  # of a seed
 OWN = 0.6  # share of mutations that are `fuzz_files`' own, which know the format
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the same units make the same file
 
 
 def run(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
@@ -52,19 +51,24 @@ def unpacked(name: str) -> Path:
 
 def kept(name: str) -> list[tuple[str, bytes]]:
     """Name and content of each kept file of a kind."""
-    if not PACKED.exists():
-        return []
-    with zipfile.ZipFile(PACKED) as packed:
-        begin = f"{name.replace('/', '_')}/"
-        names = [each for each in packed.namelist() if each.startswith(begin)]
-        return [(each.removeprefix(begin), packed.read(each)) for each in names]
+    with tarfile.open(PACKED) as packed:
+        files = [(each, packed.extractfile(each)) for each in packed.getmembers()]
+        folder = name.replace("/", "_")
+        return [
+            (Path(each.name).name, file.read())
+            for each, file in files
+            if file and Path(each.name).parent.name == folder
+        ]
 
 
 def pack() -> None:
-    with zipfile.ZipFile(PACKED, "w", zipfile.ZIP_DEFLATED) as packed:
+    """Without times and owners, so that the same files make the same archive."""
+    with tarfile.open(PACKED, "w:xz", preset=9) as packed:
         for unit in sorted(each for each in CORPUS.rglob("*") if each.is_file()):
-            where = zipfile.ZipInfo(str(unit.relative_to(CORPUS)), EPOCH)
-            packed.writestr(where, unit.read_bytes(), zipfile.ZIP_DEFLATED)
+            where = tarfile.TarInfo(str(unit.relative_to(CORPUS)))
+            where.size = unit.stat().st_size
+            with unit.open("rb") as data:
+                packed.addfile(where, data)
 
 
 def work(home: Path, seed: int, report: Path) -> None:

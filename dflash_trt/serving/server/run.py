@@ -102,9 +102,10 @@ def serve(
             gateway.tell("ready")
             taken = sum(map(memory_of, [server.process.pid, *server.stubs()]))
             holds.append(f"Triton and its models take {taken / 1e6:.0f} MB of memory now")
+            swaps.start(http_port)  # who reads that it serves may call at once
             how = _how_to_call(ports, security, openai_port, holds, page)
             (say if log_format == "json" else tell)(how)
-            swaps.supervise(http_port)
+            swaps.wait()
             gateway.tell(f"drain {drain_seconds}")
             _drain(swaps.server, drain_seconds, say)
         say("stopping ...")

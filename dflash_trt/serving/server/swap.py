@@ -55,10 +55,13 @@ class Swaps:
             self._caller.close(END_TIMEOUT)
         self.server.__exit__(None, None, None)
 
-    def supervise(self, http_port: int) -> None:
-        """Watches the server until `stop` is set, and takes calls meanwhile."""
+    def start(self, http_port: int) -> None:
+        """Watches the server, and takes calls meanwhile."""
         self._watch()
         self._caller = Caller(http_port, self._do)
+
+    def wait(self) -> None:
+        """Until `stop` is set."""
         self.stop.wait()
         with self._going:
             self._leave()
