@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,26 +39,29 @@ def run(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
     return RUNS, found["wrong"], Counter(found["counts"])
 
 
+def folder_of(name: str) -> str:
+    return name.replace("/", "_")
+
+
 def unpacked(name: str) -> Path:
     """The directory with the kept files of a kind."""
-    corpus = CORPUS / name.replace("/", "_")
+    corpus = CORPUS / folder_of(name)
     if not corpus.is_dir():
         corpus.mkdir(parents=True)
-        for unit, data in kept(name):
+        for unit, data in kept()[corpus.name]:
             (corpus / unit).write_bytes(data)
     return corpus
 
 
-def kept(name: str) -> list[tuple[str, bytes]]:
-    """Name and content of each kept file of a kind."""
+def kept() -> dict[str, list[tuple[str, bytes]]]:
+    """Name and content of each kept file, by the folder of its kind."""
+    found = defaultdict[str, list[tuple[str, bytes]]](list)
     with tarfile.open(PACKED) as packed:
-        files = [(each, packed.extractfile(each)) for each in packed.getmembers()]
-        folder = name.replace("/", "_")
-        return [
-            (Path(each.name).name, file.read())
-            for each, file in files
-            if file and Path(each.name).parent.name == folder
-        ]
+        for each in packed:
+            if file := packed.extractfile(each):
+                where = Path(each.name)
+                found[where.parent.name].append((where.name, file.read()))
+    return found
 
 
 def pack() -> None:
@@ -117,9 +120,9 @@ def replay(home: Path, report: Path) -> None:
     import fuzz_files  # noqa: PLC0415
 
     signal.signal(signal.SIGALRM, fuzz_files.hung)
-    fuzzer = fuzz_files.Fuzzer(home)
+    fuzzer, files = fuzz_files.Fuzzer(home), kept()
     for name in fuzzer.kinds:
-        for unit, data in kept(name):
+        for unit, data in files[folder_of(name)]:
             put = lambda file, _, data=data: file.write_bytes(data)  # noqa: E731
             fuzzer.spoilt(f"{unit} {name}", name, random.Random(0), put)
     report.write_text(json.dumps({"wrong": fuzzer.unexpected, "came": fuzzer.came}))

@@ -184,6 +184,10 @@ def git(*words: str) -> str:
     return said.stdout.strip()
 
 
+def commit() -> str:
+    return git("describe", "--always", "--dirty", "--abbrev=12")
+
+
 def package() -> str:
     """Git's name for what is in `dflash_trt`; empty if that is not what was committed."""
     changed = git("status", "--porcelain", "dflash_trt")
@@ -248,8 +252,7 @@ def report(lines: list[Line]) -> str:
 
     here = machine()
     text = [
-        f"Commit {git('describe', '--always', '--dirty')}, package {package()}, "
-        f"{here['cores']} cores {here['cpu']}",
+        f"Commit {commit()}, package {package()}, {here['cores']} cores {here['cpu']}",
         "",
         "| part | seeds | cases | of the whole | findings | seconds |",
         "|---|---|---|---|---|---|",

@@ -32,8 +32,12 @@ def clean_up(shm_prefix: str) -> None:
 
 def processes_naming(text: str) -> list[int]:
     """Living processes with `text` in their command line; Linux only, as the server is."""
-    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in pids if text in " ".join(command_line(pid))]
+    found = []
+    for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        with suppress(OSError):  # another user's, where those are hidden
+            if text in " ".join(command_line(pid)):
+                found.append(pid)
+    return found
 
 
 def command_line(pid: int) -> list[str]:
