@@ -63,7 +63,8 @@ class OnnxRuntime(Sharded):
     threads: Count | None = Field(
         default=None,
         description="sets the CPU threads of one engine call, per rank; unset: as many as the "
-        "machine, or its container, has cores where the build runs",
+        "machine, or its container, has cores where the build runs; `serve` leaves out those that "
+        "other programs keep busy",
     )
     weights: Literal["copy", "link"] = Field(
         default="copy",

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.config import BuildConfig, load_config
+from dflash_trt.machine import usable_cores
 
 ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "build_configs" / "pycode.yaml"
 PYCODE = ROOT / "examples" / "pycode"
 
 
 def demo_config() -> BuildConfig:
-    return load_config(ROOT / "build_configs" / "pycode.yaml")
+    """With a thread a core: else a server would take fewer beside busy clients, after minutes."""
+    config = load_config(CONFIG)
+    engine = config.engine.model_copy(update={"threads": usable_cores()})
+    return config.model_copy(update={"engine": engine})
 
 
 def prompt_texts(count: int | None = None) -> list[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,21 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
+from builds import quiet
 from commands import run
 from live import metrics, serving
+from pycode import CONFIG
 from swaps import WAIT, Clients, asking, build_changed, servers_of
 
+from dflash_trt.build.run import build
+from dflash_trt.config import load_config
+from dflash_trt.engines import CORES
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import call, proof, swap
-from dflash_trt.serving.server.process import DRAFTER
+from dflash_trt.serving.server.process import DRAFTER, Server
+from dflash_trt.serving.server.run import prepare
 
 
 @dataclass
@@ -141,6 +150,49 @@ def test_what_cannot_be_swapped_is_said(served: Served, tmp_path: Path) -> None:
     served.swap(None)
     with pytest.raises(ServerError, match=r"no `dflash-trt serve` of yours has HTTP port 1\."):
         list(call(1, {}))
+
+
+def test_the_same_build_takes_other_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request is lost, and the texts stay what they were."""
+    long_wrong, over = threading.Event(), threading.Event()
+    said = list[str]()
+
+    def watch(ours: Any, taken: Any, change: Any, wait: Any) -> None:
+        long_wrong.wait(WAIT)
+        assert taken() == 2
+        change(1)
+        over.set()
+
+    monkeypatch.setattr(swap, "watch_cores", watch)
+    built = tmp_path / "built"
+    build(load_config(CONFIG), built, quiet)
+    ports = free_ports()
+    with ExitStack() as stack:
+        server, gateway = prepare(stack, built, ports, Security(), cores=2)
+        swaps = stack.enter_context(swap.Swaps(server, gateway, said.append, "none", None))
+        stack.callback(gateway.stop)
+        gateway.start(server.log)
+        assert server.wait_ready()
+        gateway.tell("ready")
+        swaps.start(ports.http)
+        assert _cores_of(server) == {"2"}
+        with asking(ports, 4) as clients:
+            _wait_for(lambda: len(clients.answers) >= 4)
+            long_wrong.set()
+            assert over.wait(WAIT), said
+            count = len(clients.answers)
+            _wait_for(lambda: len(clients.answers) >= count + 8)
+        assert clients.errors == []
+        assert len(clients.texts()) == 1
+        assert _cores_of(swaps.server) == {"1"}
+        swaps.stop.set()
+        swaps.wait()
+        assert "cores: others leave 1, and engines take 2; a swap follows" in said
+
+
+def _cores_of(server: Server) -> set[str]:
+    variables = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in server.stubs()]
+    return {each.split("=")[1] for of in variables for each in of if each.startswith(f"{CORES}=")}
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -9,10 +9,11 @@ from dflash_trt.serving.front.llm import limits
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
-def capacity(directory: Path) -> str:
+def capacity(directory: Path, cores: int) -> str:
     """Slots, context length, sizes of caches and weights, and threads of a built directory.
 
-    EngineError or BuildError where an engine's description is damaged.
+    cores: that its engines may take. EngineError or BuildError where an engine's description is
+    damaged.
     """
     engines = directory / "engines"
     if (engines / KIND).is_dir():
@@ -28,7 +29,7 @@ def capacity(directory: Path) -> str:
     return (
         f"{target.slots} slots of up to {target.max_seq_len} tokens, KV caches of "
         f"{size / 1e6:.1f} MB, prefix cache of at most {kept} MiB, weights of "
-        f"{weights / 1e6:.1f} MB on disk, {target.cpu_threads} threads an engine"
+        f"{weights / 1e6:.1f} MB on disk, {target.threads_of(cores)} threads an engine"
     )
 
 

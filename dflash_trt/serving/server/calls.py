@@ -47,6 +47,15 @@ class Caller:
         self._socket.close()
         self._busy.acquire(timeout=timeout)
 
+    def alone(self, do: Callable[[], None]) -> None:
+        """Does it while no call is done; ServerError while one is."""
+        if not self._busy.acquire(blocking=False):
+            raise BUSY
+        try:
+            do()
+        finally:
+            self._busy.release()  # before the caller hears of it, who may come again at once
+
     def _accept(self) -> None:
         while True:
             try:
@@ -67,12 +76,7 @@ class Caller:
             with connection.makefile("rb") as file:
                 call = json.loads(file.readline(LONGEST))
             try:
-                if not self._busy.acquire(blocking=False):
-                    raise BUSY
-                try:
-                    self._do(call, tell)
-                finally:
-                    self._busy.release()  # first: the caller may come again at once
+                self.alone(lambda: self._do(call, tell))
                 tell("", "done")
             except ServerError as error:
                 tell(json.dumps([error.problem, error.fix]), "error")

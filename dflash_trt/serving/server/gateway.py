@@ -99,6 +99,12 @@ class Gateway:
         """The exit code of the process when it has ended."""
         return None if self._process is None else self._process.poll()
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
     def tell(self, words: str) -> None:
         """`ready`, `unready`, `drain SECONDS`: takes requests, or none, or ends when none runs."""
         self._state = words

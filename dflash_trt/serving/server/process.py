@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.engines import ENGINE_FILE, engine_kind, rank_directory, read_info, roles
+from dflash_trt.engines import CORES, ENGINE_FILE, engine_kind, rank_directory, read_info, roles
 from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import internal
@@ -48,7 +48,8 @@ class Server:
 
     As a context manager it runs for as long as the block; `start` starts it anew after `kill`.
     log: a file, whose folder exists; None: in the runtime directory, where it stays if `keep_log`,
-    or if a ServerError names it; or another server's. form: of its lines.
+    or if a ServerError names it; or another server's. form: of its lines. cores: that its engines
+    take; None: all that there are.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class Server:
         form: Form = "text",
         *,
         keep_log: bool = False,
+        cores: int | None = None,
     ) -> None:
         self.ports = ports
+        self.cores = cores
         self.security = security or Security()
         self.repository = find_repository(directory)
         if any(character.isspace() for character in str(self.repository)):
@@ -71,6 +74,8 @@ class Server:
             )
         self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
         self._variables = _variables(self.repository)
+        if cores is not None:
+            self._variables[CORES] = str(cores)
         self.health = health_of(ports, self.security)
         check_ports(ports)
         self._runtime = internal.new_runtime()
@@ -315,7 +320,7 @@ def _variables(repository: Path) -> dict[str, str]:
     """What the engine wants in its environment."""
     engine = repository.parent / "engines" / tensorrt_llm.KIND
     made = (engine / ENGINE_FILE).is_file()
-    return tensorrt_llm.read_info(engine).environment if made else {}
+    return {**tensorrt_llm.read_info(engine).environment} if made else {}
 
 
 def _reason(lines: list[str]) -> str:

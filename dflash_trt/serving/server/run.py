@@ -13,10 +13,12 @@ from rich.console import Console
 from dflash_trt import tensorrt_llm
 from dflash_trt.build import Depth
 from dflash_trt.build.signing import check_signed
+from dflash_trt.machine import usable_cores
 from dflash_trt.serving.front import capacity
 from dflash_trt.serving.log import Form, to_line
 from dflash_trt.serving.ports import LOOPBACK, Ports, free_ports, reach
 from dflash_trt.serving.security import Security
+from dflash_trt.serving.server.cores import follows_cores, free_cores
 from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server, find_repository
 from dflash_trt.serving.server.proof import memory_of
@@ -71,7 +73,8 @@ def serve(
     if bundle.is_dir():
         check_host(tensorrt_llm.read_info(bundle))
     check_signed(build, check, key)
-    holds = [capacity(build)]
+    cores = free_cores() if follows_cores(build) else usable_cores()
+    holds = [capacity(build, cores)]
     security = security or Security()
     ports = Ports(http_port, grpc_port, metrics_port)
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -88,6 +91,7 @@ def serve(
             log_format,
             keep_log=True,
             page=page,
+            cores=cores,
         )
         swaps = Swaps(server, gateway, say, check, key)
         stack.enter_context(_told_to_stop(swaps))
@@ -151,12 +155,14 @@ def prepare(
     *,
     keep_log: bool = False,
     page: bool = True,
+    cores: int | None = None,
 ) -> tuple[Server, Gateway]:
     """Both, not yet started; the gateway holds its ports until the stack is closed."""
     inside = free_ports()  # Triton's own
     gateway = Gateway(directory, ports, inside, security, openai, page=page)
     stack.callback(gateway.stop)
-    return Server(directory, inside, security, log, form, keep_log=keep_log), gateway
+    server = Server(directory, inside, security, log, form, keep_log=keep_log, cores=cores)
+    return server, gateway
 
 
 @contextmanager

@@ -5,6 +5,7 @@ to it, and the old one ends when nobody is left there. Where only the drafter di
 only it, beside the old one, in the server that runs: drafts decide no text.
 """
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Self
 from dflash_trt.build import Depth, read_manifest
 from dflash_trt.build.signing import check_signed
 from dflash_trt.errors import DflashError, ServerError
+from dflash_trt.machine import usable_cores
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.calls import Call, Caller, Tell
+from dflash_trt.serving.server.cores import follows_cores, watch_cores
 from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import DRAFTER, Server, find_repository
 from dflash_trt.serving.server.proof import acceptance, check_memory, prove, same_but_drafter
@@ -22,6 +25,7 @@ from dflash_trt.serving.server.supervisor import Say, supervise
 
 POLL = 0.25  # seconds between two looks at who is left
 IDLE = 5.0  # seconds without a sequence, after which connections that are held open are closed
+DRAIN = 600.0  # seconds for the requests of a server that takes other cores than it should
 END_TIMEOUT = 5.0  # seconds until a swap that is under way has ended, when `serve` stops
 
 
@@ -56,9 +60,11 @@ class Swaps:
         self.server.__exit__(None, None, None)
 
     def start(self, http_port: int) -> None:
-        """Watches the server, and takes calls meanwhile."""
+        """Watches the server and what cores there are, and takes calls meanwhile."""
         self._watch()
         self._caller = Caller(http_port, self._do)
+        arguments = (self._processes, self._cores, self._take, self.stop.wait)
+        threading.Thread(target=watch_cores, args=arguments, daemon=True).start()
 
     def wait(self) -> None:
         """Until `stop` is set."""
@@ -81,6 +87,26 @@ class Swaps:
     def _leave(self) -> None:
         self._left.set()
         self._watching.join()
+
+    # --- in the thread that watches the cores -----------------------------------------------------
+
+    def _processes(self) -> list[int]:
+        return [os.getpid(), self._gateway.pid, self.server.process.pid]
+
+    def _cores(self) -> int:
+        return self.server.cores or usable_cores()
+
+    def _take(self, cores: int) -> None:
+        """The same build again, with other threads: they are set once in a process."""
+        build = self.server.repository.parent
+        if not follows_cores(build):
+            return
+        self._say(f"cores: others leave {cores}, and engines take {self._cores()}; a swap follows")
+        try:
+            assert self._caller is not None
+            self._caller.alone(lambda: self._swap_all(build, 0.0, DRAIN, self._say, cores))
+        except DflashError as error:
+            self._say(f"cores: {self._cores()} stay in use: {error}")
 
     # --- in the thread of a call ------------------------------------------------------------------
 
@@ -110,10 +136,14 @@ class Swaps:
             raise ServerError(error.problem, error.fix) from None
         self._last, self._manifest = old, manifest
 
-    def _swap_all(self, build: Path, least: float, drain: float, say: Say) -> None:
+    def _swap_all(
+        self, build: Path, least: float, drain: float, say: Say, cores: int | None = None
+    ) -> None:
+        """cores: that its engines take; None: as many as the old ones."""
         old = self.server
+        cores = cores or old.cores
         check_memory([old.process.pid, *old.stubs()], old.repository.parent, build)
-        server = Server(build, free_ports(), old.security, old.log, keep_log=True)
+        server = Server(build, free_ports(), old.security, old.log, keep_log=True, cores=cores)
         server.__enter__()
         try:
             if not server.wait_ready(self.stop, say):
