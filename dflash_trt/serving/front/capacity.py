@@ -23,13 +23,14 @@ def capacity(directory: Path, cores: int) -> str:
             "says what memory its KV caches take"
         )
     target, *others = read_infos(engines)
+    threads = target.threads_of(cores)
     size = sum(map(_cache_bytes, (target, *others)))
     weights = sum(map(size_of, roles(engines)))
     kept = read_manifest(directory)["config"]["serving"].get("prefix_cache") or 0
     return (
         f"{target.slots} slots of up to {target.max_seq_len} tokens, KV caches of "
         f"{size / 1e6:.1f} MB, prefix cache of at most {kept} MiB, weights of "
-        f"{weights / 1e6:.1f} MB on disk, {target.threads_of(cores)} threads an engine"
+        f"{weights / 1e6:.1f} MB on disk, {threads} thread{'s' * (threads != 1)} an engine"
     )
 
 
