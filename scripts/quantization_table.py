@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import numpy as np
+import onnxruntime as ort
 from safetensors.numpy import save_file
 
 from dflash_trt.build.acceptance_probe import decode, longest_sequence
@@ -37,8 +39,9 @@ from dflash_trt.checkpoints import (
 from dflash_trt.config import Quantize, Speculation
 from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation import strategy
-from dflash_trt.engines import load_engines
-from dflash_trt.engines.accuracy import compare, original_logits
+from dflash_trt.engines import load_engines, read_info
+from dflash_trt.engines.accuracy import compare, original_logits, teacher_forced
+from dflash_trt.engines.onnxruntime import KIND, load_session
 from dflash_trt.graphs import Storage
 from dflash_trt.tensorrt_llm import quantize_target
 
@@ -70,8 +73,8 @@ def size(target: Target, engine: Path, row: str) -> int:
     return sum(f.stat().st_size for f in files.iterdir() if f.suffix in (".safetensors", ".data"))
 
 
-def accepted(engines: Path, prompts: list[list[int]]) -> tuple[float, int]:
-    """Tau and rounds of greedy decoding in whole blocks, several prompts at a time."""
+def answers(engines: Path, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
+    """Tau and tokens of greedy decoding in whole blocks, several prompts at a time."""
     target, drafter = load_engines(engines)
     policy, proposer = strategy(Speculation(policy="fixed"), target.info, None)
     scheduler = Scheduler(
@@ -86,7 +89,19 @@ def accepted(engines: Path, prompts: list[list[int]]) -> tuple[float, int]:
     while scheduler.busy:
         scheduler.step()
     rounds = sum(len(each.committed_per_round) for each in decoded)
-    return (sum(len(each.tokens) for each in decoded) - len(decoded)) / rounds, rounds
+    tokens = [each.tokens for each in decoded]
+    return (sum(map(len, tokens)) - len(tokens)) / rounds, tokens
+
+
+def agreement(engine: Path, prompts: list[list[int]], answered: list[list[int]]) -> float:
+    """Share of the answers' tokens that are the engine's greedy ones, after those before."""
+    info = read_info(engine, KIND)
+    session = load_session(engine, info, ort.SessionOptions())
+    equal = []
+    for prompt, answer in zip(prompts, answered, strict=True):
+        logits = teacher_forced(session, info, [[*prompt, *answer]])
+        equal += logits[len(prompt) - 1 : -1].argmax(-1) == answer
+    return float(np.mean(equal))
 
 
 def main() -> None:
@@ -112,6 +127,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         found: list[dict[str, Any]] = []
+        originals = list[list[int]]()  # answers in float32
         for row in ("float32", *(r for r in asked.only.split(",") if r != "float32")):
             engine, target = scratch / row, original
             bits = BITS.get(row)
@@ -129,17 +145,18 @@ def main() -> None:
             if row == "float32":
                 expected = original_logits(engine / "target", texts.held_out)
             cost = compare(engine / "target", expected, texts.held_out)
-            tau, rounds = accepted(engine, prompts)
+            tau, tokens = answers(engine, prompts)
+            originals = tokens if row == "float32" else originals
             run = decode(engine, prompts[: asked.timed], TOKENS, quiet) if asked.timed else None
             found.append(
                 {
                     "precision": row,
                     "bytes": size(target, engine / "target", row),
                     "agreement": cost.agreement,
+                    "answers": agreement(engine / "target", prompts, originals),
                     "kl": cost.kl,
                     "perplexity": cost.perplexities[1],
                     "tau": tau,
-                    "rounds": rounds,
                     "alone": run.plain_tokens_per_s if run else None,
                 }
             )
@@ -147,16 +164,17 @@ def main() -> None:
             shutil.rmtree(engine)
     base = found[0]["tau"]
     print(
-        "| precision | MB | greedy token equal | KL | perplexity | tau | of float32's | tokens/s |"
+        "| precision | MB | greedy token equal | of answers | KL | perplexity | tau "
+        "| of float32's | tokens/s |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for each in found:
         here = each["alone"] and each["precision"] not in MODELOPT
         speed = format(each["alone"], ".1f") if here else ""
         print(
             f"| {each['precision']} | {each['bytes'] / 1e6:.0f} | {each['agreement']:.1%} "
-            f"| {each['kl']:.2g} | {each['perplexity']:.2f} | {each['tau']:.2f} "
-            f"| {each['tau'] / base:.1%} | {speed} |"
+            f"| {each['answers']:.1%} | {each['kl']:.2g} | {each['perplexity']:.2f} "
+            f"| {each['tau']:.2f} | {each['tau'] / base:.1%} | {speed} |"
         )
 
 

@@ -35,6 +35,9 @@ TABLE: dict[str, Any] = data_file(__file__, "quantization.yaml")
 NEEDED = ("modelopt", "torch", "transformers", "accelerate")
 SHARD = "1GB"  # of a file that is written, and held in memory before
 PROCESS = "dflash_trt.tensorrt_llm.quantize_process"
+# tensors of 1 MB and more go back to the system when they are freed (mallopt(3)); else what is read
+# of many files stayed, up to the size of the model
+VARIABLES = {"HF_HUB_OFFLINE": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
 
 
 def check_quantizable(asked: Quantize, target: ModelSummary[Target], machine: Machine) -> None:
@@ -145,9 +148,7 @@ def _run(task: dict[str, Any], report: Report) -> str:
     ours, theirs = socket.socketpair()
     fd = theirs.fileno()
     with theirs:
-        process = start_module(
-            PROCESS, fd, fds=(fd,), environment={**os.environ, "HF_HUB_OFFLINE": "1"}
-        )
+        process = start_module(PROCESS, fd, fds=(fd,), environment=os.environ | VARIABLES)
     try:
         with suppress(OSError), ours.makefile("rw") as lines:  # OSError: it ended
             lines.write(json.dumps(task) + "\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import threading
 from contextlib import suppress
@@ -20,7 +22,7 @@ IDS = [[(7 * i + 3 * j) % 300 for j in range(24)] for i in range(3)]
 
 
 def write_target(directory: Path, config: PretrainedConfig) -> int:
-    """A dense target with its tensors in bfloat16; returns the bytes of a layer."""
+    """A dense target with its tensors in bfloat16, a file a layer; returns the bytes of one."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     left_out = {"lm_head.weight"} if config.tie_word_embeddings else set()
@@ -32,7 +34,12 @@ def write_target(directory: Path, config: PretrainedConfig) -> int:
     directory.mkdir()
     config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
     config.save_pretrained(directory)
-    write_hole(directory / "model.safetensors", tensors)
+    layers = {name: re.search(r"layers\.\d+", name) for name in tensors}
+    files = {name: f"{found[0] if found else 'rest'}.safetensors" for name, found in layers.items()}
+    for file in {*files.values()}:
+        write_hole(directory / file, {n: each for n, each in tensors.items() if files[n] == file})
+    index = {"metadata": {}, "weight_map": files}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     return sum(size_of(each) for name, each in tensors.items() if ".layers.0." in name)
 
 
