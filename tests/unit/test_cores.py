@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -129,6 +130,10 @@ def test_few_cores_more_are_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _changes(8, [7] * LOOKS, monkeypatch) == [7]
 
 
+def test_a_look_that_fails_is_none_that_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _changes(2, [1] * (LOOKS - 1) + [0] + [1], monkeypatch) == []
+
+
 def _changes(has: int, free: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     looks: Iterator[int] = iter(free)
     changed, waited = [has], list[float]()
@@ -137,7 +142,12 @@ def _changes(has: int, free: list[int], monkeypatch: pytest.MonkeyPatch) -> list
         waited.append(seconds)
         return len(waited) > len(free)
 
-    seen = SimpleNamespace(free_cores=lambda: next(looks))
+    def look() -> int:
+        if not (found := next(looks)):
+            raise OSError(errno.EMFILE, "too many open files")
+        return found
+
+    seen = SimpleNamespace(free_cores=look)
     monkeypatch.setattr(cores, "Others", lambda ours: seen)
     watch_cores(lambda: [], lambda: changed[-1], changed.append, wait)
     assert waited == [WINDOW] * (len(free) + 1)

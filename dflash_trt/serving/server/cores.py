@@ -73,7 +73,9 @@ def watch_cores(
     """
     others, wrong, patience = Others(ours), 0, LOOKS
     while not wait(WINDOW):
-        free, has = others.free_cores(), taken()
+        has = free = taken()
+        with suppress(OSError):  # of a lack of files, which says nothing of cores
+            free = others.free_cores()
         wrong = wrong + 1 if free < has or free >= GAIN * has else 0
         if wrong >= patience:
             change(free)

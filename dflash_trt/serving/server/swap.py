@@ -105,7 +105,7 @@ class Swaps:
         try:
             assert self._caller is not None
             self._caller.alone(lambda: self._swap_all(build, 0.0, DRAIN, self._say, cores))
-        except DflashError as error:
+        except (DflashError, OSError) as error:  # such as no process or file descriptor left
             self._say(f"cores: {self._cores()} stay in use: {error}")
 
     # --- in the thread of a call ------------------------------------------------------------------
