@@ -97,10 +97,10 @@ def agreement(engine: Path, prompts: list[list[int]], answered: list[list[int]])
     """Share of the answers' tokens that are the engine's greedy ones, after those before."""
     info = read_info(engine, KIND)
     session = load_session(engine, info, ort.SessionOptions())
-    equal = []
+    equal = list[np.bool_]()
     for prompt, answer in zip(prompts, answered, strict=True):
         logits = teacher_forced(session, info, [[*prompt, *answer]])
-        equal += logits[len(prompt) - 1 : -1].argmax(-1) == answer
+        equal.extend(logits[len(prompt) - 1 : -1].argmax(-1) == answer)
     return float(np.mean(equal))
 
 

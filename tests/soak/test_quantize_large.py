@@ -1,12 +1,14 @@
 """Targets with the sizes of Qwen3-32B, of holes: memory is that of a layer at every depth.
 
-    pytest -m soak -s tests/soak/test_quantize_large.py
+    [LAYERS=64] [METHOD=w4a16] pytest -m soak -s tests/soak/test_quantize_large.py
 
-prints the seconds and bytes of docs/tensorrt_llm.md.
+prints the seconds and bytes of docs/tensorrt_llm.md. All 64 layers take 67 GB of holes, and 33 GB of
+disk are written.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -16,11 +18,11 @@ from hole_targets import peak_memory, write_target
 from transformers import Qwen3Config
 
 pytestmark = pytest.mark.soak
-DEPTHS = (4, 16)  # the model has 64, which takes 67 GB of holes and writes 33 GB
+DEPTHS = [int(each) for each in os.environ.get("LAYERS", "4,16").split(",")]
+METHOD = os.environ.get("METHOD", "fp8")
 
 
-@pytest.mark.parametrize("method", ["fp8"])
-def test_memory_does_not_grow_with_depth(tmp_path: Path, method: str) -> None:
+def test_memory_does_not_grow_with_depth(tmp_path: Path) -> None:
     peaks = []
     for depth in DEPTHS:
         config = Qwen3Config(
@@ -36,12 +38,12 @@ def test_memory_does_not_grow_with_depth(tmp_path: Path, method: str) -> None:
         target, output = tmp_path / "target", tmp_path / "out" / "target"
         of_layer = write_target(target, config)
         started = time.monotonic()
-        peaks.append(peak_memory(method, target, output))
+        peaks.append(peak_memory(METHOD, target, output))
         of_all = sum(file.stat().st_size for file in target.glob("*.safetensors"))
         print(
-            f"\n{method}, {depth} layers of {of_layer / 1e9:.2f} GB, {of_all / 1e9:.1f} GB: "
+            f"\n{METHOD}, {depth} layers of {of_layer / 1e9:.2f} GB, {of_all / 1e9:.1f} GB: "
             f"{time.monotonic() - started:.0f} s, {peaks[-1] / 1e9:.2f} GB"
         )
         shutil.rmtree(target)
         shutil.rmtree(output.parent)
-    assert peaks[1] - peaks[0] < of_layer, peaks
+    assert peaks[-1] - peaks[0] < of_layer, peaks
