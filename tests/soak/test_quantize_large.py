@@ -2,8 +2,8 @@
 
     [LAYERS=64] [METHOD=w4a16] pytest -m soak -s tests/soak/test_quantize_large.py
 
-prints the seconds and bytes of docs/tensorrt_llm.md. All 64 layers take 67 GB of holes, and 33 GB of
-disk are written.
+prints the seconds and bytes of docs/tensorrt_llm.md. All 64 layers take 67 GB of holes, and write
+33 GB.
 """
 
 from __future__ import annotations
