@@ -476,6 +476,25 @@ def test_a_server_that_crashes_while_it_starts_is_started_again(
     shutil.rmtree(server.log.path.parent, ignore_errors=True)
 
 
+def test_a_server_that_hangs_while_it_loads_is_started_again(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, said, start = iter([1.0, 120.0]), list[str](), Server.start
+
+    def start_and_stop(server: Server) -> None:
+        start(server)
+        server._load_timeout = next(limits)
+        if server._load_timeout == 1.0:
+            os.kill(server.process.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(Server, "start", start_and_stop)
+    server = Server(built, free_ports())
+    assert server._load_timeout > 120.0  # by the size of its engines, too
+    with server:
+        assert server.wait_ready(say=said.append)
+    assert said == ["its models were not loaded in 1 s while it started; starting it again"]
+
+
 def _stubs(built: Path) -> dict[str, str]:
     """The model processes that serve `built`, with the name of their shared memory."""
     stubs = {}

@@ -16,6 +16,7 @@ from dflash_trt import tensorrt_llm
 from dflash_trt.engines import CORES, ENGINE_FILE, engine_kind, rank_directory, read_info, roles
 from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.errors import ServerError
+from dflash_trt.files import size_of
 from dflash_trt.serving import internal
 from dflash_trt.serving.front import Control
 from dflash_trt.serving.health import health_of
@@ -35,6 +36,10 @@ from dflash_trt.triton import LLMAPI
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
+LOAD_TIMEOUT, LOADED = (
+    120.0,
+    5e6,
+)  # seconds until our engines are loaded, and bytes of them a second
 EXIT_AFTER = 10.0  # seconds in which Triton ends when a model did not load
 STUB_TIMEOUT = 60.0  # seconds until each model has a process
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
@@ -73,6 +78,10 @@ class Server:
                 "Move the build, or build into another directory",
             )
         self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
+        engines = list(filter(Path.is_dir, roles(self.repository.parent / "engines")))
+        self._load_timeout = LOAD_TIMEOUT + sum(map(size_of, engines)) / LOADED
+        if not engines:  # TensorRT-LLM's, which it tunes
+            self._load_timeout = START_TIMEOUT
         self._variables = _variables(self.repository)
         if cores is not None:
             self._variables[CORES] = str(cores)
@@ -216,8 +225,11 @@ class Server:
     def _failed_start(self, started: float) -> str | None:
         """What crashed since `started`; ServerError for what would never start."""
         missing = self._missing()
-        if missing and time.monotonic() - started > STUB_TIMEOUT:
+        took = time.monotonic() - started
+        if missing and took > STUB_TIMEOUT:
             return f"the process of {min(missing)} is not there"
+        if took > self._load_timeout and not self.health.is_ready():
+            return f"its models were not loaded in {self._load_timeout:.0f} s"
         if (problem := self.ended()) is None:
             return None
         with suppress(subprocess.TimeoutExpired):  # of a model that does not load both end
