@@ -35,6 +35,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from dflash_trt.chat import speller
 from dflash_trt.errors import BuildError, ServerError
+from dflash_trt.machine import usable_cores
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.front.capacity import capacity
 from dflash_trt.serving.gateway.door import BODY_LIMIT
@@ -1121,7 +1122,7 @@ def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
     ports, port = free_ports(), free_ports().http
     with serving(built, ports, f"--openai-port={port}") as (process, said):
         assert re.search(rf"http://127\.0\.0\.1:{port}/v1", said)
-        assert capacity(built) in said
+        assert capacity(built, usable_cores()) in said
         api = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
         )
