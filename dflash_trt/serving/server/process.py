@@ -36,10 +36,7 @@ from dflash_trt.triton import LLMAPI
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
-LOAD_TIMEOUT, LOADED = (
-    120.0,
-    5e6,
-)  # seconds until our engines are loaded, and bytes of them a second
+LOAD_TIMEOUT, LOADED = 120.0, 5e6  # seconds until engines are loaded; bytes of them in one more
 EXIT_AFTER = 10.0  # seconds in which Triton ends when a model did not load
 STUB_TIMEOUT = 60.0  # seconds until each model has a process
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
@@ -78,10 +75,9 @@ class Server:
                 "Move the build, or build into another directory",
             )
         self.models = {path.parents[1].name for path in self.repository.glob("*/1/model.py")}
-        engines = list(filter(Path.is_dir, roles(self.repository.parent / "engines")))
-        self._load_timeout = LOAD_TIMEOUT + sum(map(size_of, engines)) / LOADED
-        if not engines:  # TensorRT-LLM's, which it tunes
-            self._load_timeout = START_TIMEOUT
+        size = sum(map(size_of, roles(self.repository.parent / "engines")))
+        # TensorRT-LLM, which has no engines of ours, tunes what it has loaded
+        self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
         self._variables = _variables(self.repository)
         if cores is not None:
             self._variables[CORES] = str(cores)
