@@ -7,6 +7,7 @@ day is written to `build/day.md`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import time
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, linear_regression, median, quantiles
+from statistics import fmean, median, quantiles
 from typing import Any
 
 import openai
@@ -276,9 +277,11 @@ def milliseconds(times: list[float]) -> str:
 
 
 def growth(values: list[float]) -> float:
-    """Of the straight line through the hours after the first ones, over the whole of them."""
-    values = values[WARM_UP:]
-    return linear_regression(range(len(values)), values).slope * len(values)
+    """Over the hours after the first ones: the median slope between two of them (Theil-Sen), which
+    one hour with a burst does not turn."""
+    hours = list(enumerate(values[WARM_UP:]))
+    slopes = [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(hours, 2)]
+    return median(slopes) * len(hours)
 
 
 def test_a_day(tmp_path: Path) -> None:
