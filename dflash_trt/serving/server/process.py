@@ -78,9 +78,7 @@ class Server:
         size = sum(map(size_of, roles(self.repository.parent / "engines")))
         # TensorRT-LLM, which has no engines of ours, tunes what it has loaded
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
-        self._variables = _variables(self.repository)
-        if cores is not None:
-            self._variables[CORES] = str(cores)
+        self._variables = _variables(self.repository) | ({CORES: str(cores)} if cores else {})
         self.health = health_of(ports, self.security)
         check_ports(ports)
         self._runtime = internal.new_runtime()
@@ -328,7 +326,7 @@ def _variables(repository: Path) -> dict[str, str]:
     """What the engine wants in its environment."""
     engine = repository.parent / "engines" / tensorrt_llm.KIND
     made = (engine / ENGINE_FILE).is_file()
-    return {**tensorrt_llm.read_info(engine).environment} if made else {}
+    return tensorrt_llm.read_info(engine).environment if made else {}
 
 
 def _reason(lines: list[str]) -> str:
