@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median, quantiles
+from statistics import fmean, median, pstdev, quantiles
 from typing import Any
 
 import openai
@@ -284,6 +284,13 @@ def growth(values: list[float]) -> float:
     return median(slopes) * len(hours)
 
 
+def by_chance(values: list[float]) -> float:
+    """The deviation of a growth, by what the hours deviate from it."""
+    slope = growth(values) / len(values[WARM_UP:])
+    rest = [value - slope * hour for hour, value in enumerate(values[WARM_UP:])]
+    return pstdev(rest) * (12 / len(rest)) ** 0.5
+
+
 def test_a_day(tmp_path: Path) -> None:
     serving_ = Serving(slots=8, prefix_cache=64)  # MiB, which the traffic fills
     built, ports, port = (
@@ -309,7 +316,4 @@ def test_a_day(tmp_path: Path) -> None:
     shared = [float(median(hour.shared)) for hour in day.hours]
     assert growth(shared) < 0.05 * fmean(shared), shared
     taus = [hour.tau for hour in day.hours]
-    # the deviation of the line's growth, were the hours alike but for chance
-    rest = [tau - fmean(taus[WARM_UP:]) for tau in taus[WARM_UP:]]
-    noise = (12 * fmean(each**2 for each in rest) / len(rest)) ** 0.5
-    assert abs(growth(taus)) < max(4 * noise, 0.02 * fmean(taus)), taus
+    assert abs(growth(taus)) < max(4 * by_chance(taus), 0.02 * fmean(taus)), taus
