@@ -237,7 +237,7 @@ def test_who_leaves_or_is_late_frees_a_slot(tensorrt_llm: ModuleType, tmp_path: 
 
 def test_who_waits_is_served_by_priority(tensorrt_llm: ModuleType, tmp_path: Path) -> None:
     with _front(tmp_path, {"max_batch_size": 1}) as (front, _, _):
-        first, both = FakeReply(), FakeReply()  # one reply for two requests: the order of their parts
+        first, both = FakeReply(), FakeReply()  # `both`: of two requests, in order
         front.submit(_inputs(max_tokens=300, ignore_eos=True), first)
         front.submit(_inputs(max_tokens=100, ignore_eos=True, priority=2), both)
         front.submit(_inputs(max_tokens=10, ignore_eos=True, priority=1), both)
