@@ -33,9 +33,8 @@ class _Step(NamedTuple):
 class RequestTrace:
     """A request that is traced, from its coming to its answer."""
 
-    def __init__(self, tracer: "Tracer", span: "Span", received: float) -> None:
-        self._tracer, self._span, self._received = tracer, span, received
-        self._shift = time.time() - time.monotonic()
+    def __init__(self, tracer: "Tracer", span: "Span", received: float, shift: int) -> None:
+        self._tracer, self._span, self._received, self._shift = tracer, span, received, shift
         self._steps: dict[Sequence, list[_Step]] = {}
 
     def follow(self, sequences: Seq[Sequence]) -> None:
@@ -58,7 +57,7 @@ class RequestTrace:
             span.set_attributes(_about(choices, streaming, self._received))
         for choice in choices:
             self._choice(choice, now, {"dflash.choice": choice.index} if choices[1:] else {})
-        span.end(self._ns(now))
+        span.end(_ns(now, self._shift))
 
     def _choice(self, choice: OutputProcessor, now: float, own: Mapping[str, Any]) -> None:
         sequence = choice.sequence
@@ -113,15 +112,12 @@ class RequestTrace:
         from opentelemetry.trace import set_span_in_context  # noqa: PLC0415
 
         context = set_span_in_context(within or self._span)
-        span = self._tracer.start_span(name, context, attributes=about, start_time=self._ns(start))
+        began = _ns(start, self._shift)
+        span = self._tracer.start_span(name, context, attributes=about, start_time=began)
         for some, before in events:
-            span.add_event("round", _event(some, before), self._ns(some[-1].at))
-        span.end(self._ns(max(start, end)))
+            span.add_event("round", _event(some, before), _ns(some[-1].at, self._shift))
+        span.end(_ns(max(start, end), self._shift))
         return span
-
-    def _ns(self, moment: float) -> int:
-        """Of the clock that everybody has, from `time.monotonic()`."""
-        return int((moment + self._shift) * 1e9)
 
 
 def begin(
@@ -141,11 +137,16 @@ def begin(
         "gen_ai.provider.name": "dflash-trt",
         "gen_ai.request.model": model,
     }
-    start = time.time_ns() - int((time.monotonic() - received) * 1e9)
-    span = tracer.start_span(
-        f"{operation} {model}", tracing.parent(context), SpanKind.SERVER, about, start_time=start
-    )
-    return RequestTrace(tracer, span, received) if span.is_recording() else None
+    shift = time.time_ns() - time.monotonic_ns()  # one for all spans: none may begin before its own
+    began, within = _ns(received, shift), tracing.parent(context)
+    name = f"{operation} {model}"
+    span = tracer.start_span(name, within, SpanKind.SERVER, about, start_time=began)
+    return RequestTrace(tracer, span, received, shift) if span.is_recording() else None
+
+
+def _ns(moment: float, shift: int) -> int:
+    """Of the clock that everybody has; moment: `time.monotonic()`, shift: from it, ns."""
+    return int(moment * 1e9) + shift
 
 
 def _note(sequence: Sequence, steps: list[_Step], report: StepReport) -> None:
