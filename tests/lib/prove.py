@@ -213,8 +213,6 @@ def campaign(share: float, parts: list[str], results: Path, *, first: bool = Fal
     lines, at_work = read_results(results), list[AtWork]()
 
     def behind() -> str | None:
-        if first and any(line["wrong"] for line in lines):
-            return None
         cases = Counter[str]()
         for line in lines:
             cases[line["part"]] += line["cases"]
@@ -227,6 +225,8 @@ def campaign(share: float, parts: list[str], results: Path, *, first: bool = Fal
         stream.write("\n")  # the last line may be half a one
         try:
             while (part := behind()) or at_work:
+                if first and any(line["wrong"] for line in lines):
+                    break
                 if part and len(at_work) < (os.cpu_count() or 1):
                     taken = {line["seed"] for line in lines if line["part"] == part}
                     taken |= {each.seed for each in at_work if each.part == part}
