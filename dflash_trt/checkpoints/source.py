@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,17 +50,21 @@ def locate(source: Source, role: str, report: Report, *, weights: bool = True) -
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
 
     assert source.hub is not None
+    download = partial(
+        snapshot_download,
+        source.hub,
+        revision=source.revision,
+        allow_patterns=FILES if weights else FILES_BUT_WEIGHTS,
+        ignore_patterns=NOT_READ,
+        local_files_only=constants.HF_HUB_OFFLINE,
+        tqdm_class=_bars(f"fetching {source.hub}", report),
+    )
     try:
-        directory = Path(
-            snapshot_download(
-                source.hub,
-                revision=source.revision,
-                allow_patterns=FILES if weights else FILES_BUT_WEIGHTS,
-                ignore_patterns=NOT_READ,
-                local_files_only=constants.HF_HUB_OFFLINE,
-                tqdm_class=_bars(f"fetching {source.hub}", report),
-            )
-        )
+        try:
+            directory = Path(download())
+        except (AttributeError, RuntimeError):
+            # a connection that fails in one thread closes the client of all (huggingface_hub 1.33)
+            directory = Path(download(max_workers=1))
     except Exception as error:  # the library's, httpx's, the system's and those of its Rust part
         raise _explained(error, source, role) from error
     if weights and not any(directory.glob("*.safetensors")):

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from hub import TOKEN, Hub, Repository, running_hub
 from huggingface_hub import constants
-from huggingface_hub.utils import close_session
+from huggingface_hub.utils import _http, close_session
 from pairs import make_pair
 
 from dflash_trt.checkpoints import locate
@@ -201,6 +202,21 @@ def test_a_hub_that_fails_or_is_away(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(CheckpointError, match=r"cannot fetch .*refused.*Check the network"):
         fetch(revision=revision)
+
+
+def test_threads_that_close_each_others_client(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that fails in one thread leaves another with None in the client's place."""
+    session, closed = _http.get_session, iter([None])
+
+    def get_session() -> Any:
+        among_others = threading.current_thread() is not threading.main_thread()
+        return next(closed, session()) if among_others else session()
+
+    monkeypatch.setattr(_http, "get_session", get_session)
+    directory, commit, _ = fetch()
+    assert next(closed, "gone") == "gone"
+    assert commit == NEW
+    assert (directory / "model.safetensors").is_file()
 
 
 def test_a_full_disk_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
