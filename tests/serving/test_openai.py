@@ -1,49 +1,36 @@
-"""The OpenAI front, called with OpenAI's client, over the real Triton or a scripted stand-in."""
+"""The OpenAI front, called with OpenAI's client, over the real Triton."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-import signal
-import socket
-import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import jsonschema
 import openai
 import pytest
 import reference
-import stand_in
 import torch
-import trustme
 from chat_pair import build_chat_pair
-from live import openai_front, serving
+from live import openai_front
 from load import metric
 from pydantic import ValidationError
-from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dflash_trt.chat import speller
-from dflash_trt.errors import BuildError, ServerError
-from dflash_trt.machine import usable_cores
+from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.front.capacity import capacity
 from dflash_trt.serving.gateway.door import BODY_LIMIT
 from dflash_trt.serving.openai.fields import ChatFields
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.request_id import HEADER
-from dflash_trt.serving.security import API_KEY, Security, Tls, read_security
-from dflash_trt.serving.server.run import running_server, serve
+from dflash_trt.serving.security import API_KEY, read_security
+from dflash_trt.serving.server.run import running_server
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "def main():"
@@ -74,27 +61,6 @@ def url(built: Path, triton: Ports) -> Iterator[str]:
 def api(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=WAIT) as client:
         yield client
-
-
-Scripted = Callable[..., tuple[openai.OpenAI, StandIn]]
-
-
-@pytest.fixture
-def scripted(built: Path) -> Iterator[Scripted]:
-    """`scripted(*answers)`: the front over a stand-in that gives these answers."""
-    with ExitStack() as stack:
-
-        def start(*answers: Answer) -> tuple[openai.OpenAI, StandIn]:
-            server = stack.enter_context(stand_in.stand_in(*answers))
-            port, nowhere = free_ports().http, free_ports().http
-            grpc_port = int(server.address.rpartition(":")[2])
-            stack.enter_context(openai_front(built, port, Ports(nowhere, grpc_port, nowhere)))
-            api = openai.OpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-            )
-            return stack.enter_context(api), server
-
-        yield start
 
 
 def test_completions(api: openai.OpenAI, triton: Ports) -> None:
@@ -497,28 +463,6 @@ def test_a_bad_completion_request(
     assert api.completions.create(model="pycode", prompt=PROMPT, max_tokens=1).choices
 
 
-def test_bad_chat_requests_name_the_field(scripted: Scripted) -> None:
-    api, server = scripted(parts(part()))
-    image = {"type": "image_url", "image_url": {"url": "data:,"}}
-    for fields, param in (
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [image]}]}, "messages"),
-        ({"messages": "hi"}, "messages"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"response_format": "json_object"}, "response_format"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"functions": [{}]}, "functions"),
-        ({"modalities": ["audio"]}, "modalities"),
-        ({"temperature": "hot"}, "temperature"),
-    ):
-        body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-        with pytest.raises(openai.BadRequestError) as caught:
-            api.chat.completions.create(model="pycode", **body)  # type: ignore[call-overload]
-        assert caught.value.param == param
-    assert server.requests == []
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -714,185 +658,6 @@ def test_the_key(
     assert (security.api_key, security.inference_key) == ("short", "inference-0123456789")
 
 
-def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
-    answer = part(text_output=["Hi"], token_ids=[5], finish_reason=["length"])
-    api, server = scripted(parts(answer))
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages: list[Any] = [
-        {"role": "system", "content": "é"},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "3"},
-    ]
-    found = api.chat.completions.create(
-        model="pycode",
-        messages=messages,
-        tools=[tool],
-        tool_choice="auto",
-        temperature=0.5,
-        top_p=0.25,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        max_completion_tokens=9,
-        stop="\n",
-        seed=-1,
-        n=1,
-        user="somebody",
-        response_format={"type": "text"},
-        extra_body={
-            "top_k": 5,
-            "min_p": 0.125,
-            "repetition_penalty": 1.5,
-            "min_tokens": 1,
-            "ignore_eos": True,
-            "bad_words": ["x"],
-            "priority": 2,
-            "timeout": 30,
-            "chat_template_kwargs": {"enable_thinking": False},
-            "add_generation_prompt": True,
-            "reasoning_effort": "low",
-            "stop_token_ids": [3, 4],
-            "skip_special_tokens": True,
-            "include_stop_str_in_output": False,
-        },
-    )
-    api.chat.completions.create(
-        model="pycode",
-        messages=[{"role": "user", "content": "hi"}],
-        stop=["a", "b"],
-        tools=[tool],
-        tool_choice="none",
-        extra_body={"top_k": -1},
-    )
-    first, second = server.requests
-    sent = json.loads(first.pop("messages"))
-    assert [message["content"] for message in sent] == ["é", "ab", "", "3"]
-    assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool"]
-    assert sent[2]["tool_calls"] == [call]
-    assert sent[3]["tool_call_id"] == "1"
-    assert json.loads(first.pop("tools")) == [tool]
-    assert json.loads(first.pop("chat_template_kwargs")) == {
-        "reasoning_effort": "low",
-        "enable_thinking": False,
-    }
-    assert first == {
-        "stream": False,
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-        "max_tokens": 9,
-        "stop_words": ["\n"],
-        "stop_token_ids": [3, 4],
-        "seed": 2**63 - 1,
-        "n": 1,
-        "top_k": 5,
-        "min_p": 0.125,
-        "repetition_penalty": 1.5,
-        "min_tokens": 1,
-        "ignore_eos": True,
-        "bad_words": ["x"],
-        "priority": 2,
-        "add_generation_prompt": True,
-        "tool_choice": '"auto"',
-    }
-    assert 29 < server.timeouts[0] <= 30
-    assert json.loads(second.pop("messages")) == [{"role": "user", "content": "hi"}]
-    assert json.loads(second.pop("tools")) == [tool]
-    assert second.pop("tool_choice") == '"none"'
-    # OpenAI's temperature when none is given; the length is the server's to choose
-    assert second == {"stream": False, "temperature": 1.0, "stop_words": ["a", "b"], "top_k": 0}
-    message = found.choices[0].message
-    assert (message.role, message.content) == ("assistant", "Hi")
-    assert (found.object, found.choices[0].finish_reason) == ("chat.completion", "length")
-    assert found.usage is not None
-    assert found.usage.completion_tokens == 1
-
-
-def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
-    one, *half = tokenizer.encode(" return").ids[:1] + tokenizer.encode("é").ids
-    pieces = (
-        part(
-            index=[1],
-            text_output=[" return"],
-            finish_reason=[""],
-            token_ids=[one],
-            token_logprobs=[-0.5],
-            top_token_ids=[[one, half[0]]],
-            top_logprobs=[[-0.5, float("-inf")]],
-        ),
-        part(text_output=["x"], finish_reason=["stop"]),
-        part(index=[1], text_output=["!"], finish_reason=["length"], completion_tokens=[3]),
-    )
-    api, server = scripted(parts(*pieces))
-    chunks = list(
-        api.chat.completions.create(
-            model="pycode",
-            messages=[{"role": "user", "content": "hi"}],
-            n=2,
-            logprobs=True,
-            top_logprobs=2,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    assert (server.requests[0]["n"], server.requests[0]["logprobs"]) == (2, 2)
-    *pieces_got, last = chunks
-    choices = [chunk.choices[0] for chunk in pieces_got]
-    assert [choice.index for choice in choices] == [1, 0, 1]
-    assert [choice.delta.role for choice in choices] == ["assistant", "assistant", None]
-    assert [choice.delta.content for choice in choices] == [" return", "x", "!"]
-    assert [choice.finish_reason for choice in choices] == [None, "stop", "length"]
-    assert choices[0].logprobs is not None
-    [entry] = choices[0].logprobs.content or []
-    spelled = speller(tokenizer)
-    assert bytes(entry.bytes or []) == spelled(one)
-    assert entry.token.encode() == spelled(one)
-    assert [top.logprob for top in entry.top_logprobs] == [-0.5, -9999.0]
-    assert last.usage is not None
-    assert last.usage.completion_tokens == 3
-    assert last.metrics is None  # type: ignore[attr-defined]  # AIPerf's figures are of one choice
-
-
-def test_completions_logprobs(scripted: Scripted, built: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
-    ids = tokenizer.encode("return x").ids
-    texts = [speller(tokenizer)(token).decode() for token in ids]
-    answer = {
-        "text_output": ["return x"],
-        "token_ids": ids,
-        "token_logprobs": [-1.0] * len(ids),
-        "top_token_ids": [[token] for token in ids],
-        "top_logprobs": [[-1.0]] * len(ids),
-    }
-    first, *rest = ids
-    cut = len(rest)
-    pieces = (
-        part(text_output=["r"], finish_reason=[""], token_ids=[first], token_logprobs=[-1.0]),
-        part(token_ids=rest, token_logprobs=[-1.0] * cut, completion_tokens=[len(ids)]),
-    )
-    api, server = scripted(parts(part(**answer)), parts(*pieces))
-    whole = api.completions.create(model="pycode", prompt="a", logprobs=1)
-    got = whole.choices[0].logprobs
-    assert got is not None
-    assert got.tokens == texts
-    assert "".join(texts) == "return x"
-    assert got.text_offset == [len("".join(texts[:k])) for k in range(len(texts))]
-    assert got.top_logprobs == [{text: -1.0} for text in texts]
-    stream = api.completions.create(model="pycode", prompt="a", logprobs=0, stream=True)
-    offsets = [
-        offset
-        for chunk in stream
-        if chunk.choices[0].logprobs
-        for offset in chunk.choices[0].logprobs.text_offset or []
-    ]
-    assert offsets == got.text_offset
-    assert [request["logprobs"] for request in server.requests] == [1, 0]
-    assert server.requests[0]["max_tokens"] == 16
-
-
 def test_spelling_of_every_kind_of_vocabulary(built: Path) -> None:
     tokenizer = Tokenizer.from_file(str(built / "tokenizer" / "tokenizer.json"))
     spell = speller(tokenizer)
@@ -911,228 +676,6 @@ def test_spelling_of_every_kind_of_vocabulary(built: Path) -> None:
     )
     spell = speller(fallback)
     assert [spell(n) for n in range(4)] == [b" def", b"\xe2", "é".encode(), b""]
-
-
-@pytest.mark.parametrize(
-    ("answer", "status", "kind"),
-    [
-        (
-            failure("UNAVAILABLE", "The request queue is full. Try again later."),
-            503,
-            "server_error",
-        ),
-        (failure("INTERNAL", "A round failed at /srv/x.py. Look."), 500, "server_error"),
-        (failure("INVALID_ARG", "top_k is -5. Give 0 or more."), 400, "invalid_request_error"),
-        (parts(part(finish_reason=["cancelled"])), 504, "timeout_error"),
-        (parts(part(finish_reason=["error"])), 500, "server_error"),
-    ],
-)
-def test_failures_have_their_status(
-    scripted: Scripted, answer: Answer, status: int, kind: str
-) -> None:
-    api, server = scripted(answer)
-    with pytest.raises(openai.APIStatusError) as caught:
-        api.completions.create(model="pycode", prompt="a")
-    assert (caught.value.status_code, caught.value.type) == (status, kind)
-    assert "/srv" not in caught.value.message
-    assert server.address not in caught.value.message
-    assert ("retry-after" in caught.value.response.headers) == (status == 503)
-    assert len(server.requests) == 1, "OpenAI's client has its own retries"
-
-
-def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> None:
-    begun = part(text_output=["a"], finish_reason=[""])
-    for answer, words in (
-        (parts(begun, stand_in.error("INTERNAL", "A round failed. Look.")), "failed"),
-        (parts(begun, part(finish_reason=["cancelled"])), "timeout"),
-        (parts(begun), "failed"),  # Triton ends the stream too early
-    ):
-        api, _ = scripted(answer)
-        stream = api.completions.create(model="pycode", prompt="a", stream=True)
-        assert next(stream).choices[0].text == "a"
-        with pytest.raises(openai.APIError, match=words):
-            list(stream)
-
-
-def test_the_front_shows_triton_its_key(built: Path) -> None:
-    """Triton's restricted protocols want a header with every request."""
-    with stand_in.stand_in(parts(part())) as server:
-        ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
-        with openai_front(built, port, ports, Security(inference_key="s3cret")):
-            body = {"model": "pycode", "prompt": "a"}
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            assert httpx.post(url, json=body, timeout=WAIT).status_code == 401
-            bearer = {"Authorization": "Bearer s3cret"}  # it is OpenAI's key too
-            assert httpx.post(url, json=body, timeout=WAIT, headers=bearer).status_code == 200
-        assert server.metadata[0]["triton-grpc-protocol-inference-key"] == "s3cret"
-
-
-def test_the_front_says_for_whom_it_asks(built: Path) -> None:
-    """Whatever a client says of itself."""
-    with stand_in.stand_in(parts(part())) as server:
-        ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
-        security = Security()
-        with openai_front(built, port, ports, security):
-            body = {"model": "pycode", "prompt": "a", "user": "somebody"}
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            lies = {"X-Forwarded-For": "1.2.3.4", "Forwarded": "for=1.2.3.4"}
-            answer = httpx.post(url, json=body, timeout=WAIT, headers=lies)
-            assert answer.status_code == 200
-        who = {"client": "127.0.0.1", "client_key": security.client_key}
-        assert server.said == [{**who, HEADER: answer.headers[HEADER]}]
-
-
-@pytest.mark.parametrize("name", ["127.0.0.1", "triton.example.com", "*.example.com"])
-def test_with_tls_the_front_calls_its_own_server(built: Path, tmp_path: Path, name: str) -> None:
-    """Whatever its certificate names; another server is not asked anything."""
-    own, other = _tls(tmp_path / "own", name), _tls(tmp_path / "other", name)
-    body = {"model": "pycode", "prompt": "a"}
-    for server_has, status in ((own, 200), (other, 503)):
-        with stand_in.stand_in(parts(part()), credentials=_credentials(server_has)) as server:
-            ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
-            with openai_front(built, port, ports, Security(tls=own)):
-                url = f"http://127.0.0.1:{port}/v1/completions"
-                assert httpx.post(url, json=body, timeout=WAIT).status_code == status
-            assert len(server.requests) == (status == 200)
-
-
-def test_serve_has_tls_and_the_front(built: Path, tmp_path: Path) -> None:
-    tls, ports, port = _tls(tmp_path, "triton.example.com"), free_ports(), free_ports().http
-    options = [f"--grpc-cert={tls.cert}", f"--grpc-key={tls.key}", f"--openai-port={port}"]
-    with serving(built, ports, *options):
-        body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=WAIT)
-        assert answer.json()["usage"]["completion_tokens"] == 4
-
-
-def test_the_front_has_no_certificate_to_show(built: Path, tmp_path: Path) -> None:
-    tls = replace(_tls(tmp_path, "127.0.0.1"), ca=tmp_path / "cert")
-    with (
-        pytest.raises(ServerError, match=r"--openai-port .* --grpc-ca"),
-        openai_front(built, free_ports().http, free_ports(), Security(tls=tls)),
-    ):
-        pass
-
-
-def _tls(directory: Path, name: str) -> Tls:
-    """A certificate for `name`, and its key."""
-    directory.mkdir(exist_ok=True)
-    issued = trustme.CA().issue_cert(name)
-    issued.cert_chain_pems[0].write_to_path(directory / "cert")
-    issued.private_key_pem.write_to_path(directory / "key")
-    return Tls(directory / "cert", directory / "key")
-
-
-def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    return grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.cert.read_bytes())])
-
-
-def test_the_openai_client_tries_again(scripted: Scripted) -> None:
-    full = failure("UNAVAILABLE", "The request queue is full. Try again later.")
-    api, server = scripted(full, parts(part(text_output=["ok"])))
-    answer = api.with_options(max_retries=2).completions.create(model="pycode", prompt="a")
-    assert answer.choices[0].text == "ok"
-    assert len(server.requests) == 2
-
-
-@pytest.mark.parametrize(("stream", "begun"), [(False, False), (True, False), (True, True)])
-def test_a_client_that_goes_away_cancels_the_request(
-    scripted: Scripted, stream: bool, begun: bool
-) -> None:
-    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
-        if begun:
-            yield part(text_output=["a"], finish_reason=[""])
-        call.hang()
-
-    api, server = scripted(slow)
-    body = json.dumps({"model": "pycode", "prompt": "a", "stream": stream}).encode()
-    address = ("127.0.0.1", api.base_url.port or 0)
-    with socket.create_connection(address, timeout=WAIT) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-        kind = "Content-Type: application/json\r\n\r\n"
-        connection.sendall(head.encode() + kind.encode() + body)
-        if begun:
-            assert connection.recv(12) == b"HTTP/1.1 200"
-        else:
-            _until(lambda: len(server.requests) == 1)
-    assert server.ended.acquire(timeout=10), "the request goes on"
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_without_triton_nothing_is_ready(scripted: Scripted) -> None:
-    api, _ = scripted(parts(part()))
-    base = str(api.base_url).removesuffix("/v1/")
-    for path in ("health", "metrics"):
-        assert httpx.get(f"{base}/{path}").status_code == 503
-
-
-def test_the_front_stops_in_bound_with_open_streams(built: Path) -> None:
-    def slow(_: stand_in.Inputs, call: stand_in.Call) -> Iterator[Any]:
-        yield part(text_output=["a"], finish_reason=[""])
-        call.hang()
-
-    with stand_in.stand_in(slow) as server, ThreadPoolExecutor(4) as pool:
-        port = free_ports().http
-        ports = Ports(0, int(server.address.rpartition(":")[2]), 0)
-
-        def ask() -> None:
-            with openai.OpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-            ) as api:
-                list(api.completions.create(model="pycode", prompt="a", stream=True))
-
-        with openai_front(built, port, ports):
-            asked = [pool.submit(ask) for _ in range(4)]
-            _until(lambda: len(server.requests) == 4)
-            start = time.monotonic()
-        assert time.monotonic() - start < 10
-        for each in asked:
-            assert each.exception(timeout=WAIT) is not None
-        with socket.create_server(("127.0.0.1", port)):
-            pass  # the port is free again
-
-
-def test_what_is_wrong_at_the_start_is_named(built: Path, tmp_path: Path) -> None:
-    ports = free_ports()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with (
-            pytest.raises(ServerError, match=rf"port {port} .*--openai-port"),
-            openai_front(built, port, ports),
-        ):
-            pass
-    with pytest.raises(BuildError), openai_front(tmp_path, free_ports().http, ports):
-        pass
-
-
-def test_without_the_extra_the_fix_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    ports = free_ports()
-    with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[openai\]'"):
-        serve(built, ports.http, ports.grpc, ports.metrics, openai_port=free_ports().http)
-
-
-def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
-    ports, port = free_ports(), free_ports().http
-    with serving(built, ports, f"--openai-port={port}") as (process, said):
-        assert re.search(rf"http://127\.0\.0\.1:{port}/v1", said)
-        assert capacity(built, usable_cores()) in said
-        api = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-        )
-        stream = api.completions.create(
-            model="pycode", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": 1}
-        )
-        assert next(stream).choices[0].text
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT) == 0
-        stream.close()
 
 
 def test_a_tool_loop(api: openai.OpenAI) -> None:
