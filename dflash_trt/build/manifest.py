@@ -175,7 +175,7 @@ def file_stamp(file: Path) -> dict[str, int]:
 def files_of(directory: Path) -> list[Path]:
     """Every file of the build, sorted, without its signature and what appears as it runs.
 
-    Triton's Python leaves caches, costs are kept beside the engines, `bench` may leave a report.
+    Costs are kept beside the engines, `bench` may leave a report.
     """
     walked = os.walk(directory)
     found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
@@ -184,7 +184,6 @@ def files_of(directory: Path) -> list[Path]:
         file
         for file in found
         if (file.is_symlink() or not file.is_dir())
-        and "__pycache__" not in file.parts
         and not str(file).startswith(costs)
         and file != directory / SIGNATURE
         and not file.is_relative_to((directory / REPORT_FILE).parent)

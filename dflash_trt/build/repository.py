@@ -125,5 +125,7 @@ def _write_model(repository: Path, model: str, name: str, parameters: Mapping[st
     for file in (template / "1").iterdir():
         if file.is_file():
             shutil.copyfile(file, version / file.name)
+    # a file where Python would read compiled code: what somebody puts there would run unseen
+    (version / "__pycache__").touch()
     text = f"# {name}: written by `dflash-trt build`.\n" + text_format.MessageToString(message)
     (directory / "config.pbtxt").write_text(text, encoding="utf-8")

@@ -63,6 +63,7 @@ def scheduler_of(
     max_seq_len: int = MAX_SEQ_LEN,
     prefill_chunk: int | None = None,
     prefix_cache: PrefixCache | None = None,
+    first_slot: int = 0,
 ) -> Scheduler:
     return Scheduler(
         rounds,
@@ -72,6 +73,7 @@ def scheduler_of(
         policy=policy,
         proposer=proposer,
         prefix_cache=prefix_cache,
+        first_slot=first_slot,
     )
 
 

@@ -8,11 +8,13 @@ import queue
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from fronts import VOCAB, CountingModel, FakeReply, open_front, submit
+from fronts import BEST, VOCAB, CountingModel, FakeReply, open_front, submit
 from malformed import DOCUMENTS, INPUTS, NUMBERS
 from mutations import TEXTS
 
@@ -24,6 +26,7 @@ AT_ONCE = 40
 TOKENS = {"BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32}
 LISTS = ("stop_words", "bad_words", "input_ids", "stop_token_ids")
 FAILING = 0.02  # share of the requests with which a round fails
+WHOLE = ("length", "stop")  # how a text ends that lacks nothing
 ENOUGH = 3  # findings: each may have been waited for
 
 
@@ -36,8 +39,11 @@ class Asked:
     first: int = 0  # the number that its prompt ends with
     tokens: int = 0
     choices: int = 1
+    stop_words: list[str] = field(default_factory=list)
+    best: int = -1  # alternatives to each token; -1: no log-probabilities
     got: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
+    rounds: dict[int, list[int]] = field(default_factory=dict)
 
     def wait(self) -> str:
         """How it ended; AssertionError for what should not have come."""
@@ -59,25 +65,51 @@ class Asked:
 
     def _take(self, part: RequestOutput) -> None:
         at, alone = 0, len(part.index) == 1  # a part of a stream has new tokens, of all so far
-        for index, text, count in zip(
-            part.index, part.text_output, part.completion_tokens, strict=True
+        of_rounds = iter(part.round_tokens)
+        for index, text, count, rounds in zip(
+            part.index, part.text_output, part.completion_tokens, part.rounds, strict=True
         ):
             share = part.token_ids if alone else part.token_ids[at : at + count]
             at += count
-            self.got.setdefault(index, []).extend(share)
+            got, committed = self.got.setdefault(index, []), self.rounds.setdefault(index, [])
+            got += share
+            committed += islice(of_rounds, rounds - len(committed))
+            assert (len(got), len(committed)) == (count, rounds), (self.what, part)
             self.text[index] = self.text.get(index, "") + text
+        assert not [*of_rounds], (self.what, part)
+        best = zip(part.token_logprobs, part.top_logprobs, strict=True)
+        scores = [[own, *others] for own, others in best]
+        asked = part.token_ids if self.best >= 0 else []
+        assert scores == [
+            [-float((token + k) % VOCAB) for k in range(1 + self.best)] for token in asked
+        ], (self.what, part)
 
     def _end(self, part: RequestOutput) -> str:
         if self.what == "hostile":
             return "answered"
-        (reason, *_) = sorted({*part.finish_reason}, key="length".__eq__)
+        (reason, *_) = sorted({*part.finish_reason}, key=WHOLE.__contains__)
         assert sorted(self.got) == list(range(self.choices)), (self.what, self.got)
+        whole, written = self.answer()
         for index, got in self.got.items():
-            whole = [(self.first + 1 + i) % VOCAB for i in range(self.tokens)]
-            assert got == (whole if reason == "length" else whole[: len(got)]), (self.what, got)
-            written = " ".join(f"w{token}" for token in got)
+            assert got == (whole if reason in WHOLE else whole[: len(got)]), (self.what, got)
+            if reason not in WHOLE:
+                written = _text(got)
             assert self.text[index] == written, (self.what, self.text[index], written)
+            assert sum(self.rounds[index]) == max(len(got) - 1, 0), (self.what, self.rounds)
         return reason
+
+    def answer(self) -> tuple[list[int], str]:
+        """All tokens, and the text before the first stop word that comes."""
+        tokens = [(self.first + 1 + i) % VOCAB for i in range(self.tokens)]
+        for count in range(1, self.tokens + 1):
+            text = _text(tokens[:count])
+            if places := [text.index(word) for word in self.stop_words if word in text]:
+                return tokens[:count], text[: min(places)]
+        return tokens, _text(tokens)
+
+
+def _text(tokens: Sequence[int]) -> str:
+    return " ".join(f"w{token}" for token in tokens)
 
 
 def run(seed: int, count: int) -> tuple[int, list[str], Counter[str]]:
@@ -109,19 +141,34 @@ def run(seed: int, count: int) -> tuple[int, list[str], Counter[str]]:
 def _ask(front: RequestHandler, chance: random.Random) -> Asked:
     if chance.random() < 0.3:
         return _ask_hostile(front, chance)
-    what = chance.choice(["good", "good", "stopped short", "cancelled", "expires"])
+    what = chance.choice(["good", "good", "stopped", "stopped short", "cancelled", "expires"])
     first, tokens = chance.randrange(1, 40), chance.randrange(1, 50)
-    choices = chance.choice([1, 1, 1, 2, 3])
-    values: dict[str, Any] = {"stream": chance.random() < 0.5, "n": choices, "ignore_eos": True}
+    asked = Asked(what, FakeReply(), first, tokens, chance.choice([1, 1, 1, 2, 3]))
+    values: dict[str, Any] = {"stream": chance.random() < 0.5, "n": asked.choices}
     if what == "expires":
-        tokens = 340
-    if what == "stopped short":  # words that are held back, and never come whole
-        values["stop_words"] = [f"w{first + tokens - back} x" for back in range(2)]
+        asked.tokens = 340
+    elif what == "stopped":  # also by several words of one piece
+        text, places = asked.answer()[1], [chance.randrange(40) for _ in range(2)]
+        asked.stop_words = [text[at : at + chance.randrange(1, 7)] or "w1" for at in places]
+    elif what == "stopped short":  # words that are held back, and never come whole
+        asked.stop_words = [f"w{first + tokens - back} x" for back in range(2)]
+    if asked.stop_words:
+        values["stop_words"] = asked.stop_words
+    if chance.random() < 0.3:
+        asked.best = values["logprobs"] = chance.randrange(BEST)
     prompt = " ".join(["w1"] * chance.choice([0, 0, 20, 40]) + [f"w{first}"])
-    asked = Asked(what, FakeReply(), first, tokens, choices)
     timeout = chance.choice([0.0, 0.002]) if what == "expires" else None
     client = chance.choice(["", "a", "b"])
-    submit(front, asked.reply, prompt, timeout, client, max_tokens=tokens, **values)
+    submit(
+        front,
+        asked.reply,
+        prompt,
+        timeout,
+        client,
+        max_tokens=asked.tokens,
+        ignore_eos=True,
+        **values,
+    )
     if what == "cancelled":
         time.sleep(chance.choice([0.0, 0.003]))
         asked.reply.gone.set()

@@ -28,6 +28,7 @@ from dflash_trt.serving.front.request_output import RequestOutput
 
 WAIT = 10.0
 VOCAB = 100
+BEST = 3  # log-probabilities of a place: the token's own and of so many less one
 
 
 class FakeReply:
@@ -77,11 +78,13 @@ class CountingModel:
         lengths, forced, _, _ = x.rows.T
         last = (x.tokens[np.arange(len(lengths)), lengths - 1] + 1) % VOCAB
         drafts = (last[:, None] + np.arange(1, x.batch[1] + 1)) % VOCAB
-        n = len(lengths)
+        # a token's log-probability is less by its number, as are those of the next ones
+        ids = (last[:, None] - (lengths - forced)[:, None] + np.arange(x.tokens.shape[1])) % VOCAB
+        ids = (ids[..., None] + np.arange(BEST)) % VOCAB
         return RoundOutput(
             results=np.column_stack([lengths - forced, last, np.zeros_like(last)]),
-            logprobs=np.zeros((n, 1, 1), np.float32),
-            logprob_ids=np.zeros((n, 1, 1), np.int64),
+            logprobs=-ids.astype(np.float32),
+            logprob_ids=ids,
             verify_seconds=0.0,
             candidate_ids=drafts[..., None],
             candidate_probs=np.ones((*drafts.shape, 1), np.float32),

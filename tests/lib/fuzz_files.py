@@ -29,9 +29,13 @@ from typing import Any
 
 import fuzz_configs
 import fuzz_weights
+import numpy as np
 from builds import build_pair, config_of
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf import text_format
-from mutations import spoil, text_of
+from mutations import spoil
+from safetensors.numpy import save_file
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from dflash_trt.bench import load_asked
@@ -40,13 +44,14 @@ from dflash_trt.build.built import inspect_built
 from dflash_trt.build.manifest import check_build, differences, read_manifest, speculation_of
 from dflash_trt.build.run import build
 from dflash_trt.build.settings import Settings
+from dflash_trt.build.signing import check_signed, sign
 from dflash_trt.chat.render import load_chat_template, load_encoding
 from dflash_trt.checkpoints import Located, Weights, inspect, load_tokenizer
 from dflash_trt.checkpoints.gguf import as_directory
 from dflash_trt.cli.report import show, show_built
 from dflash_trt.config import BuildConfig, load_config
 from dflash_trt.decoding.speculation import kept_profiles, this_machine
-from dflash_trt.errors import DflashError
+from dflash_trt.errors import BuildError, DflashError
 from dflash_trt.files import read_text
 from dflash_trt.prompts import read_prompts
 from dflash_trt.serving.server.process import find_repository
@@ -67,7 +72,10 @@ WORDS = (  # of templates, YAML and protobuf text
     *("1e999", "\u2028", "\0", "%s", 'string_value: "x"', "parameters [", "#", "9" * 5000),
     *('{ key: "slots" value: { string_value: "-1" } }', "[" * 3000, "{a: " * 300),
 )
+NAMES = ("extra", ".extra", "model.py", "x.json", "__pycache__")
+ADDED = ("file", "link", "link to a folder", "folder")
 SPECIALS = ("pipe", "device", "folder", "hole", "link", "pointer", "empty", "gone", "loop")
+SHARDS = ("model-0.safetensors", "model-1.safetensors")
 GGUF_HEADER = 8864  # bytes of it in the file that `prepare` writes
 Spoil = Callable[[bytes, random.Random], bytes]
 
@@ -182,10 +190,13 @@ class Fuzzer:
 
     def case(self, number: int, seed: int) -> None:
         chance = random.Random(f"{seed} {number}")
+        if number % 16 == 1:
+            self.attempt(f"{number} added", lambda: self.added(chance))
+            return
         if number % 4 == 0:  # made from nothing: headers and quantised tensors
             self.attempt(f"{number} weights", lambda: self.weights(chance))
             return
-        name = sorted(self.kinds)[number % len(self.kinds)]
+        name = chance.choice(sorted(self.kinds))
 
         def change(file: Path, sound: bytes) -> None:
             if chance.random() < SPECIAL:
@@ -258,6 +269,30 @@ class Fuzzer:
         finally:
             shutil.rmtree(folder)
 
+    def added(self, chance: random.Random) -> None:
+        """What no manifest names is refused, wherever it lies and whatever it is called."""
+        built, how = self.home / "built", chance.choice(ADDED)
+        folders = [built, *(x for x in sorted(built.rglob("*")) if x.is_dir())]
+        free = [x / name for x in folders for name in NAMES if not (x / name).exists()]
+        extra = chance.choice(free)
+        if how == "folder":
+            extra.mkdir()
+            (extra / chance.choice(["1", "model.py"])).touch()
+        elif how == "file":
+            extra.touch()
+        else:
+            extra.symlink_to("/" if how == "link to a folder" else built / "manifest.json")
+        try:
+            self.each(
+                lambda: refused(lambda: check_build(built)),
+                lambda: refused(lambda: check_signed(built, None, self.home / "key.pub")),
+            )
+        finally:
+            if how == "folder":
+                shutil.rmtree(extra)
+            else:
+                extra.unlink()
+
     def config(self, **engine: object) -> BuildConfig:
         return config_of(self.home, engine=engine)
 
@@ -293,9 +328,14 @@ class Fuzzer:
         self.each(encoded, *[self.checkpoint] * (self.chance.random() < 0.1))
 
     def shards(self) -> None:
+        """Both shards have every tensor, with a value of their own: the index says whose counts."""
         weights = Weights(self.home / "shards")
+        places = json.loads(self.file.read_bytes())["weight_map"]
         for name in weights.names:
-            weights.read(name)
+            value = weights.read(name)
+            if name in places:
+                own = SHARDS.index(places[name]) + 1
+                assert (value == own).all(), "of another shard than the index says"
 
     def gguf(self) -> None:
         at = as_directory(self.file)
@@ -345,8 +385,13 @@ class Fuzzer:
             load_tokenizer(built / "tokenizer")
             load_chat_template(built / "tokenizer")
 
+        def signed() -> None:
+            check_signed(built, None, self.home / "key.pub")
+            assert not self.changed(), "a changed file passes the signature"
+
         self.each(
             checked,
+            signed,
             lambda: show_built(inspect_built(built)),
             lambda: find_repository(built),
             self.parameters,
@@ -394,6 +439,13 @@ def prepare(home: Path) -> None:
     asked = '{"text": "def f():"}\n{"messages": [{"role": "user", "content": "a"}]}\n'
     (home / "asked.jsonl").write_text(asked)
     (home / "prompts.jsonl").write_text(asked + '{"ids": [1, 2]}\n')
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = serialization.Encoding.PEM
+    own = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (home / "key.pem").write_bytes(key.private_bytes(pem, *own))
+    public = serialization.PublicFormat.SubjectPublicKeyInfo
+    (home / "key.pub").write_bytes(key.public_key().public_bytes(pem, public))
+    sign(home / "built", home / "key.pem")
     costs = {"contexts": [64, 128], "rows": [1, 2], "widths": [1, 4]}
     costs |= {"verify_seconds": [[[0.1, 0.2]] * 2] * 2, "draft_seconds": [[0.1, 0.1]] * 2}
     machine = asdict(this_machine(home / "built/engines", "ensemble"))
@@ -401,12 +453,17 @@ def prepare(home: Path) -> None:
     (home / "built/engines/costs.json").write_text(kept)
     shards = home / "shards"
     shards.mkdir()
-    places = {"norm.weight": "model-0.safetensors", "head.weight": "model-1.safetensors"}
-    for name, shard in places.items():
-        header = {name: {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}}
-        text = fuzz_weights.safetensors(text_of(header), bytes(32))
-        (shards / shard).write_bytes(text)
+    places = dict(zip(("norm.weight", "head.weight"), SHARDS, strict=True))
+    for number, shard in enumerate(SHARDS, 1):
+        tensors = {name: np.full((2, 4), number, np.float32) for name in places}
+        save_file(tensors, shards / shard)
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def refused(check: Callable[[], object]) -> None:
+    with contextlib.suppress(BuildError):
+        check()
+        raise AssertionError("what was added passes")
 
 
 def hung(_number: int, _frame: object) -> None:

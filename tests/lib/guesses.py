@@ -110,15 +110,18 @@ class Guesses(Proposer):
         tokens: list[int] = []
         parents: list[int] = []
         depths, right = [0], [True]
+        deep = self._dice.choice([0.0, 0.6, 0.9]) if tree else 1.0
+        sure = self._dice.choice([0.8, 0.97])
         for _ in range(int(self._dice.integers(1, 16))):
-            parent = int(self._dice.integers(len(depths))) if tree else len(tokens)
+            on = self._dice.random() < deep
+            parent = len(tokens) if on else int(self._dice.integers(len(depths)))
             depth = depths[parent] + 1
             if depth > min(len(text) - 1, self._deepest):
                 continue
             token = int(self._dice.integers(300))
             if free and self._dice.random() < 0.5:
                 token = free[depth - 1]
-            if right[parent] and self._dice.random() < 0.8:
+            if right[parent] and self._dice.random() < sure:
                 token = text[depth - 1]
             if (parent, token) in zip(parents, tokens, strict=True):
                 continue

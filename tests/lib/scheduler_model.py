@@ -31,6 +31,7 @@ from dflash_trt.engines import KEPT
 
 VOCAB, MAX_SEQ_LEN, DRAFTS, DEEPEST = 12, 100, 4, 8
 CLIENTS = ("", "a", "b")
+CLEARED = "", -1  # what a row holds whose logits were not finite
 LONG = 10_000  # steps in which everything ends, by far
 
 
@@ -58,6 +59,7 @@ class MadeUpEngine:
         self._dice = np.random.default_rng(seed)
         self.memory: dict[int, list[tuple[str, int]]] = {}  # of slots and blocks: salt and token
         self.fails_after: int | None = None  # so many of the next step's copies
+        self.spoils: int | None = None  # which row of the next step has no finite logits
 
     def __call__(self, x: VerifyInput) -> RoundOutput:
         first, wanted, _, *copies = x.batch.tolist()
@@ -71,11 +73,22 @@ class MadeUpEngine:
         for slot, sequence in holders.items():
             self._holds(slot, sequence)
         results = [self._verify(x, i, holders.get(first + i)) for i in range(len(x.rows))]
+        spoilt, self.spoils = self.spoils, None
+        if spoilt is not None:
+            spoilt %= len(results)
+            results[spoilt] = [], 0
+            row = self.memory[first + spoilt]
+            row[:] = [CLEARED] * len(row)
         deepest = max(len(path) for path, _ in results)
         is_tree = x.parents.shape[1] > 1
         lines = [
-            [len(path), token, 0, *(path + [0] * (deepest - len(path)) if is_tree else ())]
-            for path, token in results
+            [
+                -1 if i == spoilt else len(path),
+                token,
+                0,
+                *(path + [0] * (deepest - len(path)) if is_tree else ()),
+            ]
+            for i, (path, token) in enumerate(results)
         ]
         n = len(lines)
         drafts = self._drafts(first, n, wanted) if wanted > 0 else no_drafts(n)
@@ -147,6 +160,7 @@ class SchedulerModel(RuleBasedStateMachine):
     def start(self, groups: int, slots: int, chunk: int, blocks: int, seed: int) -> None:
         self.slots, self.chunk, self.seed = slots, chunk, seed
         self.queue = WaitingQueue[Sequence]()
+        self.turns: list[str] = []  # clients that wait, the next one first
         self.cache = PrefixCache(blocks) if blocks else None
         self.firsts = [slots * group for group in range(groups)]
         self.schedulers: list[Scheduler] = []
@@ -154,7 +168,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.schedulers += [self._new_scheduler(first) for first in self.firsts]
         self.asked: list[Sequence] = []
         self.told: list[Sequence] = []  # the end of these
-        self.ended_here: list[Sequence] = []  # by us, or by a step that failed
+        self.ended_here: list[Sequence] = []  # by us, or by a step that failed or spoilt it
 
     def _new_scheduler(self, first: int) -> Scheduler:
         return Scheduler(
@@ -182,6 +196,7 @@ class SchedulerModel(RuleBasedStateMachine):
         stops = more.pop("stops")
         request = Request(text, most, stop_ids=stops, cache_salt=salt, drafting=drafting, **more)
         self.asked.append(self.schedulers[0].submit(request))
+        self._waiting()  # a client that had nothing is the last one now
 
     @rule(group=st.integers(0, 1), take=st.booleans(), steps=st.integers(1, 6))
     def step(self, group: int, take: bool, steps: int) -> None:
@@ -189,7 +204,7 @@ class SchedulerModel(RuleBasedStateMachine):
             self._step(group % len(self.schedulers), take)
 
     def _step(self, group: int, take: bool) -> None:
-        scheduler = self.schedulers[group]
+        scheduler, waited = self.schedulers[group], self._waiting()
         try:
             advanced = scheduler.step(take)
         except StepFailedError:  # as the engine loop does
@@ -199,11 +214,35 @@ class SchedulerModel(RuleBasedStateMachine):
             scheduler.forget()
             self.schedulers[group] = self._new_scheduler(self.firsts[group])
             return
-        self.told += [sequence for sequence in advanced if sequence.finish_reason is not None]
+        finally:
+            self._took_the_next(waited)
+        ended = [sequence for sequence in advanced if sequence.finish_reason is not None]
+        self.told += [sequence for sequence in ended if sequence.finish_reason != "error"]
+        self.ended_here += [sequence for sequence in ended if sequence.finish_reason == "error"]
+
+    def _waiting(self) -> dict[str, list[Sequence]]:
+        """By client, those whose turn is next first; each client's next one first."""
+        found = {client: self.queue.newest(client)[::-1] for client in CLIENTS}
+        self.turns = [each for each in self.turns if found[each]]
+        self.turns += [each for each in CLIENTS if found[each] and each not in self.turns]
+        by_priority = lambda each: each.request.priority  # noqa: E731
+        return {client: sorted(found[client], key=by_priority) for client in self.turns}
+
+    def _took_the_next(self, waited: dict[str, list[Sequence]]) -> None:
+        left = {id(each) for client in CLIENTS for each in self.queue.newest(client)}
+        taken = [each for row in waited.values() for each in row if id(each) not in left]
+        if taken:
+            client = self.turns.pop(0)
+            assert taken == waited[client][:1], "another one's turn"
+            self._waiting()
 
     @rule(copies=st.integers(0, 3))
     def fail_next(self, copies: int) -> None:
         self.engine.fails_after = copies
+
+    @rule(row=st.integers(0, 2))
+    def spoil_next(self, row: int) -> None:
+        self.engine.spoils = row
 
     @precondition(lambda self: any(each.finish_reason is None for each in self.asked))
     @rule(data=st.data(), reason=st.sampled_from(["cancelled", "expired"]))
@@ -215,6 +254,7 @@ class SchedulerModel(RuleBasedStateMachine):
         scheduler.finish(sequence, reason)
         scheduler.finish(sequence, "again")  # it stays as it is
         assert sequence.finish_reason == reason
+        self._waiting()
         self.ended_here.append(sequence)
 
     @rule()
@@ -241,7 +281,7 @@ class SchedulerModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nothing is lost: everything ends, is told of once, and leaves nothing behind."""
-        self.engine.fails_after = None
+        self.engine.fails_after = self.engine.spoils = None
         for _ in range(LONG):
             if not any(each.busy or each.unsaved for each in self.schedulers):
                 break

@@ -16,7 +16,7 @@ from builds import assert_only, config_of, contents, quiet
 from pairs import make_pair
 
 from dflash_trt.atomic import sole_writer
-from dflash_trt.build.manifest import read_manifest
+from dflash_trt.build.manifest import check_build, read_manifest
 from dflash_trt.build.run import build
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, PairError
 
@@ -86,11 +86,16 @@ def test_a_second_build_has_nothing_to_do(pair: Path) -> None:
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_caches_that_the_server_leaves_are_no_change(pair: Path) -> None:
-    cache = pair / "built" / "model_repository" / "verify" / "1" / "__pycache__"
+def test_compiled_code_has_no_place(pair: Path) -> None:
+    """Python would run it in the place of the model that the manifest names."""
+    cache = pair / "built" / "model_repository" / "dflash" / "1" / "__pycache__"
+    assert cache.read_bytes() == b""
+    cache.unlink()
     cache.mkdir()
     (cache / "model.cpython-311.pyc").write_bytes(b"x")
-    assert not build(config_of(pair), pair / "built", quiet).built
+    with pytest.raises(BuildError, match=r"__pycache__/model.cpython-311.pyc \(added\)"):
+        check_build(pair / "built")
+    assert build(config_of(pair), pair / "built", quiet).built
 
 
 @both_kinds
