@@ -46,7 +46,7 @@ class AtRandom(Policy):
         self.fed = 0  # rounds in which the drafter had to run
 
     def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
-        width = int(self._dice.integers(16))
+        width = int(self._dice.choice([15, self._dice.integers(16)]))
         taken = [
             row.proposals[self._dice.integers(len(row.proposals))].cut(width)
             if row.proposals and width and self._dice.random() < 0.9
@@ -110,7 +110,7 @@ class Guesses(Proposer):
         tokens: list[int] = []
         parents: list[int] = []
         depths, right = [0], [True]
-        deep = self._dice.choice([0.0, 0.6, 0.9]) if tree else 1.0
+        deep = self._dice.choice([0.0, 0.6, 0.85]) if tree else 1.0
         sure = self._dice.choice([0.8, 0.97])
         for _ in range(int(self._dice.integers(1, 16))):
             on = self._dice.random() < deep
