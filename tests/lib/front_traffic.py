@@ -159,16 +159,8 @@ def _ask(front: RequestHandler, chance: random.Random) -> Asked:
     prompt = " ".join(["w1"] * chance.choice([0, 0, 20, 40]) + [f"w{first}"])
     timeout = chance.choice([0.0, 0.002]) if what == "expires" else None
     client = chance.choice(["", "a", "b"])
-    submit(
-        front,
-        asked.reply,
-        prompt,
-        timeout,
-        client,
-        max_tokens=asked.tokens,
-        ignore_eos=True,
-        **values,
-    )
+    values |= {"max_tokens": asked.tokens, "ignore_eos": True}
+    submit(front, asked.reply, prompt, timeout, client, **values)
     if what == "cancelled":
         time.sleep(chance.choice([0.0, 0.003]))
         asked.reply.gone.set()
