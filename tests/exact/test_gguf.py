@@ -344,6 +344,22 @@ def test_a_part_of_a_model(pairs: dict[str, Pair], tmp_path: Path) -> None:
         as_directory(file)
 
 
+def test_a_tensor_does_not_reach_over_the_next_one(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir)
+    spoilt = bytearray(file.read_bytes())
+    norms = [b"blk.0.attn_norm.weight", b"blk.0.ffn_norm.weight"]
+    at = [spoilt.index(len(name).to_bytes(8, "little") + name) for name in norms]
+    # after a name: how many dimensions, they, a type, and where the numbers are
+    one, other = (place + 8 + len(name) + 4 + 8 + 4 for place, name in zip(at, norms, strict=True))
+    spoilt[one : one + 8], spoilt[other : other + 8] = (
+        spoilt[other : other + 8],
+        spoilt[one : one + 8],
+    )
+    file.write_bytes(spoilt)
+    with pytest.raises(CheckpointError, match="behind the next one"):
+        as_directory(file)
+
+
 def test_types_that_are_not_read(pairs: dict[str, Pair], tmp_path: Path) -> None:
     more = {"blk.0.extra.weight": np.zeros((4, 8), np.int8)}
     file = ggufs.write(tmp_path / "a.gguf", pairs["llama"].target_dir, tensors=more)

@@ -11,7 +11,8 @@ from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.engines import KEPT
 
 MOST = 6
-OWNERS, SALTS = ("first group", "second group"), ("", "a", "1")
+OWNERS = ("first group", "second group")
+SALTS = ("", *(f"salts that begin alike, number {number}" for number in range(2)))
 WORDS = [[word] * BLOCK for word in range(3)]  # texts of few words often begin alike
 TEXTS = st.builds(
     lambda words, rest: [token for word in words for token in WORDS[word]] + [9] * rest,

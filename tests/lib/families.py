@@ -74,6 +74,12 @@ GEMMA3 = GEMMA | {
         "full_attention": ROPES["linear"] | {"rope_theta": 1e6},
     }
 }
+ROTATIONS = {"sliding_attention": 1e4, "full_attention": 1e6}
+GEMMA3_1B = GEMMA | {  # of one kind, with another base
+    "rope_parameters": {
+        layers: {"rope_type": "default", "rope_theta": theta} for layers, theta in ROTATIONS.items()
+    }
+}
 GEMMA4 = WIDE | HEADS | ALTERNATE | {"hidden_size_per_layer_input": 0, "global_head_dim": 32}
 VISION = {
     "hidden_size": 32,
@@ -100,7 +106,7 @@ DENSE: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma2": lambda: Gemma2Config(
         **GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=20.0
     ),
-    "gemma3": lambda: Gemma3TextConfig(**GEMMA3, final_logit_softcapping=20.0),
+    "gemma3": lambda: Gemma3TextConfig(**GEMMA3_1B, final_logit_softcapping=20.0),
     "gemma3-with-vision": lambda: Gemma3Config(
         text_config=Gemma3TextConfig(**GEMMA3), vision_config=VISION
     ),
@@ -138,7 +144,7 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**TARGET),
     "mistral": DENSE["mistral"],
     "gemma2": DENSE["gemma2"],
-    "gemma3": DENSE["gemma3-with-vision"],
+    "gemma3": DENSE["gemma3"],
     "gemma4": DENSE["gemma4-31b"],
     "qwen3-moe": MOE["qwen3-moe"],
     "gpt-oss": MOE["gpt-oss"],

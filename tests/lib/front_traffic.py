@@ -115,7 +115,8 @@ def _text(tokens: Sequence[int]) -> str:
 def run(seed: int, count: int) -> tuple[int, list[str], Counter[str]]:
     chance, model = random.Random(seed), CountingModel()
     counts, wrong, asked = Counter[str](), list[str](), list[Asked]()
-    with open_front(model, slots=chance.choice([1, 3, 9]), max_queue=80, prefix_cache=1) as front:
+    slots = chance.choice([1, 3, 9])
+    with open_front(model, slots=slots, max_queue=80, prefix_cache=1) as front:
         open_ = list[Asked]()
         for number in range(count):
             if len(wrong) >= ENOUGH:
@@ -130,6 +131,7 @@ def run(seed: int, count: int) -> tuple[int, list[str], Counter[str]]:
                     counts[f"{asked[-1].what}: {asked[-1].wait()}"] += 1
                 except AssertionError as error:
                     wrong.append(str(error))
+        wrong += _expires_waiting(front, model, slots)
     for each in asked:  # the front has ended: nothing more comes
         if not each.reply.got.empty():
             wrong.append(f"{each.what}: {each.reply.got.get()} after its end")
@@ -165,6 +167,19 @@ def _ask(front: RequestHandler, chance: random.Random) -> Asked:
         time.sleep(chance.choice([0.0, 0.003]))
         asked.reply.gone.set()
     return asked
+
+
+def _expires_waiting(front: RequestHandler, model: CountingModel, slots: int) -> list[str]:
+    """Whether a deadline is kept while every slot is taken, for seconds."""
+    model.error, model.seconds = None, 0.05
+    running, late = [FakeReply() for _ in range(slots)], Asked("late", FakeReply(), 1, 340)
+    for reply in (*running, late.reply):
+        timeout = 0.01 if reply is late.reply else None
+        submit(front, reply, "w1", timeout, max_tokens=late.tokens, ignore_eos=True)
+    ended, before = late.wait(), all(reply.got.empty() for reply in running)
+    for reply in running:
+        reply.gone.set()
+    return [] if (ended, before) == ("cancelled", True) else [f"late: {ended}, {before}"]
 
 
 def _ask_hostile(front: RequestHandler, chance: random.Random) -> Asked:

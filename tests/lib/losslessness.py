@@ -21,6 +21,7 @@ import numpy as np
 import reference
 import torch
 from builds import build_engines
+from cache_model import SALTS
 from exact import run_all, scheduler_of, submit
 from families import FAMILIES, FORMATS, pair_of
 from guesses import COSTS, AtRandom, Guesses
@@ -188,7 +189,7 @@ def _alone(subject: Subject, dice: np.random.Generator, grammars: Grammars) -> l
             other = found[int(dice.integers(i))]
             prompt = [*other.request.prompt, *other.tokens, *prompt][: MAX_SEQ_LEN - LONGEST]
         most = MAX_SEQ_LEN - len(prompt) if i < 2 else int(dice.integers(1, LONGEST))
-        salt = str(dice.choice(["", "a"], p=[0.8, 0.2]))
+        salt = str(dice.choice(SALTS, p=[0.8, 0.1, 0.1]))
         request = Request(prompt, most, _sampling(dice), stops, cache_salt=salt)
         if constrained and dice.random() < 0.5:
             grammar, stops = GRAMMARS[dice.integers(len(GRAMMARS))], frozenset({subject.end})
