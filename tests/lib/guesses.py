@@ -46,7 +46,7 @@ class AtRandom(Policy):
         self.fed = 0  # rounds in which the drafter had to run
 
     def choose(self, rows: Seq[Row], context: int, feed: bool = False) -> StepPlan:
-        width = int(self._dice.choice([15, self._dice.integers(16)]))
+        width = int(self._dice.integers(16))
         taken = [
             row.proposals[self._dice.integers(len(row.proposals))].cut(width)
             if row.proposals and width and self._dice.random() < 0.9
@@ -110,18 +110,15 @@ class Guesses(Proposer):
         tokens: list[int] = []
         parents: list[int] = []
         depths, right = [0], [True]
-        deep = self._dice.choice([0.0, 0.6, 0.85]) if tree else 1.0
-        sure = self._dice.choice([0.8, 0.97])
         for _ in range(int(self._dice.integers(1, 16))):
-            on = self._dice.random() < deep
-            parent = len(tokens) if on else int(self._dice.integers(len(depths)))
+            parent = int(self._dice.integers(len(depths))) if tree else len(tokens)
             depth = depths[parent] + 1
             if depth > min(len(text) - 1, self._deepest):
                 continue
             token = int(self._dice.integers(300))
             if free and self._dice.random() < 0.5:
                 token = free[depth - 1]
-            if right[parent] and self._dice.random() < sure:
+            if right[parent] and self._dice.random() < 0.8:
                 token = text[depth - 1]
             if (parent, token) in zip(parents, tokens, strict=True):
                 continue
