@@ -67,6 +67,10 @@ class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.address = ""
 
     @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
     def requests(self) -> list[Inputs]:
         if self._faults:
             raise self._faults[0]

@@ -31,11 +31,10 @@ import fuzz_configs
 import fuzz_weights
 import numpy as np
 from builds import build_pair, config_of
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf import text_format
 from mutations import spoil
 from safetensors.numpy import save_file
+from signing_keys import write_keys
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from dflash_trt.bench import load_asked
@@ -442,12 +441,7 @@ def prepare(home: Path) -> None:
     asked = '{"text": "def f():"}\n{"messages": [{"role": "user", "content": "a"}]}\n'
     (home / "asked.jsonl").write_text(asked)
     (home / "prompts.jsonl").write_text(asked + '{"ids": [1, 2]}\n')
-    key = ec.generate_private_key(ec.SECP256R1())
-    pem = serialization.Encoding.PEM
-    own = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (home / "key.pem").write_bytes(key.private_bytes(pem, *own))
-    public = serialization.PublicFormat.SubjectPublicKeyInfo
-    (home / "key.pub").write_bytes(key.public_key().public_bytes(pem, public))
+    write_keys(home)
     sign(home / "built", home / "key.pem")
     costs = {"contexts": [64, 128], "rows": [1, 2], "widths": [1, 4]}
     costs |= {"verify_seconds": [[[0.1, 0.2]] * 2] * 2, "draft_seconds": [[0.1, 0.1]] * 2}

@@ -73,24 +73,18 @@ class MadeUpEngine:
         for slot, sequence in holders.items():
             self._holds(slot, sequence)
         results = [self._verify(x, i, holders.get(first + i)) for i in range(len(x.rows))]
-        spoilt, self.spoils = self.spoils, None
-        if spoilt is not None:
-            spoilt %= len(results)
-            results[spoilt] = [], 0
-            row = self.memory[first + spoilt]
-            row[:] = [CLEARED] * len(row)
         deepest = max(len(path) for path, _ in results)
         is_tree = x.parents.shape[1] > 1
         lines = [
-            [
-                -1 if i == spoilt else len(path),
-                token,
-                0,
-                *(path + [0] * (deepest - len(path)) if is_tree else ()),
-            ]
-            for i, (path, token) in enumerate(results)
+            [len(path), token, 0, *(path + [0] * (deepest - len(path)) if is_tree else ())]
+            for path, token in results
         ]
         n = len(lines)
+        if self.spoils is not None:
+            spoilt, self.spoils = self.spoils % n, None
+            row = self.memory[first + spoilt]
+            row[:] = [CLEARED] * len(row)
+            lines[spoilt] = [-1] + [0] * (len(lines[spoilt]) - 1)
         drafts = self._drafts(first, n, wanted) if wanted > 0 else no_drafts(n)
         logprobs = np.zeros((n, 1, 1), np.float32), np.zeros((n, 1, 1), np.int64)
         return RoundOutput(np.array(lines), *logprobs, 0.0, *drafts)
@@ -225,8 +219,10 @@ class SchedulerModel(RuleBasedStateMachine):
         found = {client: self.queue.newest(client)[::-1] for client in CLIENTS}
         self.turns = [each for each in self.turns if found[each]]
         self.turns += [each for each in CLIENTS if found[each] and each not in self.turns]
-        by_priority = lambda each: each.request.priority  # noqa: E731
-        return {client: sorted(found[client], key=by_priority) for client in self.turns}
+        return {
+            client: sorted(found[client], key=lambda each: each.request.priority)
+            for client in self.turns
+        }
 
     def _took_the_next(self, waited: dict[str, list[Sequence]]) -> None:
         left = {id(each) for client in CLIENTS for each in self.queue.newest(client)}

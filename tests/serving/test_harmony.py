@@ -87,7 +87,7 @@ def test_chats_have_the_thoughts_apart(
     answer = parts(*whole) if stream else parts(part(text_output=[ANSWER], finish_reason=["stop"]))
     port = free_ports().http
     with stand_in.stand_in(answer) as server:
-        ports = Ports(1, int(server.address.rpartition(":")[2]), 1)
+        ports = Ports(1, server.port, 1)
         with openai_front(tmp_path, port, ports):
             api = openai.OpenAI(
                 base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT

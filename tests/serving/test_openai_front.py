@@ -56,8 +56,7 @@ def scripted(built: Path) -> Iterator[Scripted]:
         def start(*answers: Answer) -> tuple[openai.OpenAI, StandIn]:
             server = stack.enter_context(stand_in.stand_in(*answers))
             port, nowhere = free_ports().http, free_ports().http
-            grpc_port = int(server.address.rpartition(":")[2])
-            stack.enter_context(openai_front(built, port, Ports(nowhere, grpc_port, nowhere)))
+            stack.enter_context(openai_front(built, port, Ports(nowhere, server.port, nowhere)))
             api = openai.OpenAI(
                 base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
             )
@@ -311,7 +310,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(scripted: Scripted) -> 
 def test_the_front_shows_triton_its_key(built: Path) -> None:
     """Triton's restricted protocols want a header with every request."""
     with stand_in.stand_in(parts(part())) as server:
-        ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+        ports, port = Ports(0, server.port, 0), free_ports().http
         with openai_front(built, port, ports, Security(inference_key="s3cret")):
             body = {"model": "pycode", "prompt": "a"}
             url = f"http://127.0.0.1:{port}/v1/completions"
@@ -324,7 +323,7 @@ def test_the_front_shows_triton_its_key(built: Path) -> None:
 def test_the_front_says_for_whom_it_asks(built: Path) -> None:
     """Whatever a client says of itself."""
     with stand_in.stand_in(parts(part())) as server:
-        ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+        ports, port = Ports(0, server.port, 0), free_ports().http
         security = Security()
         with openai_front(built, port, ports, security):
             body = {"model": "pycode", "prompt": "a", "user": "somebody"}
@@ -343,7 +342,7 @@ def test_with_tls_the_front_calls_its_own_server(built: Path, tmp_path: Path, na
     body = {"model": "pycode", "prompt": "a"}
     for server_has, status in ((own, 200), (other, 503)):
         with stand_in.stand_in(parts(part()), credentials=_credentials(server_has)) as server:
-            ports, port = Ports(0, int(server.address.rpartition(":")[2]), 0), free_ports().http
+            ports, port = Ports(0, server.port, 0), free_ports().http
             with openai_front(built, port, ports, Security(tls=own)):
                 url = f"http://127.0.0.1:{port}/v1/completions"
                 assert httpx.post(url, json=body, timeout=WAIT).status_code == status
@@ -433,7 +432,7 @@ def test_the_front_stops_in_bound_with_open_streams(built: Path) -> None:
 
     with stand_in.stand_in(slow) as server, ThreadPoolExecutor(4) as pool:
         port = free_ports().http
-        ports = Ports(0, int(server.address.rpartition(":")[2]), 0)
+        ports = Ports(0, server.port, 0)
 
         def ask() -> None:
             with openai.OpenAI(

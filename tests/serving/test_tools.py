@@ -42,7 +42,7 @@ def front(built: Path, directory: Path, template: str, answer: Answer) -> Iterat
     config.write_text(json.dumps({"chat_template": template}))
     port = free_ports().http
     with stand_in.stand_in(answer) as server:
-        ports = Ports(1, int(server.address.rpartition(":")[2]), 1)
+        ports = Ports(1, server.port, 1)
         with openai_front(directory, port, ports):
             url = f"http://127.0.0.1:{port}/v1"
             with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=WAIT) as api:

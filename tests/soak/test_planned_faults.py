@@ -24,11 +24,10 @@ import prove
 import pytest
 import yaml
 from builds import contents
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from faults import CELLS, HOLD, MODELS, Cell, bad_clients, full, make_clock, set_clock, spoilt
 from load import Client, Expected, Job, RefusedError, ask_all
 from processes import family, name_of
+from signing_keys import write_keys
 from tiny import LONGEST_TEXT, alone, build_pair, make_prompts, write_pair
 from watched import Served, goes_idle, watched
 
@@ -85,17 +84,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     ]
     pair = {role: {"path": str(directory / role)} for role in ("target", "drafter")}
     (directory / "pair.yaml").write_text(yaml.safe_dump({"name": "tiny", **pair}))
-    key = ec.generate_private_key(ec.SECP256R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    (directory / "key.pem").write_bytes(private)
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    (directory / "key.pub").write_bytes(public)
+    write_keys(directory)
     return Site(directory, builds, prompts, alone(directory, builds[0], prompts))
 
 

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 from builds import config_of, contents, quiet
 from commands import run
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from live import serving
 from model_signing import signing
 from pairs import make_pair
+from signing_keys import write_keys
 
 from dflash_trt.build.bom import BOM
 from dflash_trt.build.manifest import (
@@ -61,17 +60,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_pair(directory)
     (directory / "target" / "README.md").write_text(CARD)
     for name in ("key", "other"):
-        key = ec.generate_private_key(ec.SECP256R1())
-        private = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        public = key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        (directory / f"{name}.pem").write_bytes(private)
-        (directory / f"{name}.pub").write_bytes(public)
+        write_keys(directory, name)
     build(config_of(directory), directory / "built", quiet)
     sign(directory / "built", directory / "key.pem")
     return directory
