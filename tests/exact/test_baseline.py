@@ -1,4 +1,4 @@
-"""What tests/baseline keeps of the code before a rewrite: texts by seed, and replays."""
+"""What tests/baseline keeps of the code before a rewrite: texts by seed, graphs, and replays."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import json
 import sys
 from pathlib import Path
 
+import families
 import pytest
 from builds import build_engines
 from exact import run_all, scheduler_of
+from pairs import zlab_drafter
 from pycode import PYCODE, prompt_ids
 
 from dflash_trt.config import Speculation
 from dflash_trt.decoding import Request, SamplingParams, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer, strategy
 from dflash_trt.engines.onnxruntime import Engine
+from dflash_trt.graphs import COPIED, Storage
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from replay_policy import given, record, replay
@@ -53,6 +56,25 @@ def test_texts_by_seed(name: str, temperature: float, engines: tuple[Engine, Eng
     texts = [hashlib.sha256(json.dumps(x.tokens).encode()).hexdigest()[:16] for x in sequences]
     assert texts == json.loads((BASELINE / "texts.json").read_text())[f"T {temperature:g}"]
     assert any(x.accepted for x in sequences) == (name != "plain")
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", [*families.DENSE, *families.MOE, *families.FORMS, "dflash2"])
+def test_graphs_are_the_same_bytes(name: str, tmp_path: Path) -> None:
+    """The graphs without their weights, of each family and form of a drafter, as built before."""
+    pair = families.make(name, tmp_path)
+    if name == "dflash2":  # loading gives its codebooks the names that published drafters have
+        zlab_drafter(pair.drafter_dir).save_pretrained(pair.drafter_dir)
+    digests = {}
+    for kind, storage in {"as stored": COPIED, "int8": Storage(bits=8)}.items():
+        directory = tmp_path / kind
+        build_engines(
+            pair.target_dir, pair.drafter_dir, directory, slots=2, max_seq_len=96, storage=storage
+        )
+        for role in ("target", "drafter"):
+            graph = (directory / role / "model.onnx").read_bytes()
+            digests[f"{kind} {role}"] = hashlib.sha256(graph).hexdigest()[:16]
+    assert digests == json.loads((BASELINE / "graphs.json").read_text())[name]
 
 
 @pytest.mark.models
