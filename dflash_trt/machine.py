@@ -43,12 +43,12 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def usable_cores(root: Path = Path("/"), taken: float = 0.0) -> int:
+def usable_cores(root: Path = Path("/")) -> int:
     """Cores that this process may keep busy, at least 1: of `taskset`, or of a container (cgroup).
 
     Of a container's CPU time whole cores count. Hyperthreads of a core count as one: ONNX Runtime,
     too, takes as many threads as there are physical cores by default. root: where /proc and /sys
-    are; taken: how many CPUs others keep busy.
+    are.
     """
     if not hasattr(os, "sched_getaffinity"):  # not Linux
         return os.cpu_count() or 1
@@ -56,7 +56,7 @@ def usable_cores(root: Path = Path("/"), taken: float = 0.0) -> int:
     for cpu in cpus:
         alike = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         cores.add(alike.read_text() if alike.exists() else str(cpu))
-    given = [round(len(cores) * (1 - taken / len(cpus)))]
+    given = [len(cores)]
     for group, found in _cgroups(root, "cpu"):
         with suppress(OSError, ValueError):  # ValueError: "max", which is no limit
             words = [word for name in CPU[found] for word in (group / name).read_text().split()]

@@ -1,13 +1,13 @@
 """Write the tensors of the public models into their config.pbtxt.
 
-`python scripts/public_tensors.py`, after a change of `request_fields` or of `RequestOutput`.
+`python scripts/public_tensors.py`, after a change of `request_schema` or of `RequestOutput`.
 """
 
 import re
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
-from dflash_trt.request_fields import FIELDS, Field
+from dflash_trt.request_schema import Tensor, tensors
 from dflash_trt.serving.front.request_output import RequestOutput
 
 ROOT = Path(__file__).parents[1] / "model_repository"
@@ -21,19 +21,18 @@ def main() -> None:
 
 def configs() -> dict[Path, str]:
     """Both files as they should be: their lines of tensors replaced, the others as they are."""
-    tensors = [*map(_input, FIELDS.values()), *_outputs()]
+    lines = [*(_input(*each) for each in tensors().items()), *_outputs()]
     found = {}
     for model in MODELS:
         file = ROOT / model / "config.pbtxt"
         head, *_, rest = re.split(r"(?:^(?:in|out)put .*\n)+", file.read_text("utf-8"), flags=re.M)
-        found[file] = head + "".join(f"{line}\n" for line in tensors) + rest
+        found[file] = head + "".join(f"{line}\n" for line in lines) + rest
     return found
 
 
-def _input(field: Field) -> str:
-    dims = -1 if field.is_list else 1
-    default = "" if field.default in (None, ()) else f"; {field.default}".lower().removesuffix(".0")
-    return _tensor("input", field.name, field.datatype, [dims], True) + field.help + default
+def _input(name: str, tensor: Tensor) -> str:
+    dims = -1 if tensor.is_list else 1
+    return _tensor("input", name, tensor.datatype, [dims], True) + tensor.help
 
 
 def _outputs() -> list[str]:

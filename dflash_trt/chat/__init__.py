@@ -7,10 +7,9 @@ from dflash_trt.chat.formats.harmony import has_channels
 from dflash_trt.chat.render import (
     Render,
     as_chat,
+    check_messages,
     load_chat_template,
     load_encoding,
-    parse_json,
-    parse_messages,
     try_chat_template,
 )
 from dflash_trt.chat.spelling import Spell, speller

@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dflash_trt import files
 from dflash_trt.chat.templates import LimitError, Template
 from dflash_trt.checkpoints import load_tokenizer, read_bytes, read_json
 from dflash_trt.checkpoints.checks import Finding
@@ -86,29 +85,16 @@ def load_encoding(directory: Path, **options: Any) -> Callable[[Prompt], list[in
     return encode
 
 
-def parse_messages(text: str | bytes) -> list[dict[str, Any]]:
-    """The `messages` input; RequestError unless it is a JSON list of objects with a role."""
-    messages: list[dict[str, Any]] = parse_json("messages", text, list)
+def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages; RequestError unless each has a role, and there is one."""
     if not messages:
         raise RequestError("messages is empty", "Send at least one message.")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RequestError(
-                "messages holds something that is not a message",
-                'Send objects such as {"role": "user", "content": "..."}.',
-            )
+    if not all(isinstance(message.get("role"), str) for message in messages):
+        raise RequestError(
+            "messages holds something that is not a message",
+            'Send objects such as {"role": "user", "content": "..."}.',
+        )
     return messages
-
-
-def parse_json(name: str, text: str | bytes, kind: type) -> Any:
-    """The JSON document in an input; RequestError unless it is one of the given kind."""
-    try:
-        value = files.parse_json(text)
-    except ValueError as error:
-        raise RequestError(f"{name} is not JSON ({error})", "Send it as a JSON string.") from error
-    if not isinstance(value, kind):
-        raise RequestError(f"{name} is not a JSON {kind.__name__}", f"Send a JSON {kind.__name__}.")
-    return value
 
 
 def _template_of(config: Mapping[str, Any], directory: Path) -> object:

@@ -37,7 +37,7 @@ def generate(
         Path | None, typer.Option(help="PEM: TLS, trusting certificates of this CA.")
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option(help="Holds the key of serve's --inference-key-file.")
+        Path | None, typer.Option(help="Holds the key of serve's --key-file.")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:

@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    *(build.build, build.check, pair.plan, pair.inspect, serve.serve, serve.swap),
+    *(build.build, build.check, pair.plan, pair.inspect, serve.serve, serve.update_drafter),
     *(generate.generate, verify.verify, verify.doctor, build.export, build.schema),
     *(release.sign, release.pack, release.unpack),
 ):

@@ -3,7 +3,6 @@
 from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.grammar import Grammar, Grammars
 from dflash_trt.decoding.in_process import in_process, needs_drafter, rounds_with
-from dflash_trt.decoding.input_checks import check_draft_input, check_verify_input
 from dflash_trt.decoding.lossless import LosslessReport, check_lossless
 from dflash_trt.decoding.messages import (
     Checked,

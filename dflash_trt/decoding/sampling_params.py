@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-from dflash_trt.errors import RequestError
-from dflash_trt.request_fields import FIELDS
-
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -29,10 +26,3 @@ class SamplingParams:
     prompt_logprobs: bool = False  # with `logprobs`: of the prompt's tokens too
     logit_bias: tuple[tuple[int, float], ...] = ()  # what is added to a token's logit, first of all
     include_drafting: bool = False  # report how likely drafts were
-
-    def __post_init__(self) -> None:
-        """RequestError for a value that no distribution can be made from."""
-        for name, value in vars(self).items():
-            field = FIELDS.get(name)
-            if field and value is not None and not field.accepts(value):
-                raise RequestError(f"{name} is {value}", f"Give {field.allowed}.")

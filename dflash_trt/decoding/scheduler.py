@@ -108,14 +108,14 @@ class Scheduler:
         """Queue a request; RequestError when it can never run. matcher: of its grammar."""
         check_request(request, self._max_seq_len)
         sequence = Sequence(request, matcher=matcher)
-        self._queue.add(sequence, request.client, request.priority)
+        self._queue.add(sequence, request.priority)
         return sequence
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a sequence now and free its slot; one that has ended stays as it is."""
         if sequence.finish_reason is None:
             sequence.finish_reason = reason
-            if not self._queue.remove(sequence, sequence.request.client):
+            if not self._queue.remove(sequence):
                 self._slots.free(sequence)
 
     def step(self, take: bool = True, beside: bool = False) -> list[Sequence]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dflash_trt.decoding.grammar import Grammar, Matcher
 from dflash_trt.decoding.logits_processor import LogitsProcessor
@@ -22,8 +22,7 @@ class Request:
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
-    priority: int = 0  # lower is served first, among those of its client
-    client: str = ""
+    priority: int = 0  # lower is served first
     cache_salt: str = ""  # kept prefixes are for requests of the same one alone
     drafting: bool = True  # false: plain decoding, to compare with
     always_drafts: bool = False  # in each round, whatever the policy chooses
@@ -83,7 +82,6 @@ class Sequence:
     seen: int = 0  # tokens in the drafter's KV cache, from the first one on
     buffered: int = 0  # tokens in the target's KV cache that the drafter has not seen yet
     out_of_sync: bool = field(init=False)  # it never will see them all, and drafts nothing here
-    watch: Callable[[Any], None] | None = None  # told the `StepReport` of each step with news of it
     ends: Callable[[int], bool] | None = None  # told each token; whether the text ends with it
     started: float | None = None  # time.monotonic() of its first step
     dropped: bool = False  # nobody waits for it any more

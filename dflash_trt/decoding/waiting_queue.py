@@ -1,4 +1,4 @@
-"""What waits, and whose turn is next."""
+"""What waits, and what is next."""
 
 import heapq
 import threading
@@ -8,57 +8,33 @@ T = TypeVar("T")
 
 
 class WaitingQueue(Generic[T]):
-    """Clients take turns; what is one client's goes by priority, then first come, first served.
-
-    Any number of threads may share it.
-    """
+    """By priority, then first come, first served. Any number of threads may share it."""
 
     def __init__(self) -> None:
-        # by client, the next one's first: (priority, arrival, item)
-        self._heaps: dict[str, list[tuple[int, int, T]]] = {}
+        self._heap: list[tuple[int, int, T]] = []  # priority, arrival, item
         self._arrivals = 0
-        self._size = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._heap)
 
-    def add(self, item: T, client: str, priority: int = 0) -> None:
+    def add(self, item: T, priority: int = 0) -> None:
         """priority: lower goes first."""
         with self._lock:
-            heapq.heappush(self._heaps.setdefault(client, []), (priority, self._arrivals, item))
+            heapq.heappush(self._heap, (priority, self._arrivals, item))
             self._arrivals += 1
-            self._size += 1
 
     def take(self) -> T | None:
-        """The next one, or None when nothing waits."""
+        """Return the next one, or None when nothing waits."""
         with self._lock:
-            if not self._size:
-                return None
-            client = next(iter(self._heaps))
-            heap = self._heaps.pop(client)
-            item = heapq.heappop(heap)[2]
-            if heap:
-                self._heaps[client] = heap  # after all others
-            self._size -= 1
-            return item
+            return heapq.heappop(self._heap)[2] if self._heap else None
 
-    def remove(self, item: T, client: str) -> bool:
-        """Whether it was waiting; it no longer is."""
+    def remove(self, item: T) -> bool:
+        """Return whether it was waiting; it no longer is."""
         with self._lock:
-            heap = self._heaps.get(client, [])
-            kept = [entry for entry in heap if entry[2] is not item]
-            if len(kept) == len(heap):
-                return False
-            heapq.heapify(kept)
-            self._heaps[client] = kept
-            if not kept:
-                del self._heaps[client]
-            self._size -= 1
-            return True
-
-    def newest(self, client: str) -> list[T]:
-        """What a client waits for, the latest arrival first."""
-        with self._lock:
-            entries = sorted(self._heaps.get(client, []), key=lambda entry: -entry[1])
-        return [item for _, _, item in entries]
+            kept = [entry for entry in self._heap if entry[2] is not item]
+            removed = len(kept) < len(self._heap)
+            if removed:
+                heapq.heapify(kept)
+                self._heap = kept
+            return removed

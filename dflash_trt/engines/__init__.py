@@ -1,7 +1,6 @@
 """One module per engine kind: build it, load it, step it."""
 
 from dflash_trt.engines.info import (
-    CORES,
     COSTS_FILE,
     ENGINE_FILE,
     HELD,

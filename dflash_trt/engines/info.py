@@ -1,7 +1,6 @@
 """`engine.json`: what whoever steps an engine must know of it."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +11,6 @@ from dflash_trt.machine import usable_cores
 
 ENGINE_FILE = "engine.json"
 COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `decoding.kept_costs`
-CORES = "DFLASH_TRT_CORES"  # how many a server takes, in the environment of its processes
 HELD = 256
 """Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the
 drafter takes them all in one step, with those of the next round."""
@@ -72,7 +70,7 @@ class EngineInfo:
     @property
     def cpu_threads(self) -> int:
         """Threads of an engine call of one rank: as was asked for, or its share of the cores."""
-        return self.threads_of(int(os.environ.get(CORES) or usable_cores()))
+        return self.threads_of(usable_cores())
 
     def threads_of(self, cores: int) -> int:
         """`cpu_threads` where so many cores may be taken."""

@@ -33,7 +33,6 @@ TIMEOUT = 2.0  # seconds, for what needs no model
 class Health:
     """Connections to a server; no method raises when it does not answer."""
 
-    metrics_url: str
     _client: httpx.Client
     _client_key: str = field(repr=False)  # see `internal.client_parameters`
 
@@ -44,11 +43,6 @@ class Health:
     def probe(self, timeout: float) -> int | None:
         """The HTTP status of a request for one token; None without an answer in `timeout` s."""
         return self.post("models/dflash_infer/infer", PROBE, timeout)
-
-    def metrics(self) -> str:
-        """The metrics page; empty when the server does not answer."""
-        status, page = self._ask("GET", self.metrics_url, TIMEOUT)
-        return page if status == OK else ""
 
     def answers(self, model: str, timeout: float) -> bool:
         """Whether the request handler answers through a public model, however busy it is."""
@@ -102,9 +96,8 @@ def health_of(ports: Ports, security: Security) -> Health:
     """Of the server that listens, or will, on these ports."""
     client = httpx.Client(
         base_url=f"http://{LOOPBACK}:{ports.http}/v2/",
-        headers=security.headers,
+        headers=security.http_headers,
         trust_env=False,  # no proxy
         limits=httpx.Limits(keepalive_expiry=None),
     )
-    metrics_url = f"http://{LOOPBACK}:{ports.metrics}/metrics"
-    return Health(metrics_url, client, security.client_key)
+    return Health(client, security.client_key)

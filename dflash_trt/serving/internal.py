@@ -1,9 +1,11 @@
-"""What the processes of one server share and no client has: keys, a directory for a socket."""
+"""What the processes of one server share and no client has: keys, and a directory for a socket."""
 
-import hashlib
+import ctypes
 import hmac
 import os
 import secrets
+import select
+import signal
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -17,23 +19,26 @@ from dflash_trt.decoding import Int64
 from dflash_trt.errors import ServerError
 
 KEY = "DFLASH_TRT_INTERNAL_KEY"  # the request handler shows it to `verify` and `draft`
-GATEWAY_KEY = "DFLASH_TRT_GATEWAY_KEY"  # by which the gateway's word for who asks is believed
+CLIENT_KEY_VARIABLE = "DFLASH_TRT_CLIENT_KEY"  # by which the word of CLIENT is believed
 RUNTIME = "DFLASH_TRT_RUNTIME"  # a directory of mode 0700
-SOCKET = "infer.sock"  # in it: see `front/unary.py`
+GRPC = "DFLASH_TRT_GRPC"  # JSON: how a model reaches its own server, see `Security.for_models`
+SOCKET = "control.sock"  # in RUNTIME: see `front/control.py`
+CLIENT, CLIENT_KEY = "client", "client-key"  # request parameters: who asks, and the key
 MAX_SOCKET_PATH = 107  # bytes, a limit of the system
-PROOF = "proof"  # the client of requests that `serve` sends to see what a drafter is worth
+PROOF = "proof"  # the client of requests that measure what a drafter is worth
 LAST_WORDS = 0.2  # seconds in which an answer leaves the process
+PR_SET_PDEATHSIG = 1
 
 
 def new_key() -> str:
-    """128 bits that nobody can guess."""
+    """Return 128 bits that nobody can guess."""
     return secrets.token_hex(16)
 
 
 def new_runtime() -> Path:
-    """A new directory for this user alone, where a socket's path is short enough and Triton runs.
+    """Return a new directory for this user alone, where a socket's path is short enough.
 
-    It starts no model under a path with a space. In /tmp where that of TMPDIR does not serve.
+    Triton starts no model under a path with a space: in /tmp where TMPDIR does not serve.
     """
     directory = Path(tempfile.mkdtemp(prefix="dflash-trt-"))
     path = bytes(directory / SOCKET)
@@ -53,7 +58,7 @@ def hide_shared_memory() -> None:
 
 
 def given(name: str) -> str:
-    """One of the variables above; ServerError when this process was started without."""
+    """Return one of the variables above; ServerError when this process was started without."""
     value = os.environ.get(name)
     if not value:
         raise ServerError(
@@ -63,34 +68,48 @@ def given(name: str) -> str:
     return value
 
 
-def with_key(batch: Int64) -> Int64:
-    """The tensor `batch` as the internal models take it: the key's 128 bits come first."""
-    return np.concatenate((np.frombuffer(_digest(), np.int64), batch))
+def key_tensor() -> Int64:
+    """Return the server's key as the internal models take it: 128 bits, shape `[2]`."""
+    return np.frombuffer(bytes.fromhex(given(KEY)), np.int64)
 
 
-def without_key(batch: Int64) -> Int64 | None:
-    """The inverse; None without the right key, which takes as long to see for any other."""
-    shown = np.ascontiguousarray(batch[:2]).tobytes()
-    return batch[2:] if hmac.compare_digest(shown, _digest()) else None
+def is_key(shown: bytes) -> bool:
+    """Return whether these are the bytes of `key_tensor`; a wrong key takes as long to tell."""
+    return hmac.compare_digest(shown, bytes.fromhex(given(KEY)))
 
 
-def _digest() -> bytes:
-    return hashlib.blake2b(given(KEY).encode(), digest_size=16).digest()
-
-
-def client_parameters(client: str, gateway_key: str) -> dict[str, str]:
-    """The request parameters by which a gateway says for whom it asks: see `client_of`."""
-    return {"client": client, "client_key": gateway_key}
+def client_parameters(client: str, client_key: str) -> dict[str, str]:
+    """Return the request parameters by which the application says for whom it asks."""
+    return {CLIENT: client, CLIENT_KEY: client_key}
 
 
 def client_of(parameters: Mapping[str, Any]) -> str:
-    """Who asks, by the gateway's word; "" for all who come without one."""
-    shown = str(parameters.get("client_key", "")).encode()
-    key = os.environ.get(GATEWAY_KEY, "").encode()
+    """Return who asks, by the application's word; "" for all who come without one."""
+    shown = str(parameters.get(CLIENT_KEY, "")).encode()
+    key = os.environ.get(CLIENT_KEY_VARIABLE, "").encode()
     trusted = key and hmac.compare_digest(shown, key)
-    return str(parameters.get("client", "")) if trusted else ""
+    return str(parameters.get(CLIENT, "")) if trusted else ""
+
+
+def die_with_parent() -> None:
+    """End this process when the one that started it ends; to be called in the child."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with_server() -> None:
+    """End this model's process when its tritonserver is gone, even by kill -9.
+
+    PR_SET_PDEATHSIG will not do: it goes by the thread that started the process, which ends.
+    """
+    server = os.pidfd_open(os.getppid())
+
+    def watch() -> None:
+        select.select([server], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="server's end", daemon=True).start()
 
 
 def end_process() -> None:
-    """Ends this process, whose engine is dead, when its answer has left: `serve` starts another."""
+    """End this process, whose engine is dead, when its answer has left: `serve` restarts it."""
     threading.Timer(LAST_WORDS, os._exit, [1]).start()

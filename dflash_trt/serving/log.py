@@ -1,44 +1,37 @@
-"""What the processes of a server say: lines of one file, as text or each a JSON object.
+"""The log of a server: one file, to which Triton and our processes append their lines.
 
-`serve` reads what they write, so that Triton's lines and those of libraries have the same form.
-Our own processes write JSON to it, and text where nobody reads it so: under a bare Triton.
+Our processes write text, or JSON objects with `--log-format json`; Triton's lines are its own.
 """
 
 import json
 import logging
 import os
-import re
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.request_id import current
 
 Form = Literal["text", "json"]
 FORM = "DFLASH_TRT_LOG_FORMAT"  # in the environment of a process of ours
-KEPT = 1000  # last lines of a process: they say why it ended
-LAST_WORDS = 2.0  # seconds until the last line of an ended process was read
-TRITON = re.compile(r"(?P<level>[IWEF])\d{4} [\d:.]+ \d+ (?P<message>[\w.]+:\d+\] .*)")
-LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+TAIL = 65536  # bytes at the end of the log that say why a process ended
 
 
 def to_line(form: Form, level: str, logger: str, message: str, more: Mapping[str, Any]) -> str:
-    """One line, with the time; more: further fields, of which text has the request id alone."""
+    """Return one line, with the time. more: further fields, of which text has the request's id."""
     time = datetime.now().astimezone().isoformat(timespec="milliseconds")
     if form == "json":
-        said = {"time": time, "level": level, "logger": logger, "message": message, **more}
-        return json.dumps(said, ensure_ascii=False)
+        fields = {"time": time, "level": level, "logger": logger, "message": message, **more}
+        return json.dumps(fields, ensure_ascii=False)
     request = f" [{more['request_id']}]" if "request_id" in more else ""
     return f"{time} {level} {logger}: {message}{request}"
 
 
 class Formatter(logging.Formatter):
-    """fields: what a record has beside its message, in its `extra`; the request's id is known."""
+    """Adds the request's id and the `fields` of a record's `extra`."""
 
     def __init__(self, form: Form) -> None:
         super().__init__()
@@ -55,15 +48,17 @@ class Formatter(logging.Formatter):
 
 
 def configure() -> None:
-    """Lets this process say what it has to say on its standard error."""
+    """Let this process write its log to its standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(Formatter("json" if os.environ.get(FORM) == "json" else "text"))
     logging.basicConfig(handlers=[handler], level="WARNING", force=True)
     logging.getLogger("dflash_trt").setLevel("INFO")
+    for chatty in ("httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel("WARNING")
 
 
 class Log:
-    """The file; lines are added to what it holds. ServerError when it cannot be written."""
+    """The file, appended to; processes get `fileno`. ServerError when it cannot be written."""
 
     def __init__(self, path: Path, form: Form = "text") -> None:
         self.path = path
@@ -77,61 +72,33 @@ class Log:
                 f"cannot write the log {path}: {error.strerror}", "Give another --log-file"
             ) from error
 
+    def fileno(self) -> int:
+        return self._file.fileno()
+
     def add(self, level: str, logger: str, message: str, **more: Any) -> None:
         line = to_line(self.form, level, logger, message, more)
         with suppress(OSError, ValueError):  # a full disk, or closed: the server goes on
             self._file.write(line.encode(errors="replace") + b"\n")
 
     def is_output(self) -> bool:
-        """Whether it is where this process's own output goes."""
+        """Return whether it is where this process's own output goes."""
         with suppress(OSError):
             return os.path.sameopenfile(self._file.fileno(), 1)
         return False
 
+    def size(self) -> int:
+        """Return its bytes so far; 0 for what is no file, such as a pipe."""
+        with suppress(OSError, ValueError):
+            return os.fstat(self.fileno()).st_size
+        return 0
+
+    def since(self, start: int) -> list[str]:
+        """Return the lines added since `size` was `start`, the last ones if they are many."""
+        with suppress(OSError), open(self.path, "rb") as file:
+            if file.seekable():
+                file.seek(max(start, self.size() - TAIL))
+                return file.read(TAIL).decode(errors="replace").splitlines()
+        return []
+
     def close(self) -> None:
         self._file.close()
-
-
-class Said:
-    """The lines of one process and its children, on their way into the log."""
-
-    def __init__(self, log: Log, name: str) -> None:
-        """name: of those lines that do not say who wrote them."""
-        self._log = log
-        self._name = name
-        self._level = "INFO"  # a line without one goes on with the last
-        self._last = deque[str](maxlen=KEPT)
-        self._read, self._write = os.pipe()
-        self._thread = threading.Thread(target=self._follow, name=f"log of {name}", daemon=True)
-        self._thread.start()
-
-    @contextmanager
-    def end(self) -> Iterator[int]:
-        """What the process is given as its output, within the block that starts it."""
-        try:
-            yield self._write
-        finally:
-            os.close(self._write)
-
-    def last(self) -> list[str]:
-        """The last lines as they were written, those of an ended process to the very last."""
-        self._thread.join(LAST_WORDS)
-        return list(self._last)
-
-    def _follow(self) -> None:
-        with open(self._read, errors="replace") as lines:
-            for line in lines:
-                self._last.append(line.rstrip("\n"))
-                self._log.add(**self._understood(line.rstrip("\n")))
-
-    def _understood(self, line: str) -> dict[str, Any]:
-        if line.startswith('{"time": '):
-            with suppress(ValueError):
-                said = cast(dict[str, Any], json.loads(line))
-                del said["time"]  # it is a moment ago
-                if said.keys() >= {"level", "logger", "message"}:
-                    return said
-        if found := TRITON.fullmatch(line):
-            self._level = LEVELS[found["level"]]
-            line = found["message"]
-        return {"level": self._level, "logger": self._name, "message": line}

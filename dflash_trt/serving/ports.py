@@ -15,6 +15,8 @@ TRIES = 100
 
 @dataclass(frozen=True)
 class Ports:
+    """Of Triton, or of `serve`, where the metrics are on the HTTP port."""
+
     http: int
     grpc: int
     metrics: int
@@ -58,11 +60,11 @@ def free_ports() -> Ports:
     raise ServerError("no three ports are free from 20000 to 32767", "Stop what listens on them")
 
 
-def check_ports(ports: Ports) -> None:
-    """ServerError unless nothing listens on these ports of this machine."""
+def check_ports(ports: Ports, host: str = LOOPBACK) -> None:
+    """ServerError unless nothing listens on these ports of this machine; host: of gRPC."""
     with ExitStack() as stack:  # all at once, so that no two are the same
         for kind, port in vars(ports).items():
-            stack.enter_context(listen(kind, LOOPBACK, port))
+            stack.enter_context(listen(kind, host if kind == "grpc" else LOOPBACK, port))
 
 
 def reach(host: str) -> str:

@@ -4,6 +4,7 @@ import re
 import uuid
 from contextvars import ContextVar
 
+CONTEXT = ("traceparent", "tracestate")  # headers of W3C Trace Context
 HEADER = "x-request-id"  # over HTTP and gRPC; Triton makes a parameter of the request of it
 _FORM = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)  # what may stand in a header and a log
 current: ContextVar[str] = ContextVar("request_id", default="")

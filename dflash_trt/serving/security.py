@@ -1,28 +1,28 @@
 """Who may reach the server and what they must show: address, TLS and keys."""
 
 import ipaddress
-import os
+import json
 import re
 import ssl
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.errors import ServerError
+from dflash_trt.serving import client
 from dflash_trt.serving.internal import new_key
-from dflash_trt.serving.ports import LOOPBACK
+from dflash_trt.serving.ports import LOOPBACK, reach
 from dflash_trt.triton import CHANGES
 
 # 26.07; older ones have known holes, up to a way around the very keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)
-LOOKS = ("model-config", "statistics")  # behind the admin key when there is one
-# Triton's own HTTP is the gateway's only: all of its APIs want a key of each start
-GATEWAY_KEY = "gateway-key"
-APIS = (*CHANGES, *LOOKS, "health", "metadata", "inference")
-API_KEY = "DFLASH_TRT_API_KEY"  # or the name with _FILE: a file that holds it
+# Triton's own HTTP is for `serve` only: all of its APIs want a key of each start
+OWN_KEY_HEADER = "own-key"
+APIS = (*CHANGES, "model-config", "statistics", "health", "metadata", "inference")
+KEY_HEADER = "inference-key"  # Triton's clients send the key in it
 CONNECTION_AGE = 60_000  # ms, with TLS: then Triton alone can have clients come over a new one
 KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 
@@ -38,15 +38,13 @@ class Tls:
 
 @dataclass(frozen=True)
 class Security:
-    """An IPv4 address to listen on, TLS for gRPC, and the keys that clients must send."""
+    """An IPv4 address to listen on, TLS for gRPC, and the key that clients must send."""
 
     host: str = LOOPBACK
     tls: Tls | None = None
     old_server_exposed: bool = False  # the risk was accepted
-    inference_key: str | None = field(default=None, repr=False)
-    admin_key: str | None = field(default=None, repr=False)
-    api_key: str | None = field(default=None, repr=False)  # OpenAI's; None: the inference key
-    # the gateway's; it also closes what nobody was given a key to
+    key: str | None = field(default=None, repr=False)
+    # what `serve` shows to its Triton; it also closes what nobody was given a key to
     own_key: str = field(default_factory=new_key, repr=False)
     client_key: str = field(default_factory=new_key, repr=False)  # see `internal.client_parameters`
 
@@ -61,19 +59,40 @@ class Security:
         return LOOPBACK if self.tls else self.host
 
     @property
-    def headers(self) -> dict[str, str]:
+    def http_headers(self) -> dict[str, str]:
         """The headers that Triton's own HTTP wants with every request."""
-        return {GATEWAY_KEY: self.own_key}
+        return {OWN_KEY_HEADER: self.own_key}
+
+    @property
+    def grpc_headers(self) -> dict[str, str]:
+        """The metadata that Triton's gRPC wants with every request."""
+        return {f"triton-grpc-protocol-{KEY_HEADER}": self.key} if self.key else {}
+
+    def client_tls(self) -> client.Tls | None:
+        """How our own processes reach Triton: they trust no other server, and this one anywhere.
+
+        With a CA for clients they show the server's own certificate.
+        """
+        if self.tls is None:
+            return None
+        name = certificate_name(self.tls)
+        key, cert = (self.tls.key, self.tls.cert) if self.tls.ca else (None, None)
+        return client.Tls(self.tls.cert, key, cert, server_name=name)
+
+    def for_models(self, port: int) -> str:
+        """Return `internal.GRPC`: how a model reaches its own server, as JSON."""
+        tls = self.client_tls()
+        how = {"address": f"{reach(self.host)}:{port}", "headers": self.grpc_headers}
+        return json.dumps({**how, "tls": tls and asdict(tls)}, default=str)
 
     def arguments(self) -> list[str]:
-        """The arguments for tritonserver. The keys are among them: it knows no other way."""
-        closed = (*CHANGES, *LOOKS) if self.admin_key else CHANGES
+        """Return the arguments for tritonserver. It knows no other way for the keys."""
         arguments = [
-            f"--http-restricted-api={','.join(APIS)}:{GATEWAY_KEY}={self.own_key}",
-            _restrict(closed, "admin-key", self.admin_key or self.own_key),
+            f"--http-restricted-api={','.join(APIS)}:{OWN_KEY_HEADER}={self.own_key}",
+            _restrict(CHANGES, "admin-key", self.own_key),
         ]
-        if self.inference_key:
-            arguments.append(_restrict(("inference",), "inference-key", self.inference_key))
+        if self.key:
+            arguments.append(_restrict(("inference",), KEY_HEADER, self.key))
         if self.tls:
             arguments += [
                 f"--grpc-max-connection-age={CONNECTION_AGE}",
@@ -92,59 +111,52 @@ def read_security(
     grpc_cert: Path | None = None,
     grpc_key: Path | None = None,
     grpc_ca: Path | None = None,
-    admin_key_file: Path | None = None,
-    inference_key_file: Path | None = None,
+    key_file: Path | None = None,
     old_server_exposed: bool = False,
 ) -> Security:
-    """The options of `serve`, checked and read; raises `ServerError` naming the option."""
+    """Return the options of `serve`, checked and read; raises `ServerError` naming the option."""
     try:
         ipaddress.IPv4Address(host)
     except ValueError:
         raise ServerError(
             f"--host {host} is not an IPv4 address", "Give one, such as 127.0.0.1 or 0.0.0.0"
         ) from None
-    inference_key = _read_key("--inference-key-file", inference_key_file)
-    api_key = _read_api_key()
-    if api_key and not inference_key and not KEY.fullmatch(api_key):
-        raise ServerError(
-            f"{API_KEY} alone would leave Triton's ports open: Triton takes keys of 16 to 256 "
-            "letters, digits, - or _ only",
-            "Make such a key, or give another one to Triton: --inference-key-file FILE",
-        )
-    return Security(
-        host,
-        _read_tls(grpc_cert, grpc_key, grpc_ca),
-        old_server_exposed,
-        inference_key=inference_key or api_key,
-        admin_key=_read_key("--admin-key-file", admin_key_file),
-        api_key=api_key,
-    )
+    tls = _read_tls(grpc_cert, grpc_key, grpc_ca)
+    if tls:
+        certificate_name(tls)
+    return Security(host, tls, old_server_exposed, key=_read_key(key_file))
 
 
 def certificate_name(tls: Tls) -> str:
-    """A name that the certificate is for, by which its owner can ask for it at any address.
+    """Return a name that the certificate is for, by which its owner can ask for it anywhere.
 
-    Raises `ServerError` for a certificate that no client would accept. The standard library says
-    what is in a certificate only after a handshake: it is made with ourselves.
+    Raises `ServerError` for a certificate that no client would accept, or, with a CA for clients,
+    that this server would not accept from its own processes. The standard library says what is in a
+    certificate only after a handshake: it is made with ourselves.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tls.cert, tls.key)
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.load_verify_locations(tls.cert)
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be a CA's
-    client.check_hostname = False
+    asking_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asking_side.load_verify_locations(tls.cert)
+    asking_side.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be a CA's
+    asking_side.check_hostname = False
+    if tls.ca:
+        server.load_verify_locations(tls.ca)
+        server.verify_mode = ssl.CERT_REQUIRED
+        asking_side.load_cert_chain(tls.cert, tls.key)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(to_client, to_server)
+    asking = asking_side.wrap_bio(to_client, to_server)
     answering = server.wrap_bio(to_server, to_client, server_side=True)
     try:
-        for end in (asking, answering, asking):
+        for end in (asking, answering, asking, answering):
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
         found = asking.getpeercert() or {}
     except (ssl.SSLError, ValueError) as error:
-        raise ServerError(
-            f"--grpc-cert {tls.cert} cannot be used: {error}", "Give a valid certificate"
-        ) from None
+        fix = "Give a valid certificate"
+        if tls.ca:
+            fix += f" that {tls.ca} signed, for clients too: `serve` shows it to its own Triton"
+        raise ServerError(f"--grpc-cert {tls.cert} cannot be used: {error}", fix) from None
     fields: Any = (*found.get("subjectAltName", ()), *chain(*found.get("subject", ())))
     names = [value for kind, value in fields if kind in ("DNS", "IP Address", "commonName")]
     if not names:
@@ -205,34 +217,18 @@ def _read_tls(cert: Path | None, key: Path | None, ca: Path | None) -> Tls | Non
     return Tls(cert.resolve(), key.resolve(), ca.resolve() if ca else None)
 
 
-def _read_key(option: str, path: Path | None) -> str | None:
+def _read_key(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
         key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ServerError(
-            f"{option} {path} cannot be read: {error}", "Give a text file with the key"
+            f"--key-file {path} cannot be read: {error}", "Give a text file with the key"
         ) from None
     if not KEY.fullmatch(key):
         raise ServerError(
-            f"{option} {path} does not hold a key: 16 to 256 letters, digits, - or _",
+            f"--key-file {path} does not hold a key: 16 to 256 letters, digits, - or _",
             f"Make one: openssl rand -hex 32 > {path}",
         )
-    return key
-
-
-def _read_api_key() -> str | None:
-    """The key of OpenAI's clients, from the environment."""
-    file = os.environ.get(f"{API_KEY}_FILE")
-    if not file:
-        return os.environ.get(API_KEY) or None
-    try:
-        key = Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ServerError(
-            f"cannot read {file}: {error}", f"Correct the variable {API_KEY}_FILE"
-        ) from error
-    if not key:
-        raise ServerError(f"{file} is empty", "Write the key into it")
     return key

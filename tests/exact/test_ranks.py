@@ -19,6 +19,7 @@ import onnx
 import pytest
 from builds import build_pair
 from commands import run
+from dflash_trt.serving.server.reaper import processes_naming
 from exact import target_step
 from live import serving
 from pairs import make_pair
@@ -36,7 +37,6 @@ from dflash_trt.errors import ConfigError, RankError, ServerError
 from dflash_trt.graphs.sharding import check_even
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.ports import free_ports
-from dflash_trt.serving.server.reaper import processes_naming
 
 TEXT = list(range(40, 80))
 PROMPT = "def main():"

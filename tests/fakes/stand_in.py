@@ -16,12 +16,12 @@ from typing import Any
 
 import grpc
 import numpy as np
+from dflash_trt.request_fields import DATATYPES, FIELDS
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import serialize_byte_tensor
 
 from dflash_trt.build.repository import read_config, templates
-from dflash_trt.request_fields import DATATYPES, FIELDS
 from dflash_trt.serving.request_id import HEADER
 
 OUTPUTS = {

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from dflash_trt.serving.server.gateway import Gateway
 from fake_triton import FakeTriton, fake_triton
 from live import gateway_over
 
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.gateway import Gateway
 
 WAIT = 60.0
 INFER, STREAM = "models/dflash_infer/infer", "models/dflash/generate_stream"

@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from dflash_trt.serving.server.gateway import Gateway
 from load import metric
 
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.gateway import Gateway
 
 WAIT = 60.0
 ROOT = Path(__file__).parents[2]

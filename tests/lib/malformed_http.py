@@ -13,9 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from malformed import DOCUMENTS, INPUTS
-
 from dflash_trt.serving.gateway.door import BODY_LIMIT
+from malformed import DOCUMENTS, INPUTS
 
 HOST = "127.0.0.1"
 WAIT = 60.0

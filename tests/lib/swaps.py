@@ -13,13 +13,13 @@ from typing import Any
 
 import httpx
 from builds import edit_weights, quiet
+from dflash_trt.serving.server.reaper import processes_naming
 from pycode import PYCODE, demo_config
 
 from dflash_trt.build.run import build
 from dflash_trt.errors import DflashError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
-from dflash_trt.serving.server.reaper import processes_naming
 
 PROMPT, TOKENS = "def main():", 48
 WAIT = 120.0  # seconds; nothing here should take so long

@@ -15,13 +15,13 @@ import grpc
 import pytest
 import stand_in
 import trustme
+from dflash_trt.serving.client.retry import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Attempts
 from live import assert_cancelled, assert_goes_idle, cancelled
 from llm_build import standins, write_llm_build
 from stand_in import Call, failure, part, parts
 
 from dflash_trt.errors import DeadlineError, RequestError, ServerError, UnavailableError
 from dflash_trt.serving.client import AsyncClient, Client, Tls, stream
-from dflash_trt.serving.client.retry import FIRST_PAUSE, GRACE, LONGEST_PAUSE, Attempts
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import process
 from dflash_trt.serving.server.process import Server

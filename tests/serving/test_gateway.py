@@ -18,13 +18,13 @@ from typing import Any
 
 import httpx
 import pytest
+from dflash_trt.serving.gateway.checks import checked
+from dflash_trt.serving.gateway.connections import HEADER_TIME, MAX_PIECES
+from dflash_trt.serving.gateway.door import BODY_LIMIT, BODY_TIME
 from fake_triton import fake_triton
 from gateway_door import GENERATE, INFER, OK, STREAM, WAIT, Door, start
 
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.gateway.checks import checked
-from dflash_trt.serving.gateway.connections import HEADER_TIME, MAX_PIECES
-from dflash_trt.serving.gateway.door import BODY_LIMIT, BODY_TIME
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import GATEWAY_KEY, Security

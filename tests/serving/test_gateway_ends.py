@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from dflash_trt.serving.server.gateway import Gateway
 from gateway_door import GENERATE, INFER, OK, STREAM, WAIT, Door, start
 from live import gateway_over
 
@@ -22,7 +23,6 @@ from dflash_trt.errors import ServerError
 from dflash_trt.serving.log import Log, Said
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
-from dflash_trt.serving.server.gateway import Gateway
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ import pytest
 import reference
 import torch
 from chat_pair import build_chat_pair
+from dflash_trt.serving.gateway.door import BODY_LIMIT
+from dflash_trt.serving.openai.fields import ChatFields
 from live import openai_front
 from load import metric
 from pydantic import ValidationError
@@ -26,8 +28,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from dflash_trt.chat import speller
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.gateway.door import BODY_LIMIT
-from dflash_trt.serving.openai.fields import ChatFields
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import API_KEY, read_security
 from dflash_trt.serving.server.run import running_server

@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 from chat_pair import build_chat_pair
+from dflash_trt.serving.openai.page_routes import FILES, costs
 from live import openai_front
 
 from dflash_trt.bench import Page, write_page
 from dflash_trt.build import check_build
-from dflash_trt.serving.openai.page_routes import FILES, costs
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.run import running_server

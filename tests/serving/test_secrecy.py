@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crafted import spoil, usual_draft, usual_verify
+from dflash_trt.serving.server.reaper import SHARED_MEMORY
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
@@ -22,7 +23,6 @@ from dflash_trt.serving.client import Client
 from dflash_trt.serving.internal import SOCKET
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.reaper import SHARED_MEMORY
 
 COUNT = int(os.environ.get("CRAFTED_COUNT", "300"))
 SEED = int(os.environ.get("CRAFTED_SEED", "0"))

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+from dflash_trt.serving.server.reaper import SHARED_MEMORY
 from live import assert_cancelled, assert_goes_idle, cancelled, serve_command, serving
 from llm_build import standins, write_llm_build
 from pairs import make_endless, make_pair, teach
@@ -35,7 +36,6 @@ from dflash_trt.serving.client import Summary, stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import launch
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.reaper import SHARED_MEMORY
 from dflash_trt.serving.server.run import running_server, serve
 
 PROMPTS = ["def f(x):", "a", "import os\n\nprint(os.environ)  # a prompt of two chunks", "é🙂"]

@@ -22,6 +22,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from dflash_trt.serving.server.gateway import Gateway
+from dflash_trt.serving.server.reaper import (
+    SHARED_MEMORY,
+    clean_up,
+    command_line,
+    processes_naming,
+)
 from live import serving
 
 from dflash_trt.config import load_config
@@ -30,14 +37,7 @@ from dflash_trt.serving.client import Client, stream
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import supervisor
-from dflash_trt.serving.server.gateway import Gateway
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.reaper import (
-    SHARED_MEMORY,
-    clean_up,
-    command_line,
-    processes_naming,
-)
 from dflash_trt.serving.server.run import prepare
 
 pytestmark = pytest.mark.soak

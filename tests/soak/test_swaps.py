@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dflash_trt.serving.server.reaper import SHARED_MEMORY, processes_naming
 from live import serving
 from processes import family, parent_of, prefixes_of, private
 from swaps import WAIT, Clients, asking, build_changed, servers_of
@@ -22,7 +23,6 @@ from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import call
-from dflash_trt.serving.server.reaper import SHARED_MEMORY, processes_naming
 
 pytestmark = pytest.mark.soak
 

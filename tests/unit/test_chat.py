@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dflash_trt.serving.server.reaper import command_line
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dflash_trt.chat.render import load_chat_template, parse_messages, try_chat_template
 from dflash_trt.chat.templates import MODULE, send
 from dflash_trt.errors import CheckpointError, RequestError
-from dflash_trt.serving.server.reaper import command_line
 
 CHATML = """{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>
 {{ m['content'] | trim }}<|end|>

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 from built_pairs import BuildPair
+from dflash_trt.serving.server.cores import LOOKS, WINDOW, Others, follows_cores, watch_cores
 
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.serving.server import cores
-from dflash_trt.serving.server.cores import LOOKS, WINDOW, Others, follows_cores, watch_cores
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from dflash_trt.decoding import SamplingParams
 from dflash_trt.request_fields import FIELDS, Field, Options, Prompt, _table
-from dflash_trt.serving.front.requests import SAMPLING
 from dflash_trt.serving.openai.fields import UNSUPPORTED, ChatFields, TextFields
+
+from dflash_trt.decoding import SamplingParams
+from dflash_trt.serving.front.requests import SAMPLING
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import public_tensors

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from dflash_trt.serving.front.admission import Admission
 
 from dflash_trt.decoding import WaitingQueue
-from dflash_trt.serving.front.admission import Admission
 
 
 def _taken(turns: WaitingQueue[str]) -> list[str]:

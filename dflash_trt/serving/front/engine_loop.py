@@ -172,8 +172,6 @@ class EngineLoop:
         seconds = time.perf_counter() - start
         sequences += advanced  # one may have come and ended in this very step
         for sequence in advanced:
-            if sequence.watch is not None:
-                sequence.watch(scheduler.report)
             self._deliver(sequence, message=sequence.failure or NO_NUMBER)
         self._count(scheduler, seconds)
         if scheduler.active > before and len(self._groups) > 1:

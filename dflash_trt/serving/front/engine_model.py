@@ -4,31 +4,35 @@ They serve the request handler alone: any client may call them, but only it has 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.engines import EngineInfo, load_engine
-from dflash_trt.errors import RankError, RequestError
+from dflash_trt.engines import load_engine
+from dflash_trt.errors import RankError
 from dflash_trt.serving.front.tensors import from_request, to_tensors
-from dflash_trt.serving.internal import KEY, end_process, given, hide_shared_memory, without_key
+from dflash_trt.serving.internal import (
+    KEY,
+    end_process,
+    end_with_server,
+    given,
+    hide_shared_memory,
+    is_key,
+)
 from dflash_trt.serving.log import configure
 
 
 class EngineModel:
-    """A `TritonPythonModel` over `step(engine, input) -> output`, named tuples of arrays.
+    """A `TritonPythonModel` over `step(engine, input) -> output`, named tuples of arrays."""
 
-    check: raises RequestError for an input that the engine cannot step.
-    """
-
-    check: ClassVar[Callable[[EngineInfo, Any, Mapping[int, int]], None]]
     step: ClassVar[Callable[[Any, Any], Any]]
     input_type: ClassVar[type[Any]]
 
     def initialize(self, args: dict[str, str]) -> None:
         given(KEY)  # fails now where there is none
+        end_with_server()
         hide_shared_memory()
         configure()
         parameters = json.loads(args["model_config"])["parameters"]
@@ -40,15 +44,11 @@ class EngineModel:
 
     def _answer(self, request: Any) -> Any:
         cls = type(self)
-        batch = without_key(pb.get_input_tensor_by_name(request, "batch").as_numpy())
-        if batch is None:
-            return _invalid("This model is internal. Send requests to the model dflash.")
+        if not is_key(pb.get_input_tensor_by_name(request, "key").as_numpy().tobytes()):
+            message = "This model is internal. Send requests to the model dflash."
+            return pb.InferenceResponse(error=pb.TritonError(message, pb.TritonError.INVALID_ARG))
         try:
-            x = from_request(cls.input_type, request)._replace(batch=batch)
-            cls.check(self.engine.info, x, self.engine.kept)
-            output = cls.step(self.engine, x)
-        except RequestError as error:
-            return _invalid(str(error))
+            output = cls.step(self.engine, from_request(cls.input_type, request))
         except Exception as error:
             # Triton would send an exception's traceback, with server paths, to the client
             name = request.requested_output_names()
@@ -57,7 +57,3 @@ class EngineModel:
                 end_process()
             return pb.InferenceResponse(error=pb.TritonError("The engine step failed."))
         return pb.InferenceResponse(to_tensors(output._asdict()))
-
-
-def _invalid(message: str) -> Any:
-    return pb.InferenceResponse(error=pb.TritonError(message, pb.TritonError.INVALID_ARG))

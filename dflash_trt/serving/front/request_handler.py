@@ -7,9 +7,11 @@ Free of Triton's types: `model_repository/dflash` adapts them.
 """
 
 import logging
+import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,12 +22,9 @@ from dflash_trt.build.settings import Settings
 from dflash_trt.chat import ChatModel, Render
 from dflash_trt.decoding import Request, Sequence, WaitingQueue
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front.admission import Admission
 from dflash_trt.serving.front.control import Command, Status
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.output_processor import OutputProcessor
-from dflash_trt.serving.front.preprocessor import Preprocessor
-from dflash_trt.serving.front.request_trace import begin
 from dflash_trt.serving.front.requests import number_of_choices, parse_request
 from dflash_trt.serving.front.response_sender import Reply, RequestState, ResponseSender
 from dflash_trt.serving.internal import PROOF
@@ -41,7 +40,6 @@ NOT_READ = "The request could not be read. The server's log says why."
 LATER = "Try again later."
 STOPPING = f"The server is stopping. {LATER}"
 FULL = f"The request queue is full. {LATER}"
-EVICTED = f"The request queue is full, and the request was evicted for another client's. {LATER}"
 
 
 class Deliver(Protocol):
@@ -81,23 +79,24 @@ class RequestHandler:
         template: Render | None,
         decoder: Decoder,
         metrics: Metrics,
-        name: str = "dflash",
     ) -> None:
-        """name: the model's, in traces."""
         self._settings = settings
-        self._name = name
         self._tokenizer = tokenizer
         self._chat_model = ChatModel(tokenizer, template)
         self._decoder = decoder
         self._metrics = metrics
         self._queue: WaitingQueue[Sequence] = WaitingQueue()
         self._open: dict[Sequence, tuple[RequestState, OutputProcessor]] = {}
-        limit = settings.slots + settings.max_queue
-        self._admission = Admission(limit, settings.max_per_client)
+        self._limit = settings.slots + settings.max_queue
+        self._client_limit = min(self._limit, settings.max_per_client or self._limit)
+        self._admitted: Counter[str] = Counter()  # sequences that run or wait, by client
         self._closing = False
-        self._lock = threading.Lock()  # of _admission and _closing
+        self._lock = threading.Lock()  # of _admitted and _closing
         self._sender = ResponseSender(self._drop, self._release, metrics)
-        self._preprocessor = Preprocessor()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # chat templates and tokenizers are slow for long prompts
+        self._preprocessor = threading.Thread(target=self._run_jobs, daemon=True)
+        self._preprocessor.start()
         decoder.start(self._queue, self._deliver)
 
     def submit(
@@ -107,41 +106,31 @@ class RequestHandler:
         timeout: float | None = None,
         client: str = "",
         request_id: str = "",
-        context: Mapping[str, Any] | None = None,
     ) -> None:
-        """Takes a request, or refuses it at once when the queue is full.
+        """Take a request, or refuse it at once when the queue is full.
 
-        timeout: seconds after which the request ends with what it has; client: who asks; context:
-        with the trace that it belongs to, see `tracing.CONTEXT`.
+        timeout: seconds after which the request ends with what it has; client: who asks.
         """
         received = time.monotonic()
         if not inputs:  # `serve` asks whether anybody is there: see `Health.answers`
             return reply.fail(INVALID, NO_INPUTS)
         try:
-            count = number_of_choices(inputs, self._admission.client_limit)
+            count = number_of_choices(inputs, self._client_limit)
             count *= client != PROOF  # which takes nobody's place
         except RequestError as error:
             return self._refuse(reply, INVALID, str(error), request_id)
         with self._lock:  # before the prompt is looked at: it may be long
-            evicted = self._to_evict(client, count)
-            refusal = self._refusal(client, count, sum(state.admitted for state in evicted))
+            refusal = self._refusal(client, count)
             if not refusal:
-                for state in evicted:
-                    self._admission.release(state.client, state.admitted)
-                    state.admitted = 0
-                self._admission.admit(client, count)
+                self._admitted[client] += count
         if refusal:
             return self._refuse(reply, UNAVAILABLE, refusal, request_id)
-        for state in evicted:
-            self._sender.put(state, None, (UNAVAILABLE, EVICTED))
-            self._drop(state)
         deadline = None if timeout is None else received + timeout
         state = RequestState(reply, deadline, client, request_id, admitted=count)
-        state.trace = begin(self._name, "messages" in inputs, context or {}, received)
-        self._preprocessor.put(partial(self._preprocess, state, inputs, received), client)
+        self._jobs.put(partial(self._preprocess, state, inputs, received))
 
     def control(self, command: Command) -> Status:
-        """Does what `serve` commands; the state after it."""
+        """Do what `serve` commands; return the state after it."""
         if command in ("hold", "release"):
             self._decoder.change_drafter(done=command == "release")
         elif command != "status":
@@ -149,37 +138,24 @@ class RequestHandler:
                 self._closing = True
         if command == "end":
             self._sender.close(CLOSE_TIMEOUT, UNAVAILABLE, STOPPING)
-        return Status(self._admission.total, self._metrics.progress)
+        return Status(self._admitted.total(), self._metrics.progress)
 
     def close(self) -> None:
-        """Ends the threads; requests that are still open fail with UNAVAILABLE."""
+        """End the threads; requests that are still open fail with UNAVAILABLE."""
         self.control("end")
-        self._preprocessor.close(CLOSE_TIMEOUT)
+        self._jobs.put(None)
+        self._preprocessor.join(CLOSE_TIMEOUT)
         self._decoder.close(CLOSE_TIMEOUT)
 
-    def _refusal(self, client: str, count: int, evicted: int) -> str:
-        """Why a request is not admitted; evicted: sequences that make room for it."""
+    def _refusal(self, client: str, count: int) -> str:
+        """Why a request is not admitted, or ""."""
         if self._closing:
             return STOPPING
-        if self._admission.excess(count) > evicted:
+        if self._admitted.total() + count > self._limit:
             return FULL
-        if self._admission.over_client_limit(client, count):
-            return f"{self._admission.client_limit} sequences are the most of one client. {LATER}"
+        if self._admitted[client] + count > self._client_limit:
+            return f"{self._client_limit} sequences are the most of one client. {LATER}"
         return ""
-
-    def _to_evict(self, client: str, count: int) -> list[RequestState]:
-        """Another client's newest waiting requests, enough of them for so many sequences."""
-        excess, found = self._admission.excess(count), list[RequestState]()
-        victim = self._admission.victim(client, count) if excess else None
-        for sequence in self._queue.newest(victim) if victim is not None else ():
-            state, _ = self._open.get(sequence, (None, None))
-            if state is None or state.started or state in found:
-                continue
-            found.append(state)
-            excess -= state.admitted
-            if excess <= 0:
-                break
-        return found
 
     def _refuse(self, reply: Reply, code: str, message: str, request_id: str) -> None:
         log.info("a request was refused: %s", code, extra={"request_id": request_id})
@@ -187,6 +163,13 @@ class RequestHandler:
         reply.fail(code, message)
 
     # --- in the preprocessor's thread -------------------------------------------------------------
+
+    def _run_jobs(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:  # such as an answer that cannot be sent
+                log.exception("a request could not be read")
 
     def _preprocess(
         self, state: RequestState, inputs: Mapping[str, "np.ndarray[Any, Any]"], received: float
@@ -216,8 +199,6 @@ class RequestHandler:
                 )
                 for i, sequence in enumerate(sequences)
             ]
-            if state.trace is not None:
-                state.trace.follow(sequences)
         except RequestError as error:
             return self._turn_away(state, INVALID, str(error))
         except Exception:
@@ -227,7 +208,7 @@ class RequestHandler:
             return self._turn_away(state, UNAVAILABLE, STOPPING)
         for choice in state.choices:
             self._open[choice.sequence] = state, choice
-            self._queue.add(choice.sequence, state.client, choice.sequence.request.priority)
+            self._queue.add(choice.sequence, choice.sequence.request.priority)
         late = state.deadline is not None and time.monotonic() >= state.deadline
         if late or any(sequence.dropped for sequence in sequences):  # before it was in the queue
             self._drop(state)
@@ -236,8 +217,6 @@ class RequestHandler:
     def _turn_away(self, state: RequestState, code: str, message: str) -> None:
         self._release(state)
         self._refuse(state.reply, code, message, state.request_id)
-        state.failure = code, message
-        state.end_trace()
 
     # --- called by the decoder --------------------------------------------------------------------
 
@@ -269,12 +248,14 @@ class RequestHandler:
         for choice in state.choices:
             sequence = choice.sequence
             sequence.dropped = True  # first: it may be about to be put into the queue
-            if self._queue.remove(sequence, sequence.request.client):
+            if self._queue.remove(sequence):
                 sequence.finish_reason = "cancelled"
                 self._deliver(sequence)
         self._decoder.wake()
 
     def _release(self, state: RequestState) -> None:
         with self._lock:
-            self._admission.release(state.client, state.admitted)
+            self._admitted[state.client] -= state.admitted
+            if not self._admitted[state.client]:
+                del self._admitted[state.client]
             state.admitted = 0

@@ -14,7 +14,6 @@ from typing import Protocol
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.front.request_output import RequestOutput, append, join_choices
-from dflash_trt.serving.front.request_trace import RequestTrace
 
 log = logging.getLogger(__name__)
 
@@ -40,28 +39,21 @@ class RequestState:
     deadline: float | None  # time.monotonic()
     client: str
     request_id: str
-    admitted: int  # sequences: see `Admission`
+    admitted: int  # sequences: see `RequestHandler`
     streaming: bool = False
     choices: list[OutputProcessor] = field(default_factory=list)
     gone: bool = False  # the client is no longer there
     ended: dict[int, RequestOutput] = field(default_factory=dict)  # last output of each choice
     failure: tuple[str, str] | None = None  # code and message
-    trace: RequestTrace | None = None
-
-    def end_trace(self) -> None:
-        """When it was answered."""
-        if self.trace is not None:
-            self.trace.end(self.choices, self.streaming, self.failure)
-            self.trace = None
-
-    @property
-    def log_fields(self) -> dict[str, str]:
-        return {"request_id": self.request_id}
 
     @property
     def started(self) -> bool:
         """Whether a choice has had a slot."""
         return any(choice.sequence.started is not None for choice in self.choices)
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        return {"request_id": self.request_id}
 
 
 class ResponseSender:
@@ -155,8 +147,6 @@ class ResponseSender:
             log.exception("a response could not be sent", extra=state.log_fields)
             self._close(state)
             self._drop(state)
-        if state.trace is not None and state not in self._live:
-            state.end_trace()
 
     def _send(self, state: RequestState, output: RequestOutput) -> None:
         if state not in self._live:

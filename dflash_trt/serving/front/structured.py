@@ -2,32 +2,34 @@
 
 import json
 import re
-from collections.abc import Callable
+from typing import Any
 
 from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front.inputs import Inputs
+from dflash_trt.request_schema import GenerateRequest
 
-MAX_BYTES = 2**16
 MAX_GBNF = 2**13  # bytes: llguidance reads 1,000 rules in 2 s
 ANY_OBJECT = '{"type": "object"}'
 
 
-def grammar_of(inputs: Inputs) -> Grammar | None:
-    """None: the text is free. RequestError for two of them, and for what cannot be read."""
-    found: dict[str, Grammar] = {}
-    for name, read in READERS.items():
-        if (size := inputs.size(name)) > MAX_BYTES:
-            raise RequestError(f"{name} is {size} bytes", f"Send at most {MAX_BYTES}.")
-        if name in inputs and (grammar := read(inputs, name)) is not None:
-            found[name] = grammar
+def grammar_of(asked: GenerateRequest) -> Grammar | None:
+    """Return what the text follows; None: it is free.
+
+    Raises RequestError for two of them, and for what cannot be read.
+    """
+    sent = asked.model_fields_set
+    found = [
+        grammar
+        for name, read in READERS.items()
+        if name in sent and (grammar := read(name, getattr(asked, name))) is not None
+    ]
     if len(found) > 1:
-        raise RequestError(f"{' and '.join(found)} are both given", "Send one of them.")
-    return next(iter(found.values()), None)
+        names = " and ".join(each.name for each in found)
+        raise RequestError(f"{names} are both given", "Send one of them.")
+    return found[0] if found else None
 
 
-def _response_format(inputs: Inputs, name: str) -> Grammar | None:
-    value = inputs.json(name)
+def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
     kind, schema = value.get("type"), value.get("json_schema")
     if kind == "text":
         return None
@@ -39,31 +41,26 @@ def _response_format(inputs: Inputs, name: str) -> Grammar | None:
             'Send {"type": "text"}, {"type": "json_object"} or '
             '{"type": "json_schema", "json_schema": {"schema": {..}}}.',
         )
-    return Grammar("json_schema", json.dumps(schema["schema"], ensure_ascii=False), name)
+    return _schema(name, schema["schema"])
 
 
-def _schema(inputs: Inputs, name: str) -> Grammar:
-    return Grammar("json_schema", json.dumps(inputs.json(name), ensure_ascii=False), name)
+def _schema(name: str, schema: Any) -> Grammar:
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False), name)
 
 
-def _regex(inputs: Inputs, name: str) -> Grammar:
-    return Grammar("regex", inputs[name], name)
-
-
-def _choice(inputs: Inputs, name: str) -> Grammar:
-    if not inputs[name]:
+def _choice(name: str, texts: list[str]) -> Grammar:
+    if not texts:
         raise RequestError(f"{name} is empty", "Send at least one text.")
-    texts = (re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text) for text in inputs[name])
-    return Grammar("regex", "|".join(texts), name)
+    escaped = (re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text) for text in texts)
+    return Grammar("regex", "|".join(escaped), name)
 
 
-def _lark(inputs: Inputs, name: str) -> Grammar:
-    text = inputs[name]
+def _lark(name: str, text: str) -> Grammar:
     if "::=" not in text:
         return Grammar("lark", text, name)
     from llguidance.gbnf_to_lark import any_to_lark  # noqa: PLC0415
 
-    if (size := inputs.size(name)) > MAX_GBNF:
+    if (size := len(text.encode())) > MAX_GBNF:
         raise RequestError(
             f"{name} is {size} bytes of GBNF", f"Send at most {MAX_GBNF}, or llguidance's Lark."
         )
@@ -75,10 +72,10 @@ def _lark(inputs: Inputs, name: str) -> Grammar:
         ) from error
 
 
-READERS: dict[str, Callable[[Inputs, str], Grammar | None]] = {
+READERS: dict[str, Any] = {
     "response_format": _response_format,
     "guided_json": _schema,
-    "guided_regex": _regex,
+    "guided_regex": lambda name, pattern: Grammar("regex", pattern, name),
     "guided_choice": _choice,
     "guided_grammar": _lark,
 }

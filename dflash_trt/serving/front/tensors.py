@@ -11,10 +11,18 @@ from typing import Any, TypeVar
 import numpy as np
 import triton_python_backend_utils as pb
 
-from dflash_trt.serving.request_id import HEADER, request_id
-from dflash_trt.serving.tracing import CONTEXT, endpoint
+from dflash_trt.build.settings import CODED_ERRORS
+from dflash_trt.request_schema import check_names
+from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
+from dflash_trt.serving.request_id import CONTEXT, HEADER, request_id
 
 T = TypeVar("T")
+# request parameters: Triton's own, its clients' and ours
+KNOWN = {
+    *("id", "timeout", "priority", "binary_data_output", "triton_enable_empty_final_response"),
+    *("sequence_id", "sequence_start", "sequence_end", "headers"),
+    *(HEADER, CLIENT, CLIENT_KEY, CODED_ERRORS, *CONTEXT),
+}
 MAX_STRINGS, MAX_STRING = 4096, 2**23  # of a BYTES tensor, and bytes of one: above all limits
 
 
@@ -74,12 +82,9 @@ def named(request: Any) -> str:
     return request_id(parameters(request).get(HEADER), request.request_id())
 
 
-def context(request: Any) -> dict[str, str]:
-    """The trace that a request belongs to: Triton's own span, or what its client said."""
-    if endpoint() is None:
-        return {}
-    said: dict[str, Any] = json.loads(request.trace().get_context() or "{}") or parameters(request)
-    return {name: str(said[name]) for name in CONTEXT if name in said}
+def check_parameters(request: Any) -> None:
+    """RequestError for a parameter that Triton made of a field unknown to it."""
+    check_names({k: v for k, v in parameters(request).items() if k.lower() not in KNOWN})
 
 
 def timeout(request: Any) -> float | None:

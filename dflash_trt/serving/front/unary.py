@@ -1,164 +1,98 @@
-"""Plain infer: how the process of `dflash_infer` calls the request handler in that of `dflash`.
+"""`dflash` for clients of plain infer: a small gRPC client of it, in the process of `dflash_infer`.
 
-Over a Unix socket, one request to a connection. A call of one Triton model by another will not do:
-it cannot be cancelled, loses error codes, and in Triton 2.51 one with a decoupled answer crashes
-the calling process now and then.
+A call of one Triton model by another will not do: it cannot be cancelled, loses error codes, and
+in Triton 2.51 one with a decoupled answer crashes the calling process now and then.
 """
 
-import _thread
+import asyncio
 import json
 import logging
-import select
-import socket
 import threading
-import time
 from collections.abc import Mapping
-from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from dflash_trt.serving.front.request_handler import RequestHandler
-from dflash_trt.serving.front.request_output import RequestOutput
-from dflash_trt.serving.internal import RUNTIME, SOCKET, given
+from dflash_trt.build.settings import CODED_ERRORS
+from dflash_trt.request_schema import tensors
+from dflash_trt.serving.client import MODEL, Tls, open_channel, read_tensor, split_error
+from dflash_trt.serving.internal import GRPC, given
 
 log = logging.getLogger(__name__)
 
-
-class UnaryServer:
-    """Hands requests from the socket to the request handler, and the commands of `Control`."""
-
-    def __init__(self, handler: RequestHandler) -> None:
-        self._handler = handler
-        self._socket = socket.socket(socket.AF_UNIX)
-        _path().unlink(missing_ok=True)  # left by a process that was killed
-        self._socket.bind(str(_path()))
-        self._socket.listen(socket.SOMAXCONN)
-        threading.Thread(target=self._accept, name="unary server", daemon=True).start()
-
-    def close(self) -> None:
-        """Takes no more; open requests go on."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
-        self._socket.close()
-        _path().unlink(missing_ok=True)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                if self._socket.fileno() < 0:  # closed
-                    return
-                time.sleep(0.05)  # too many open files
-                continue
-            try:  # `Thread.start` would wait for ever for one that has no memory to begin
-                _thread.start_new_thread(self._serve, (connection,))
-            except (RuntimeError, MemoryError):
-                connection.close()  # which `UnaryCall.answer` raises an error for
-
-    def _serve(self, connection: socket.socket) -> None:
-        reply = _Reply(connection)
-        try:
-            asked = json.loads(_read(connection))
-            if command := asked.get("control"):
-                return reply.write(self._handler.control(command)._asdict())
-            inputs = {name: _array(values) for name, values in asked["inputs"].items()}
-            rest = asked["timeout"], asked["client"], asked["request_id"], asked["context"]
-            self._handler.submit(inputs, reply, *rest)
-        except Exception:
-            log.exception("a plain request could not be read")
-            reply.fail("INTERNAL", "The request could not be read. The server's log says why.")
+LOOK = 0.02  # seconds between two looks at whether a client has gone
+Arrays = dict[str, "np.ndarray[Any, Any]"]
+Answer = Arrays | tuple[str, str]  # output tensors, or an error's code and message
 
 
-class _Reply:
-    """A `response_sender.Reply` over a connection, which it closes after one answer."""
+class UnaryClient:
+    """Asks `dflash`, over its server's own gRPC port, for any number of requests at a time."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="unary", daemon=True).start()
+        self._stub: Any = None
 
-    def send(self, output: RequestOutput, *, last: bool) -> None:
-        self.write(vars(output))
-
-    def fail(self, code: str, message: str) -> None:
-        self.write({"code": code, "message": message})
-
-    def cancelled(self) -> bool:
-        """The client sends nothing after its request: what can be read is the end."""
-        return _readable(self._connection, 0.0)
-
-    def write(self, value: Mapping[str, Any]) -> None:
-        with suppress(OSError), closing(self._connection):  # the client may have gone
-            self._connection.sendall(json.dumps(value).encode() + b"\n")
-
-
-class UnaryCall:
-    """A request of the process of `dflash_infer`."""
-
-    def __init__(
+    def ask(
         self,
         inputs: Mapping[str, "np.ndarray[Any, Any]"],
+        parameters: Mapping[str, Any],
         timeout: float | None,
-        client: str = "",
-        request_id: str = "",
-        context: Mapping[str, str] | None = None,
+        cancelled: Any,
+        respond: Any,
     ) -> None:
-        """timeout: seconds; client: who asks; context: see `RequestHandler.submit`.
+        """Call `respond` with the answer, in another thread; the request ends once `cancelled`."""
+        request = service_pb2.ModelInferRequest(model_name=MODEL)
+        for name, array in inputs.items():
+            kind = tensors()[name].datatype
+            request.inputs.add(name=name, datatype=kind, shape=array.shape)
+            request.raw_input_contents.append(_content(kind, array))
+        for name, value in {**parameters, CODED_ERRORS: True}.items():
+            kind = {bool: "bool_param", int: "int64_param"}.get(type(value), "string_param")
+            setattr(request.parameters[name], kind, value)
+        if timeout is not None:
+            request.parameters["timeout"].int64_param = max(1, round(timeout * 1e6))
+        call = self._ask(request, cancelled, respond)
+        asyncio.run_coroutine_threadsafe(call, self._loop)
 
-        OSError when the request handler is not there.
-        """
-        self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(str(_path()))
-        asked = {
-            "inputs": {name: _values(array) for name, array in inputs.items()},
-            "timeout": timeout,
-            "client": client,
-            "request_id": request_id,
-            "context": context,
-        }
-        self._connection.sendall(json.dumps(asked).encode() + b"\n")
+    async def _ask(self, request: Any, cancelled: Any, respond: Any) -> None:
+        try:
+            answer = await self._answer(request, cancelled)
+        except grpc.aio.AioRpcError:
+            log.warning("the model dflash is not running")
+            answer = "UNAVAILABLE", "The model dflash is not running. Try again later."
+        except Exception:
+            log.exception("a request could not be answered")
+            answer = "INTERNAL", "The request failed. The server's log says why."
+        respond(answer)
 
-    def wait(self, seconds: float) -> bool:
-        """Whether the answer has begun to come."""
-        return _readable(self._connection, seconds)
-
-    def answer(self) -> RequestOutput | tuple[str, str]:
-        """The whole answer, or an error's code and message; OSError when the server has died."""
-        line = _read(self._connection)
-        if not line.endswith(b"\n"):
-            raise ConnectionResetError
-        value = json.loads(line)
-        return (value["code"], value["message"]) if "code" in value else RequestOutput(**value)
-
-    def close(self) -> None:
-        """Cancels the request if it has no answer yet."""
-        self._connection.close()
-
-
-def _path() -> Path:
-    """In a directory that this user alone may enter."""
-    return Path(given(RUNTIME)) / SOCKET
-
-
-def _readable(connection: socket.socket, seconds: float) -> bool:
-    poll = select.poll()  # `select` takes the first 1,024 files only
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
-
-
-def _read(connection: socket.socket) -> bytes:
-    with connection.makefile("rb") as file:
-        return file.readline()
-
-
-def _values(array: "np.ndarray[Any, Any]") -> list[Any]:
-    """JSON has no bytes: each byte becomes the character of its number."""
-    values = array.ravel().tolist()
-    return [value.decode("latin-1") if isinstance(value, bytes) else value for value in values]
+    async def _answer(self, request: Any, cancelled: Any) -> Answer:
+        if self._stub is None:  # in the loop's thread
+            how = json.loads(given(GRPC))
+            channel = open_channel(grpc.aio, how["address"], how["tls"] and Tls(**how["tls"]))
+            self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            self._metadata = list(how["headers"].items())
+        call = self._stub.ModelStreamInfer(iter([request]), metadata=self._metadata)
+        reading = asyncio.ensure_future(call.read())
+        try:
+            while not (await asyncio.wait([reading], timeout=LOOK))[0]:
+                if cancelled():
+                    return "CANCELLED", "The request was cancelled."
+            response = reading.result()
+        finally:
+            call.cancel()
+        if response is grpc.aio.EOF:
+            return "UNAVAILABLE", "The model dflash has ended. Try again later."
+        if response.error_message:
+            return split_error(response.error_message)
+        outputs = response.infer_response
+        pairs = zip(outputs.outputs, outputs.raw_output_contents, strict=True)
+        return {output.name: read_tensor(output, content) for output, content in pairs}
 
 
-def _array(values: list[Any]) -> "np.ndarray[Any, Any]":
-    if any(isinstance(value, str) for value in values):
-        return np.array([value.encode("latin-1") for value in values], object)
-    return np.array(values)
+def _content(datatype: str, array: "np.ndarray[Any, Any]") -> bytes:
+    if datatype != "BYTES":
+        return array.tobytes()
+    return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel().tolist())

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import tracing
+from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
 from dflash_trt.serving.ports import LOOPBACK, Ports
-from dflash_trt.serving.request_id import HEADER
+from dflash_trt.serving.request_id import CONTEXT, HEADER
 from dflash_trt.serving.security import Security, server_version
 
 TRACES_FROM = (2, 58)  # older ones free a lock that they hold: triton-inference-server/server#8144
@@ -83,13 +84,14 @@ def command(
         "--model-control-mode=explicit",  # with the admin key, models can be loaded and unloaded
         "--load-model=*",
         f"--http-address={LOOPBACK}",
-        f"--grpc-address={LOOPBACK}",
+        f"--grpc-address={security.host}",
         f"--metrics-address={LOOPBACK}",
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         f"--exit-timeout-secs={EXIT_TIMEOUT}",
-        f"--grpc-header-forward-pattern={'|'.join((HEADER, *tracing.CONTEXT))}",
+        f"--grpc-header-forward-pattern={'|'.join((HEADER, *CONTEXT))}",
+        f"--http-header-forward-pattern={'|'.join((HEADER, CLIENT, CLIENT_KEY, *CONTEXT))}",
         "--disable-auto-complete-config",  # it would import every Python model twice
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         *security.arguments(),

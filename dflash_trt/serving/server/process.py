@@ -1,10 +1,10 @@
 """A tritonserver process: start it, wait until it is ready, stop it whatever state it is in."""
 
+import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -13,17 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.engines import CORES, ENGINE_FILE, engine_kind, rank_directory, read_info, roles
+from dflash_trt.engines import ENGINE_FILE, engine_kind, rank_directory, read_info, roles
 from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
 from dflash_trt.serving import internal
 from dflash_trt.serving.front import Control
 from dflash_trt.serving.health import health_of
-from dflash_trt.serving.log import FORM, Form, Log, Said
+from dflash_trt.serving.log import FORM, Form, Log
 from dflash_trt.serving.ports import Ports, check_ports
 from dflash_trt.serving.security import Security, check_exposure
-from dflash_trt.serving.server import reaper
 from dflash_trt.serving.server.launch import (
     EXIT_TIMEOUT,
     command,
@@ -31,7 +30,6 @@ from dflash_trt.serving.server.launch import (
     find_binary,
     working_directory,
 )
-from dflash_trt.serving.server.reaper import KILL_TIMEOUT, clean_up, command_line, processes_naming
 from dflash_trt.triton import LLMAPI
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
@@ -40,7 +38,8 @@ LOAD_TIMEOUT, LOADED = 120.0, 5e6  # seconds until engines are loaded; bytes of 
 EXIT_AFTER = 10.0  # seconds in which Triton ends when a model did not load
 STUB_TIMEOUT = 60.0  # seconds until each model has a process
 FIRST_TIMEOUT = 2.0  # seconds until it is asked again, so that a Ctrl-C is heard
-REAPER_TIMEOUT = 10.0  # seconds
+KILL_TIMEOUT = 5.0  # seconds: killing a process takes the system a moment
+SHARED_MEMORY = Path("/dev/shm")
 DRAFTER = "draft"  # the model
 KILLED = "is not healthy"  # what Triton says of a model whose process was killed
 
@@ -49,9 +48,8 @@ class Server:
     """A tritonserver over a built directory, with its log and its runtime directory.
 
     As a context manager it runs for as long as the block; `start` starts it anew after `kill`.
-    log: a file, whose folder exists; None: in the runtime directory, where it stays if `keep_log`,
-    or if a ServerError names it; or another server's. form: of its lines. cores: that its engines
-    take; None: all that there are.
+    Both in a thread that lives as long as it: it ends with that. log: a file, whose folder exists;
+    None: in the runtime directory, where it stays if `keep_log`, or if a ServerError names it.
     """
 
     def __init__(
@@ -59,14 +57,12 @@ class Server:
         directory: Path,
         ports: Ports,
         security: Security | None = None,
-        log: Path | Log | None = None,
+        log: Path | None = None,
         form: Form = "text",
         *,
         keep_log: bool = False,
-        cores: int | None = None,
     ) -> None:
         self.ports = ports
-        self.cores = cores
         self.security = security or Security()
         self.repository = find_repository(directory)
         if any(character.isspace() for character in str(self.repository)):
@@ -78,21 +74,19 @@ class Server:
         size = sum(map(size_of, roles(self.repository.parent / "engines")))
         # TensorRT-LLM, which has no engines of ours, tunes what it has loaded
         self._load_timeout = LOAD_TIMEOUT + size / LOADED if size else START_TIMEOUT
-        self._variables = _variables(self.repository) | ({CORES: str(cores)} if cores else {})
+        self._variables = _variables(self.repository)
         self.health = health_of(ports, self.security)
-        check_ports(ports)
+        check_ports(ports, self.security.host)
         self._runtime = internal.new_runtime()
         self._keep_log = keep_log
         try:
-            self.log = (
-                log if isinstance(log, Log) else Log(log or self._runtime / "server.log", form)
-            )
+            self.log = Log(log or self._runtime / "server.log", form)
         except ServerError:
             shutil.rmtree(self._runtime)
             raise
         self.control = Control(self._runtime / internal.SOCKET)
-        self.shm_prefix = f"dflash_trt_{uuid.uuid4().hex[:12]}_"
-        self._reaper: subprocess.Popen[bytes] | None = None
+        remove_stale_memory()
+        self.shm_prefix = f"{_memory_prefix()}{os.getpid()}_{uuid.uuid4().hex[:12]}_"
         self._stubs: dict[int, str] = {}  # the model processes seen since the start
 
     def __enter__(self) -> "Server":
@@ -103,65 +97,45 @@ class Server:
             shutil.rmtree(self._runtime)
             raise
         self._directory = working_directory(self._runtime)
-        self.guard()
         self.start()
         return self
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         self.stop()
-        if self._reaper is not None:
-            with suppress(subprocess.TimeoutExpired, OSError):  # closes its end of the pipe, too
-                self._reaper.communicate(timeout=REAPER_TIMEOUT)
         if not self._keep_log:
             self.log.close()
         named = self._keep_log or isinstance(error, ServerError)
-        for each in self._runtime.glob("*"):
-            if each.is_dir():
-                shutil.rmtree(each, ignore_errors=True)
-            elif each != self.log.path or not named:
-                each.unlink()
+        for path in self._runtime.glob("*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path != self.log.path or not named:
+                path.unlink()
         with suppress(OSError):  # the log is in there
             self._runtime.rmdir()
 
-    def guard(self) -> bool:
-        """Sees to it that a reaper runs; whether one had to be started."""
-        if self._reaper is not None and self._reaper.poll() is None:
-            return False
-        reaper_process = subprocess.Popen(  # cleans up even when this process is killed
-            [sys.executable, "-I", reaper.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        assert reaper_process.stdin is not None
-        reaper_process.stdin.write(f"{self.shm_prefix}\n".encode())
-        reaper_process.stdin.flush()
-        self._reaper = reaper_process
-        return True
-
     def start(self) -> None:
-        """Starts the process; its log goes on where the last one's ended."""
+        """Start the process; its log goes on where the last one's ended."""
         self._stubs = {}
-        self._said = Said(self.log, "triton")
-        with self._said.end() as log:
-            self.process = subprocess.Popen(
-                command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
-                env=environment(self._binary)
-                | self._variables
-                | {
-                    internal.KEY: internal.new_key(),
-                    internal.GATEWAY_KEY: self.security.client_key,
-                    internal.RUNTIME: str(self._runtime),
-                    FORM: "json",  # which the log reads
-                },
-                cwd=self._directory,
-                umask=0o077,  # its shared memory holds prompts
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches us; we tell the server
-            )
+        self._log_start = self.log.size()
+        self.process = subprocess.Popen(
+            command(self._binary, self.repository, self.ports, self.shm_prefix, self.security),
+            env=environment(self._binary)
+            | self._variables
+            | {
+                internal.KEY: internal.new_key(),
+                internal.CLIENT_KEY_VARIABLE: self.security.client_key,
+                internal.RUNTIME: str(self._runtime),
+                internal.GRPC: self.security.for_models(self.ports.grpc),
+                FORM: self.log.form,
+            },
+            cwd=self._directory,
+            umask=0o077,  # its shared memory holds prompts
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.fileno(),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches us; we tell the server
+            preexec_fn=internal.die_with_parent,
+        )
 
     def wait_ready(
         self, give_up: threading.Event | None = None, say: Callable[[str], None] = lambda line: None
@@ -231,7 +205,7 @@ class Server:
         code = self.process.poll()
         if code is None:
             return problem
-        reason = _reason(self._said.last())
+        reason = _reason(self.log.since(self._log_start))
         if code < 0 or KILLED in reason:
             return f"tritonserver ended (exit {code})" if code < 0 else problem
         raise ServerError(f"tritonserver ended (exit {code}): {reason}", self._look())
@@ -297,6 +271,54 @@ class Server:
 
     def _look(self) -> str:
         return f"Read its log: {self.log.path}"
+
+
+def clean_up(shm_prefix: str) -> None:
+    """Kill the processes that name `shm_prefix`, remove the regions that start with it."""
+    deadline = time.monotonic() + KILL_TIMEOUT
+    while (pids := processes_naming(shm_prefix)) and time.monotonic() < deadline:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    for region in SHARED_MEMORY.glob(f"{shm_prefix}*"):
+        region.unlink(missing_ok=True)
+
+
+def remove_stale_memory() -> None:
+    """Remove what servers left in shared memory whose `serve` was killed."""
+    for region in SHARED_MEMORY.glob(f"{_memory_prefix()}*"):
+        pid = region.name.removeprefix(_memory_prefix()).partition("_")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            with suppress(OSError):  # removed meanwhile, or another user's
+                region.unlink()
+
+
+def _memory_prefix() -> str:
+    """What names begin with; containers that share memory do not share process ids."""
+    namespace = re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
+    return f"dflash_trt_{namespace}_"
+
+
+def processes_naming(text: str) -> list[int]:
+    """Return living processes with `text` in their command line; Linux only, as the server is."""
+    found = []
+    for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        with suppress(OSError):  # another user's, where those are hidden
+            if text in " ".join(command_line(pid)):
+                found.append(pid)
+    return found
+
+
+def command_line(pid: int) -> list[str]:
+    """Return the words of a process's command line; none when it has ended, as a zombie too.
+
+    OSError when nothing can be said of it, as without a file descriptor left.
+    """
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def find_repository(directory: Path) -> Path:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.server.gateway import Gateway
+from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.process import Server
 
 POLL = 0.25  # seconds between two looks at the processes
@@ -22,15 +22,15 @@ HEALTHY = 120.0  # seconds of service after which restarts are counted anew
 Say = Callable[[str], None]
 
 
-def supervise(server: Server, gateway: Gateway, stop: threading.Event, say: Say) -> None:
-    """Watches a ready server until `stop` is set, and tells the gateway when readiness changes.
+def supervise(server: Server, application: Application, stop: threading.Event, say: Say) -> None:
+    """Watches a ready server until `stop` is set, and tells the application when readiness changes.
 
     Whatever died, the whole server is restarted: `verify` and `draft` hold the KV caches of all
     requests, and clients of a dead `dflash` or `dflash_infer` would never get an answer.
     """
     row, since = 0, time.monotonic()
-    while (problem := _watch(server, gateway, stop, say)) is not None:
-        gateway.tell("unready")
+    while (problem := _watch(server, application, stop, say)) is not None:
+        application.tell("unready")
         if time.monotonic() - since > HEALTHY:
             row = 0
         while not _restart(server, problem, row, stop, say):
@@ -38,7 +38,7 @@ def supervise(server: Server, gateway: Gateway, stop: threading.Event, say: Say)
                 return
             row += 1
         row, since = row + 1, time.monotonic()
-        gateway.tell("ready")
+        application.tell("ready")
 
 
 def _restart(server: Server, problem: str, row: int, stop: threading.Event, say: Say) -> bool:
@@ -61,11 +61,11 @@ def _restart(server: Server, problem: str, row: int, stop: threading.Event, say:
     return True
 
 
-def _watch(server: Server, gateway: Gateway, stop: threading.Event, say: Say) -> str | None:
+def _watch(server: Server, application: Application, stop: threading.Event, say: Say) -> str | None:
     """Waits for a problem; None when `stop` is set."""
     over = threading.Event()
     hangs: queue.SimpleQueue[str] = queue.SimpleQueue()
-    arguments = (server, gateway, over, hangs)
+    arguments = (server, application, over, hangs)
     threading.Thread(target=_watch_requests, args=arguments, daemon=True).start()
     try:
         while not stop.wait(POLL):
@@ -74,11 +74,9 @@ def _watch(server: Server, gateway: Gateway, stop: threading.Event, say: Say) ->
             if not hangs.empty():
                 return hangs.get()
             try:
-                if server.guard():
-                    say("the process that cleans up after `serve` ended; started another")
-                if (code := gateway.poll()) is not None:
-                    say(f"the gateway ended (exit {code}); starting another")
-                    gateway.start(server.log)
+                if (code := application.poll()) is not None:
+                    say(f"the application ended (exit {code}); starting another")
+                    application.start(server.log)
             except (OSError, ServerError) as error:
                 say(f"{error} It is tried again.")
                 stop.wait(DELAYS[-1])
@@ -88,7 +86,7 @@ def _watch(server: Server, gateway: Gateway, stop: threading.Event, say: Say) ->
 
 
 def _watch_requests(
-    server: Server, gateway: Gateway, over: threading.Event, hangs: "queue.SimpleQueue[str]"
+    server: Server, application: Application, over: threading.Event, hangs: "queue.SimpleQueue[str]"
 ) -> None:
     """Reports when no round succeeds although one is asked for, or a public model does not answer.
 
@@ -110,7 +108,7 @@ def _watch_requests(
             return
         if ready != all(answered.values()):
             ready = not ready
-            gateway.tell("ready" if ready else "unready")
+            application.tell("ready" if ready else "unready")
         for model, last in alive.items():
             if now - last > HANG_TIMEOUT:
                 what = f"no answer of {model}" if model else "no round"

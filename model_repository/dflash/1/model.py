@@ -5,19 +5,19 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb
 
-from dflash_trt.build import read_manifest
 from dflash_trt.build.settings import CODED_ERRORS, Settings
 from dflash_trt.chat import has_channels, load_chat_template
 from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.decoding import Checked, RoundOutput, in_process, needs_drafter, no_drafts
-from dflash_trt.serving import tracing
+from dflash_trt.errors import RequestError
 from dflash_trt.serving.front import llm
+from dflash_trt.serving.front.control import ControlServer
 from dflash_trt.serving.front.engine_loop import EngineGoneError, EngineLoop
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.request_output import arrays
 from dflash_trt.serving.front.tensors import (
-    context,
+    check_parameters,
     from_response,
     inputs,
     named,
@@ -25,14 +25,19 @@ from dflash_trt.serving.front.tensors import (
     timeout,
     to_tensors,
 )
-from dflash_trt.serving.front.unary import UnaryServer
-from dflash_trt.serving.internal import client_of, hide_shared_memory, with_key
+from dflash_trt.serving.internal import (
+    client_of,
+    end_with_server,
+    hide_shared_memory,
+    key_tensor,
+)
 from dflash_trt.serving.log import configure
 from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 
 class TritonPythonModel:
     def initialize(self, args):
+        end_with_server()
         hide_shared_memory()
         configure()
         said = json.loads(args["model_config"])["parameters"]
@@ -51,21 +56,24 @@ class TritonPythonModel:
             load_chat_template(folder),
             decoder(settings, engines, self.metrics, tokenizer),
             self.metrics,
-            **({"name": read_manifest(engines.parent)["name"]} if tracing.tracer() else {}),
         )
-        self.unary_server = UnaryServer(self.handler)
+        self.control = ControlServer(self.handler.control)
 
     def execute(self, requests):
         for request in requests:
+            reply = Reply(request)
+            try:
+                check_parameters(request)
+            except RequestError as error:
+                reply.fail("INVALID_ARG", str(error))
+                continue
             client, name = client_of(parameters(request)), named(request)
-            about = timeout(request), client, name, context(request)
-            self.handler.submit(inputs(request), Reply(request), *about)
+            self.handler.submit(inputs(request), reply, timeout(request), client, name)
 
     def finalize(self):
-        self.unary_server.close()
+        self.control.close()
         self.handler.close()
         self.metrics.close()
-        tracing.close()
 
 
 def decoder(settings, engines, metrics, tokenizer):
@@ -87,7 +95,7 @@ def call_ensemble(verify_input):
     request = pb.InferenceRequest(
         model_name="draft_verify" if drafting else "verify",
         requested_output_names=list(output._fields),
-        inputs=to_tensors({**verify_input._asdict(), "batch": with_key(verify_input.batch)}),
+        inputs=to_tensors({"key": key_tensor(), **verify_input._asdict()}),
     )
     try:
         response = request.exec()

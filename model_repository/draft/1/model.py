@@ -1,9 +1,9 @@
 """The drafter's step of a round, as a Triton model. The work is in dflash_trt.decoding.rounds."""
 
-from dflash_trt.decoding import DraftInput, check_draft_input, draft
+from dflash_trt.decoding import DraftInput, draft
 from dflash_trt.serving.front.engine_model import EngineModel
 
 
 class TritonPythonModel(EngineModel):
     input_type = DraftInput
-    check, step = staticmethod(check_draft_input), staticmethod(draft)
+    step = staticmethod(draft)

@@ -2,12 +2,11 @@
 
 from functools import partial
 
-from dflash_trt.decoding import VerifyInput, check_verify_input, verify
+from dflash_trt.decoding import VerifyInput, verify
 from dflash_trt.decoding.speculation import FeatureBuffer
 from dflash_trt.serving.front.engine_model import EngineModel
 
 
 class TritonPythonModel(EngineModel):
     input_type = VerifyInput
-    check = staticmethod(check_verify_input)
     step = staticmethod(partial(verify, held=FeatureBuffer()))

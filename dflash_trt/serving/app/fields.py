@@ -1,4 +1,4 @@
-"""What may be sent to `/v1/chat/completions` and `/v1/completions`, in our client's words.
+"""What may be sent to `/v1/chat/completions` and `/v1/completions`.
 
 Beside OpenAI's fields, the extensions that vLLM's users know. A field that would have no effect is
 refused unless its value asks for nothing; so is an unknown one.
@@ -6,52 +6,32 @@ refused unless its value asks for nothing; so is an unknown one.
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    FailFast,
-    Field,
-    ValidationInfo,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from dflash_trt.errors import RequestError
-from dflash_trt.request_fields import FIELDS
-from dflash_trt.serving.client import AnyPrompt, Options
-from dflash_trt.serving.openai.failures import Failure, refused
+from dflash_trt.request_schema import ChatTemplate, GenerateRequest, Many, Sampling, Schema
+from dflash_trt.serving.app.failures import Failure, refused
+from dflash_trt.serving.client import AnyPrompt
 
 MAX_FIELDS = 100
 MAX_PROMPTS = 64
 STRUCTURED = ("json", "regex", "choice", "grammar")  # of `structured_outputs`: `guided_json`, ..
-T = TypeVar("T")
-
-
-class FirstFault(FailFast):
-    """Ends at the first fault: a report of a million of them takes 10 s and 2 GB."""
-
-    __hash__ = object.__hash__  # a union wants one
-
-
-Many = Annotated[list[T], FirstFault()]
-
-
 UNSUPPORTED = yaml.safe_load(Path(__file__).with_name("unsupported.yaml").read_text())
+Options = dict[str, Any]  # of our client
 
 
-def _best_of(value: int | None, info: ValidationInfo) -> int | None:
+def _best_of(value: int, info: ValidationInfo) -> int:
     """Only the one that picks none: as many as are given back."""
-    if value not in (None, 1, info.data.get("n")):
+    if value not in (1, info.data.get("n")):
         raise ValueError("is not supported by this server, unless it is n")
     return value
 
 
 def _prompts(prompt: Any) -> list[AnyPrompt]:
-    """A text, token ids, or a list of either, as a list; ValueError."""
+    """Return a text, token ids, or a list of either, as a list; ValueError."""
     several = isinstance(prompt, list) and not _are_ids(prompt)
     prompts = prompt if several else [prompt]
     if not 1 <= len(prompts) <= MAX_PROMPTS:
@@ -65,44 +45,31 @@ def _are_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and prompt != [] and all(type(each) is int for each in prompt)
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # with include_usage: in every chunk, so far
-    include_drafting: bool | None = None  # who wrote each token, and what rounds proposed
+class StreamOptions(Schema):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False  # with include_usage: in every chunk, so far
+    include_drafting: bool = False  # who wrote each token, and what rounds proposed
     include_obfuscation: Any = None  # accepted, without effect
 
 
-def _same(api: str) -> Any:
-    """A model of the fields that this API takes as our client does."""
-    fields: dict[str, Any] = {}
-    for each in FIELDS.values():
-        kind: Any = dict[str, Any] if each.json_type is dict else each.kind
-        if each.json_type is list:
-            kind = Many[dict[str, Any]]
-        elif each.is_list:
-            kind = Many[get_args(kind)[0]]  # type: ignore[misc]
-        if each.openai == api:
-            fields[each.name] = (kind | None, None)
-    return create_model("Same", **fields)
-
-
-class Fields(_same("both")):  # type: ignore[misc]
+class Fields(Sampling):
     """What both kinds of request share."""
 
-    model_config = ConfigDict(extra="forbid")
     kind: ClassVar[str]
     prompt_field: ClassVar[str]
     model: str
-    n: int | None = Field(None, ge=1)
-    stop: str | Many[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)  # OpenAI's default
+    top_k: int = Field(0, ge=-1)  # vLLM's -1 is off
+    seed: int | None = None  # may be negative
+    n: int = Field(1, ge=1)
+    stop: str | Many[str] = Field([])
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
     timeout: float | None = Field(None, gt=0, le=3600)  # seconds
     best_of: Annotated[int | None, AfterValidator(_best_of)] = None
-    echo: bool | None = None
-    guided_json: dict[str, Any] | str | None = None
-    structured_outputs: dict[str, Any] | None = None
+    echo: bool = False
+    guided_json: Any = None  # a schema, or its JSON as a string
+    structured_outputs: dict[str, Any] = Field({})
 
     @model_validator(mode="before")
     @classmethod
@@ -119,47 +86,48 @@ class Fields(_same("both")):  # type: ignore[misc]
         return {name: value for name, value in values.items() if name not in dropped}
 
     def names(self) -> dict[str, str]:
-        """What inputs of the model are called here."""
-        same = {name: name for name in (*FIELDS, "timeout") if name in type(self).model_fields}
+        """Return what fields of `GenerateRequest` are called here."""
+        same = {name: name for name in type(self).model_fields}
         if self.structured_outputs:
             same |= {f"guided_{name}": "structured_outputs" for name in STRUCTURED}
         return {**same, "stop_words": "stop"}
 
     def refused(self, error: RequestError) -> Failure:
-        """What the server said of it, in these words."""
+        """Return what the server said of it, in these words."""
         return refused(error, self.names(), self.prompt_field)
 
     def options(self) -> Options:
-        """The fields that mean the same to our client."""
-        same = Options.__annotations__.keys() & type(self).model_fields.keys()
-        options = cast(Options, {name: getattr(self, name) for name in same})
-        # OpenAI's default; vLLM's -1 is off; a seed may be negative; an empty list is none
-        options["temperature"] = 1.0 if self.temperature is None else self.temperature
-        options["top_k"] = None if self.top_k is None else max(0, self.top_k)
+        """Return the fields that mean the same to our client, and those that it calls otherwise."""
+        known = {*GenerateRequest.model_fields, "timeout"} - {"messages", "stream", "logprobs"}
+        options = {name: getattr(self, name) for name in self.model_fields_set & known}
+        options["temperature"] = self.temperature
+        options["top_k"] = max(0, self.top_k)
         options["seed"] = None if self.seed is None else self.seed % 2**63
         if self.response_format == {"type": "text"}:
             options["response_format"] = None
-        if self.stream and self.stream_options:
-            options["include_drafting"] = self.stream_options.include_drafting
+        options["include_drafting"] = self.stream and self.stream_options.include_drafting
         options["stop_words"] = [self.stop] if isinstance(self.stop, str) else self.stop
-        options = cast(Options, {k: None if v in ([], {}) else v for k, v in options.items()})
-        return cast(Options, {**options, **self._structured()})
+        options = {k: None if v in ([], {}) else v for k, v in options.items()}
+        return {**options, **self._structured()}
 
     def _structured(self) -> dict[str, Any]:
         """vLLM's ways to say what the text has to follow; an empty schema is one, too."""
         found = {} if self.guided_json is None else {"guided_json": self.guided_json}
-        for name, value in (self.structured_outputs or {}).items():
+        for name, value in self.structured_outputs.items():
             if name in STRUCTURED:
                 found[f"guided_{name}"] = value
             elif value not in (None, False):
                 message = f"'structured_outputs.{name[:40]}' is not supported by this server."
                 raise Failure(400, message, "structured_outputs")
-        if isinstance(schema := found.get("guided_json"), str):
+        schema = found.get("guided_json", {})
+        if isinstance(schema, str):
             try:
                 found["guided_json"] = json.loads(schema)
             except (ValueError, RecursionError) as error:
                 name = "structured_outputs" if self.guided_json is None else "guided_json"
                 raise Failure(400, f"'{name}' is not JSON: {error}.", name) from error
+        if not isinstance(found.get("guided_json", {}), dict):
+            raise Failure(400, "'guided_json' must be a JSON schema.", "guided_json")
         return found
 
 
@@ -185,15 +153,15 @@ class Message(BaseModel):
         return {**self.model_dump(exclude_unset=True), "content": content or ""}
 
 
-class ChatFields(Fields, _same("chat")):  # type: ignore[misc]
+class ChatFields(ChatTemplate, Fields):
     """`/v1/chat/completions`."""
 
     kind = "chat"
     prompt_field = "messages"
     messages: Many[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
     reasoning_effort: str | None = None  # for the chat template
 
     def names(self) -> dict[str, str]:
@@ -201,13 +169,13 @@ class ChatFields(Fields, _same("chat")):  # type: ignore[misc]
         return super().names() | ({"max_tokens": "max_completion_tokens"} if renamed else {})
 
     def request(self) -> tuple[list[AnyPrompt], Options]:
-        """The prompts, and how each of them is to be answered."""
+        """Return the prompts, and how each of them is to be answered."""
         options = self.options()
         if self.max_completion_tokens is not None:
             options["max_tokens"] = self.max_completion_tokens
-        options["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
+        options["logprobs"] = self.top_logprobs if self.logprobs else None
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
-        options["chat_template_kwargs"] = {**effort, **(self.chat_template_kwargs or {})} or None
+        options["chat_template_kwargs"] = {**effort, **self.chat_template_kwargs}
         return [[message.flat() for message in self.messages]], options
 
 
@@ -217,14 +185,14 @@ class TextFields(Fields):
     kind = "text"
     prompt_field = "prompt"
     prompt: Annotated[Any, AfterValidator(_prompts)]
-    max_tokens: int | None = 16  # OpenAI's default
+    max_tokens: int = 16  # OpenAI's default
     logprobs: int | None = Field(None, ge=0, le=20)
 
     def names(self) -> dict[str, str]:
         return {**super().names(), "text_input": "prompt", "input_ids": "prompt"}
 
     def request(self) -> tuple[list[AnyPrompt], Options]:
-        """The prompts, and how each of them is to be answered."""
-        options = self.options()
-        options["exclude_input_in_output"] = False if self.echo else None
+        """Return the prompts, and how each of them is to be answered."""
+        options = {**self.options(), "max_tokens": self.max_tokens, "logprobs": self.logprobs}
+        options["exclude_input_in_output"] = not self.echo
         return self.prompt, options

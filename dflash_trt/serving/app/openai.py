@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's routes, answered by our client."""
+"""The application's routes: OpenAI's API, answered by our client of Triton's gRPC."""
 
 import asyncio
 import json
@@ -7,31 +7,53 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dflash_trt.chat import HARMONY, Answer, Dialect, Spell, chosen, parse_tools
+from dflash_trt.build import read_manifest, speculation_of
+from dflash_trt.build.settings import max_draft_tokens
+from dflash_trt.chat import (
+    HARMONY,
+    Answer,
+    ChatModel,
+    Dialect,
+    Spell,
+    chosen,
+    load_chat_template,
+    parse_tools,
+    speller,
+)
+from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
-from dflash_trt.serving.client import AnyPrompt, AsyncClient, Chunk, Options, Summary
-from dflash_trt.serving.health import Health
+from dflash_trt.serving.app import Settings, answers, failures, page
+from dflash_trt.serving.app.answers import ChoiceWriter
+from dflash_trt.serving.app.failures import Failure
+from dflash_trt.serving.app.fields import ChatFields, Options, TextFields
+from dflash_trt.serving.app.triton import TritonProxy
+from dflash_trt.serving.client import MODEL, AnyPrompt, AsyncClient, Chunk, Summary
+from dflash_trt.serving.front import limits
 from dflash_trt.serving.internal import client_parameters
-from dflash_trt.serving.openai import answers, failures, page_routes
-from dflash_trt.serving.openai.answers import ChoiceWriter
-from dflash_trt.serving.openai.failures import Failure
-from dflash_trt.serving.openai.fields import ChatFields, StreamOptions, TextFields
 from dflash_trt.serving.request_id import HEADER, current
+from dflash_trt.tensorrt_llm import KIND, read_llm_args
 
 DONE = b"data: [DONE]\n\n"
 NOT_READY = "The server is not ready."
 
 
+UNTOLD = [
+    "TensorRT-LLM tells how many rounds an answer took and how many draft tokens were accepted, "
+    "not what was proposed or who wrote a token; tokens are shared out evenly among the rounds.",
+    "TensorRT-LLM drafts for all requests or none: the same answer by plain decoding is not here.",
+    "TensorRT-LLM does not tell what its steps cost.",
+]
+
+
 @dataclass(frozen=True)
 class Served:
-    """What the front must know about a build and the server that serves it."""
+    """What the application must know about a build and the server that serves it."""
 
     models: tuple[str, ...]  # the names a request may give
     max_model_len: int  # tokens of a prompt and its answer
@@ -39,15 +61,51 @@ class Served:
     max_draft_tokens: int  # of a round
     client: AsyncClient
     client_key: str  # see `internal.client_parameters`
-    triton: Health
     dialect: Dialect = field(default_factory=Dialect)
-    build: Path = Path()
     page: dict[str, Any] | None = None  # what it says of the build; None: there is no page
 
 
-def create_app(served: Served) -> FastAPI:
-    """The application."""
-    app = FastAPI(title="dflash-trt")
+def read_served(settings: Settings, client: AsyncClient) -> Served:
+    """Read the build. Raises BuildError when the directory is no build."""
+    manifest = read_manifest(settings.directory)
+    config = manifest["config"]
+    by_llm = config["engine"]["kind"] == KIND
+    serving = read_llm_args(settings.directory / "engines" / KIND) if by_llm else config["serving"]
+    directory = settings.directory / "tokenizer"
+    tokenizer = load_tokenizer(directory)
+    if by_llm:
+        drafts = (serving.get("speculative_config") or {}).get("max_draft_len") or 0
+    else:
+        block = manifest.get("drafter", {}).get("block_size", 1)
+        drafts = max_draft_tokens(speculation_of(manifest), block, tensorrt_llm=False)
+    dialect = ChatModel(tokenizer, template := load_chat_template(directory)).dialect
+    page = {
+        "model": manifest["name"],
+        "engine": config["engine"]["kind"],
+        "slots": int(limits(serving)["slots"]) if by_llm else serving["slots"],
+        "max_model_len": serving["max_seq_len"],
+        "max_draft_tokens": drafts,
+        "chat": template is not None,
+        "tools": template is not None and dialect.format is not None,
+        "schema": not by_llm or bool(serving.get("guided_decoding_backend")),
+        "plain": not (by_llm and drafts),  # whether `drafting: false` is possible
+        "untold": UNTOLD if by_llm else [],
+    }
+    return Served(
+        models=tuple(dict.fromkeys((manifest["name"], MODEL))),
+        max_model_len=serving["max_seq_len"],
+        spell=speller(tokenizer),
+        dialect=dialect,
+        max_draft_tokens=drafts,
+        client=client,
+        client_key=settings.security.client_key,
+        page=page if settings.page else None,
+    )
+
+
+def create_app(served: Served, triton: TritonProxy) -> FastAPI:
+    """Return the application."""
+    app = FastAPI(title="dflash-trt", docs_url=None, redoc_url=None)  # they load from elsewhere
     failures.install(app)
     v1 = APIRouter(prefix="/v1")
     created = int(time.time())
@@ -78,26 +136,23 @@ def create_app(served: Served) -> FastAPI:
         _check_model(served, name)
         return JSONResponse(entry(name))
 
-    app.include_router(v1)
+    async def exposition() -> str:
+        text = await triton.metrics()
+        if text is None:
+            raise Failure(503, NOT_READY)
+        return text
 
     @app.get("/health")
     async def health() -> Response:
-        if not await asyncio.to_thread(served.triton.is_ready):
-            raise Failure(503, NOT_READY)
-        return Response()
+        return Response()  # `Guard` answers while the server is not ready
 
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(await exposition(), media_type="text/plain; version=0.0.4")
 
-    async def exposition() -> str:
-        text = await asyncio.to_thread(served.triton.metrics)
-        if not text:
-            raise Failure(503, NOT_READY)
-        return text
-
+    app.include_router(v1)
     if served.page is not None:
-        app.include_router(page_routes.router(served.page, exposition, served.build))
+        app.include_router(page.router(served.page, exposition))
     return app
 
 
@@ -106,11 +161,11 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     prompts, options = fields.request()
     host = request.client.host if request.client else ""
     who = client_parameters(host, served.client_key)
-    options["parameters"] = {**who, HEADER: current.get(), **tracing.current()}
+    options["parameters"] = {**who, HEADER: current.get(), **tracing.context()}
     answer = _answers(served.dialect, fields) if isinstance(fields, ChatFields) else None
-    one_call = isinstance(fields, ChatFields) and fields.parallel_tool_calls is False
+    one_call = isinstance(fields, ChatFields) and not fields.parallel_tool_calls
     chunks = _merged(served.client, prompts, options, fields)
-    chat, stream = isinstance(fields, ChatFields), bool(fields.stream)
+    chat, stream = isinstance(fields, ChatFields), fields.stream
     drafting = bool(options.get("include_drafting"))
     kind = "chat.completion.chunk" if stream else "chat.completion"
     head = {
@@ -121,7 +176,7 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     }
 
     def writer() -> ChoiceWriter:
-        return ChoiceWriter(served.spell, bool(fields.echo), stream, answer, one_call, drafting)
+        return ChoiceWriter(served.spell, fields.echo, stream, answer, one_call, drafting)
 
     if stream:
         first = await anext(chunks)  # what is wrong before it still gets its own status code
@@ -139,8 +194,8 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
 def _answers(dialect: Dialect, fields: ChatFields) -> Callable[[bool], Answer]:
     """Makes what reads an answer, given whether it begins within a thought."""
     try:
-        tools = parse_tools(fields.tools or [])
-        chosen(tools, fields.tool_choice or "auto")
+        tools = parse_tools(fields.tools)
+        chosen(tools, fields.tool_choice)
     except RequestError as error:
         raise fields.refused(error) from None
     tools = [] if fields.tool_choice == "none" else tools
@@ -161,7 +216,7 @@ async def _events(
     """The server-sent events of a stream; closing it closes `rest`, which cancels the request."""
     writers = defaultdict[int, ChoiceWriter](writer)
     rounds, ended = list[int](), list[Summary]()
-    options = fields.stream_options or StreamOptions()
+    options = fields.stream_options
     # OpenAI has it in every chunk then
     usage: dict[str, Any] = {"usage": None} if options.include_usage else {}
     chunk: Chunk | None = first
@@ -194,7 +249,7 @@ def _totals(
     metrics = None
     if len(ended) == 1:
         metrics = answers.metrics(ended[0], round_tokens, served.max_draft_tokens)
-    return {"usage": answers.usage(ended, fields.n or 1), "metrics": metrics}
+    return {"usage": answers.usage(ended, fields.n), "metrics": metrics}
 
 
 def _check_model(served: Served, name: str) -> None:
@@ -228,7 +283,7 @@ async def _merged(
             await came.put(error)
 
     async def put(number: int, chunk: Chunk) -> None:
-        await came.put(replace(chunk, index=number * (fields.n or 1) + chunk.index))
+        await came.put(replace(chunk, index=number * (fields.n) + chunk.index))
 
     tasks = [asyncio.create_task(read(*each)) for each in enumerate(prompts)]
     try:

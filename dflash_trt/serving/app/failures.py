@@ -12,11 +12,11 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, UnavailableError
+from dflash_trt.request_schema import first_fault
 
 log = logging.getLogger(__name__)
 # what every refusal of too long a request names, in OpenAI's words: LiteLLM looks for them
 CONTEXT_LENGTH = "This model's maximum context length is"
-PYDANTIC = ", | after validation| to extract| or instance"  # what follows is about its types
 
 
 @dataclass(eq=False)  # hashable, as exceptions are
@@ -99,23 +99,17 @@ def install(app: FastAPI) -> None:
 
 
 def _first(error: RequestValidationError) -> Failure:
-    """The first of the faults, as OpenAI words it."""
-    fault = error.errors()[0]
-    kind, said, place = fault["type"], str(fault["msg"]), fault["loc"][1:]
-    if kind == "json_invalid" or not place:
-        said = said.removeprefix("Value error, ")
-        return Failure(400, f"The body is not the JSON object of a request: {said}.")
-    name, param = str(place[0]), str(place[0])[:40]
-    for part in place[1:]:
-        if isinstance(part, int):
-            name += f"[{part}]"
-        elif part.isidentifier() and part != "str":  # no branch of a union
-            name += f".{part}"
-    if kind == "missing":
-        message = f"Missing required parameter: '{name}'."
+    """Return the first of the faults, as OpenAI words it."""
+    fault = {**error.errors()[0]}
+    fault["loc"] = fault["loc"][1:]  # "body"
+    if fault["type"] == "json_invalid" or not fault["loc"]:
+        reason = str(fault["msg"]).removeprefix("Value error, ")
+        return Failure(400, f"The body is not the JSON object of a request: {reason}.")
+    path, problem = first_fault([fault])
+    param = str(fault["loc"][0])[:40]
+    if fault["type"] == "missing":
+        message = f"Missing required parameter: '{path}'."
         return Failure(400, message, param, "missing_required_parameter")
-    if kind == "extra_forbidden":
-        return Failure(400, f"Unknown parameter: '{name[:40]}'.", param, "unknown_parameter")
-    if kind != "value_error":  # "Input should be a valid integer, unable to parse ..."
-        said = re.sub("^[A-Z][a-z]+ should", "must", re.split(PYDANTIC, said)[0])
-    return Failure(400, f"'{name}' {said.removeprefix('Value error, ')}.", param)
+    if fault["type"] == "extra_forbidden":
+        return Failure(400, f"Unknown parameter: '{path[:40]}'.", param, "unknown_parameter")
+    return Failure(400, f"'{path}' {problem}.", param)

@@ -1,0 +1,265 @@
+"""What a client may ask for: one schema, of which all other forms of a request are made.
+
+`tensors` are the inputs of the Triton models (`scripts/public_tensors.py` writes them into
+config.pbtxt), `from_tensors` reads them, our client writes them, and OpenAI's API
+(`serving/app/fields.py`) takes the fields of the base classes by the same names. A field that is
+null or not sent has its default.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_origin
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from dflash_trt.errors import RequestError
+from dflash_trt.files import parse_json
+
+MAX_CHOICES = 64
+MAX_LOGPROBS = 20
+MAX_WORD = 256  # characters of a stop word or bad word
+MAX_TEXTS = 2**14  # characters of a list of texts
+TOOL_CHOICES = ("none", "auto", "required")  # need no quotes in a tensor
+JSON = "JSON"  # a tensor of BYTES that holds a JSON document
+T = TypeVar("T")
+
+
+class FirstFault(FailFast):
+    """Ends at the first fault: a report of a million of them takes 10 s and 2 GB."""
+
+    __hash__ = object.__hash__  # a union wants one
+
+
+def _short(texts: list[str]) -> list[str]:
+    if sum(map(len, texts)) > MAX_TEXTS:
+        raise ValueError(f"must have at most {MAX_TEXTS} characters in all")
+    return texts
+
+
+# the string of an annotation is the tensor's data type
+Many = Annotated[list[T], FirstFault()]
+Text = Annotated[str, "BYTES"]
+Integer = Annotated[int, "INT32"]
+Number = Annotated[float, Field(allow_inf_nan=False), "FP32"]
+Switch = Annotated[bool, "BOOL"]
+Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
+Words = Annotated[list[Word], FirstFault(), Field(max_length=64), "BYTES"]
+Texts = Annotated[list[str], FirstFault(), AfterValidator(_short), "BYTES"]
+Ids = Annotated[list[int], FirstFault(), "INT32"]
+Object = Annotated[dict[str, Any], JSON]
+Objects = Annotated[list[dict[str, Any]], FirstFault(), JSON]
+Biases = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024), JSON
+]
+
+
+class Schema(BaseModel):
+    """A request of one of the APIs. Values keep their types: "5" is no number, 1 is not true."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class Sampling(Schema):
+    """The fields that all APIs have by these names."""
+
+    max_tokens: Integer | None = Field(
+        None,
+        description="most tokens to generate; 128, or with messages as many as there is room for",
+    )
+    min_tokens: Integer = Field(0, ge=0, description="no end of text and no stop word before")
+    temperature: Number = Field(0.0, ge=0, description="0 = greedy")
+    top_k: Integer = Field(0, ge=0, description="0 = all tokens")
+    top_p: Number = Field(1.0, gt=0, le=1, description="sum of the likeliest tokens' probabilities")
+    min_p: Number = Field(0.0, ge=0, le=1, description="share of the best token's probability")
+    repetition_penalty: Number = Field(1.0, gt=0, description="of tokens in prompt and output")
+    presence_penalty: Number = Field(0.0, description="of tokens in the output")
+    frequency_penalty: Number = Field(0.0, description="each time that one is there")
+    seed: Annotated[int, "UINT64"] | None = Field(
+        None, ge=0, lt=2**63, description="unset: another text each time; choice i has seed + i"
+    )
+    stop_token_ids: Ids = Field(
+        [],
+        max_length=64,
+        description="the text ends before the first of them, as before an end-of-text token",
+    )
+    bad_words: Words = Field([], description="never generated")
+    logit_bias: Biases = Field(
+        {}, description="a JSON object: token ids, and -100 to 100 that is added to their logits"
+    )
+    response_format: Object | None = Field(
+        None,
+        description="a JSON object as OpenAI has it: type text, json_object or json_schema; or:",
+    )
+    guided_json: Object | None = Field(None, description="a JSON schema; or:")
+    guided_regex: Text | None = Field(None, description="a regular expression; or:")
+    guided_choice: Texts = Field([], max_length=256, description="the text is one of them; or:")
+    guided_grammar: Text | None = Field(None, description="a grammar, llguidance's Lark or GBNF")
+    ignore_eos: Switch = Field(False, description="go on after an end-of-text token")
+    drafting: Switch = Field(
+        True, description="false: plain decoding, to compare with, which tensorrt_llm refuses"
+    )
+    cache_salt: Text = Field(
+        "", description="KV cache of earlier texts is reused among requests of the same one alone"
+    )
+    priority: Integer = Field(0, description="lower is served first")
+
+
+class ChatTemplate(Schema):
+    """The fields that reach a chat template, beside the messages."""
+
+    tools: Objects = Field([], description="a JSON list, for the chat template")
+    tool_choice: Annotated[str | dict[str, Any], JSON] = Field(
+        "auto",
+        description='none, auto, required, or as JSON {"type": "function", "function": '
+        '{"name": ..}}',
+    )
+    parallel_tool_calls: Switch = Field(
+        True, description="with tool_choice required: there may be several calls"
+    )
+    chat_template_kwargs: Object = Field({}, description="a JSON object, for the chat template")
+    add_generation_prompt: Switch = Field(True, description="the chat template begins the answer")
+
+
+class GenerateRequest(ChatTemplate, Sampling):
+    """A request of the public Triton models."""
+
+    text_input: Text = Field("", description="the prompt as it is; or:")
+    input_ids: Ids | None = Field(None, description="the prompt as token ids; or:")
+    messages: Objects = Field([], description="a JSON list, for the tokenizer's chat template")
+    stream: Switch = Field(False, description="false: one response with all the text")
+    stop_words: Words = Field([], description="the text ends before the first of them")
+    include_drafting: Switch = Field(
+        False, description="true: report who wrote each token, and what rounds proposed"
+    )
+    logprobs: Integer | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="report log-probabilities, and so many of the best alternatives; unset: none",
+    )
+    exclude_input_in_output: Switch = Field(
+        True,
+        description="false: the text starts with the prompt, with logprobs its tokens too (and "
+        "max_tokens may be 0)",
+    )
+    n: Integer = Field(1, ge=1, le=MAX_CHOICES, description="choices")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input tensor: its data type, `BYTES`, `INT32`, .., and whether its shape is `[-1]`."""
+
+    datatype: str
+    is_list: bool
+    is_json: bool
+    help: str
+
+
+@cache
+def tensors() -> dict[str, Tensor]:
+    """Return the input tensors of the public models by name."""
+    found = {}
+    for name, field in GenerateRequest.model_fields.items():
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        marks = [*field.metadata, *(m for k in kinds for m in getattr(k, "__metadata__", ()))]
+        [kind] = [mark for mark in marks if isinstance(mark, str)]
+        bare = [getattr(each, "__origin__", each) for each in kinds]  # of Annotated, or of a list
+        is_list = kind != JSON and any(list in (each, get_origin(each)) for each in bare)
+        default = "" if field.default in (None, "", [], {}) else f"; {field.default}".lower()
+        help_ = f"{field.description}{default.removesuffix('.0')}"
+        found[name] = Tensor(kind.replace(JSON, "BYTES"), is_list, kind == JSON, help_)
+    return found
+
+
+def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateRequest:
+    """Return the request in input tensors; RequestError names the first that is wrong."""
+    values = {name: _value(name, array) for name, array in arrays.items()}
+    try:
+        return GenerateRequest.model_validate(values)
+    except ValidationError as error:
+        name, problem = first_fault(error.errors())
+        raise RequestError(f"{name} {problem}", "Correct it.") from None
+
+
+def check_names(names: Mapping[str, Any]) -> None:
+    """RequestError for request parameters that look like fields: Triton would ignore them."""
+    for name in names:
+        near = [each for each in tensors() if each.startswith(name)]
+        near += difflib.get_close_matches(name[:40], tensors(), 1, 0)
+        raise RequestError(f"{name[:40]!r} is no field of this request", f"Is it {near[0]}?")
+
+
+def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
+    """Return the path of the first wrong value, and what it must be: "must be a valid string".
+
+    faults: as `ValidationError.errors` lists them.
+    """
+    fault, path = faults[0], ""
+    for part in fault["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float"):  # no branch of a union
+            path += f".{part}" if path else part
+    words = str(fault["msg"]).removeprefix("Value error, ").split(", unable to parse")[0]
+    if fault["type"] == "extra_forbidden":
+        return path[:80], "is unknown"
+    words = re.sub(r"^[A-Z]\w+ should| after validation, not \d+$", "", words).strip()
+    words = words if words.startswith(("must", "is")) else f"must {words}"
+    if isinstance(given := fault["input"], int | float):
+        words += f", not {given}"
+    return path[:80], words
+
+
+def _value(name: str, array: "np.ndarray[Any, Any]") -> Any:
+    """Return the value in a tensor, of shape `[1]` or, of a list, `[-1]`."""
+    tensor, values = tensors()[name], array.ravel().tolist()
+    if tensor.datatype == "BYTES":
+        try:
+            values = [value.decode() for value in values]
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{name} is not UTF-8", "Encode it as UTF-8.") from error
+    if tensor.is_list:
+        return values
+    if len(values) != 1:
+        raise RequestError(f"{name} has {len(values)} elements", "Send one.")
+    if not tensor.is_json or values[0] in TOOL_CHOICES:
+        return values[0]
+    try:
+        return parse_json(values[0])
+    except ValueError as error:
+        raise RequestError(f"{name} is not JSON ({error})", "Send it as a JSON string.") from error
+
+
+def encode(name: str, value: Any) -> tuple[str, list[int], bytes]:
+    """Return the data type, shape and bytes of the tensor that holds a field's value."""
+    tensor = tensors()[name]
+    if tensor.is_json and value not in TOOL_CHOICES:
+        value = json.dumps(value, ensure_ascii=False)
+    values = value if tensor.is_list else [value]
+    if tensor.datatype == "BYTES":
+        texts = [text.encode() for text in values]
+        content = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    else:
+        dtype = {"BOOL": "?", "INT32": "<i4", "UINT64": "<u8", "FP32": "<f4"}[tensor.datatype]
+        content = np.array(values, dtype).tobytes()
+    return tensor.datatype, [len(values)], content

@@ -1,0 +1,25 @@
+"""The HTTP application: OpenAI's API, Triton's, the metrics and the page, on one port."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from dflash_trt.serving.ports import Ports
+from dflash_trt.serving.security import Security
+
+LISTENING = "listening"  # what the process prints when it serves
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `serve` writes to the standard input of the application's process."""
+
+    listener: int  # file descriptor of the listening socket
+    directory: Path  # the build
+    triton: Ports  # where Triton listens
+    security: Security
+    page: bool = True
+
+
+codec = TypeAdapter(Settings)

@@ -1,0 +1,98 @@
+"""`python -m dflash_trt.serving.app`: the process of the application, which `serve` starts.
+
+Its standard input: the settings, then a line for each change of state: `ready`, `unready`, or
+`drain SECONDS`.
+"""
+
+import asyncio
+import logging
+import socket
+import sys
+from contextlib import AsyncExitStack
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from dflash_trt.serving import tracing
+from dflash_trt.serving.app import LISTENING, Settings, codec
+from dflash_trt.serving.app.guard import Guard, State, connection_limit
+from dflash_trt.serving.app.openai import create_app, read_served
+from dflash_trt.serving.app.triton import TritonProxy
+from dflash_trt.serving.client import AsyncClient
+from dflash_trt.serving.log import configure
+from dflash_trt.serving.ports import LOOPBACK
+
+KEEP_ALIVE = 60  # seconds without a request
+GRACE = 2  # seconds for answers that are about to end
+
+
+async def run() -> None:
+    """Serve until the standard input ends or all is drained."""
+    configure()
+    logging.getLogger("uvicorn.error").setLevel("ERROR")
+    commands = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(commands), sys.stdin
+    )
+    settings = codec.validate_json(await commands.readline())
+    async with AsyncExitStack() as stack:
+        state = State()
+        server = await _server(settings, state, stack)
+        serving = asyncio.create_task(server.serve([socket.socket(fileno=settings.listener)]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        print(LISTENING, flush=True)
+        reading = asyncio.create_task(_read_commands(commands, state))
+        ending = asyncio.create_task(state.drained.wait())
+        await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+        state.end()
+        server.should_exit = True
+        await serving
+        reading.cancel()
+        ending.cancel()
+
+
+async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uvicorn.Server:
+    security = settings.security
+    proxy = await stack.enter_async_context(TritonProxy(settings.triton, security))
+    client = await stack.enter_async_context(
+        AsyncClient(
+            f"{LOOPBACK}:{settings.triton.grpc}",
+            tls=security.client_tls(),
+            headers=security.grpc_headers,
+        )
+    )
+    app = create_app(read_served(settings, client), proxy)
+
+    async def by_path(scope: Scope, receive: Receive, send: Send) -> None:
+        is_triton = scope["path"] == "/v2" or scope["path"].startswith("/v2/")
+        await (proxy if is_triton else app)(scope, receive, send)
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            tracing.instrument(Guard(by_path, state, security.key)),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # a client is its connection's address
+            server_header=False,
+            limit_concurrency=connection_limit(),
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=GRACE,
+        )
+    )
+
+
+async def _read_commands(commands: asyncio.StreamReader, state: State) -> None:
+    """Follow `serve` until it closes the pipe or has died."""
+    while words := (await commands.readline()).split():
+        if words[0] == b"drain":
+            state.drain(float(words[1]))
+        else:
+            state.ready = words[0] == b"ready"
+    state.drain(GRACE)
+
+
+asyncio.run(run())

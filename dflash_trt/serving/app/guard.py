@@ -1,0 +1,249 @@
+"""ASGI middleware: keys, limits of bodies, clients that leave, draining, the access log."""
+
+import asyncio
+import json
+import logging
+import resource
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dflash_trt.serving.app.failures import Failure
+from dflash_trt.serving.app.page import OPEN
+from dflash_trt.serving.request_id import HEADER, current, request_id
+from dflash_trt.serving.security import KEY_HEADER
+
+BODY_LIMIT = 2_000_000  # bytes; Triton 2.51 survived 6 MB, sent in one piece
+BODY_TIME = 10.0  # seconds in which a body must be here
+BUFFER_LIMIT = 256_000_000  # bytes of all bodies at the same time
+RESERVED_FILES = 128  # file descriptors for other things than connections
+MAX_CONNECTIONS = 4000
+
+NOT_READY = "The server is not ready. Try again later."
+STOPPING = "The server is stopping. Try again later."
+FULL = "The server is full. Try again later."
+FAILED = "The server failed. Its log says why."
+KEY_MISSING = "The API key is missing or wrong."
+HEALTH = ("/health", "/v2/health/ready")
+OPEN_PATHS = {*OPEN, *HEALTH, "/v2/health/live", "/metrics"}
+PROBES = ("/health", "/live", "/ready", "/metrics")  # asked every few seconds: logged if they fail
+GONE = 499  # in the log: the client left before its answer was complete
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("dflash_trt.access")
+
+
+def connection_limit() -> int:
+    """Return how many connections may be open; each may take a file descriptor to Triton, too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(8, min(MAX_CONNECTIONS, (soft - RESERVED_FILES) // 2))
+
+
+@dataclass
+class State:
+    """Whether requests are taken, and those that are running."""
+
+    ready: bool = False
+    draining: bool = False
+    running: set["asyncio.Task[None]"] = field(default_factory=set)
+    buffered: int = 0  # bytes of bodies
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def refusal(self) -> str:
+        """Why no request is taken now; empty when they are."""
+        return STOPPING if self.draining else "" if self.ready else NOT_READY
+
+    def drain(self, seconds: float) -> None:
+        """Refuse new requests; set `drained` when none runs, or after the time."""
+        self.draining = True
+        asyncio.get_running_loop().call_later(seconds, self.drained.set)
+        self._look()
+
+    def leave(self, task: "asyncio.Task[None]") -> None:
+        self.running.discard(task)
+        self._look()
+
+    def end(self) -> None:
+        """End running requests, with an error to their clients."""
+        self.draining = True
+        for task in self.running:
+            task.cancel()
+
+    def _look(self) -> None:
+        if self.draining and not self.running:
+            self.drained.set()
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Reads whole bodies, and cancels a request whose client has gone. key: None: no key."""
+
+    app: ASGIApp
+    state: State
+    key: str | None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+        request = HTTPConnection(scope)
+        current.set(request_id(request.headers.get(HEADER)))
+        answer = _Answer(send, self.state)
+        try:
+            refusal = self._refusal(request)
+            if refusal is None:
+                await self._answer(scope, receive, answer)
+            else:
+                await refusal(scope, receive, answer.send)
+        finally:
+            _log_access(scope, answer, time.monotonic() - began)
+
+    def _refusal(self, request: HTTPConnection) -> Response | None:
+        """A response that refuses a request before its body is read."""
+        path, method = request.scope["path"], request.scope["method"]
+        if path in HEALTH and self.state.refusal:
+            status = 503 if path == "/health" else 400  # as Triton does
+            return Response(status_code=status)
+        if path in OPEN_PATHS or (method == "GET" and path.startswith("/v2")):
+            return None
+        if self.key and not self._has_key(request):
+            return _refuse(path, 401, KEY_MISSING)
+        if request.headers.get("content-encoding", "identity") != "identity":
+            return _refuse(path, 415, "A compressed body is not taken. Send it as it is.")
+        return _refuse(path, 503, self.state.refusal) if self.state.refusal else None
+
+    def _has_key(self, request: HTTPConnection) -> bool:
+        assert self.key
+        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            shown = request.headers.get(KEY_HEADER, "")
+        return secrets.compare_digest(shown.strip().encode(), self.key.encode())
+
+    async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIME):
+                problem = await self._read(receive, body)
+        except TimeoutError:
+            problem = 408, f"The body was not here within {BODY_TIME:.0f} s."
+        try:
+            if problem is None:
+                problem = await self._run(scope, receive, bytes(body), answer)
+            if problem is not None:
+                await _fail(scope, receive, answer, *problem)
+        finally:
+            self.state.buffered -= len(body)
+
+    async def _read(self, receive: Receive, body: bytearray) -> tuple[int, str] | None:
+        """Fill `body`; return status and message if something is wrong with it."""
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return 400, "The client has gone."  # nobody reads it
+            body += message["body"]
+            self.state.buffered += len(message["body"])
+            if len(body) > BODY_LIMIT:
+                return 413, f"The body has more than {BODY_LIMIT} bytes."
+            if self.state.buffered > BUFFER_LIMIT:
+                return 503, FULL
+            more = message["more_body"]
+        return None
+
+    async def _run(
+        self, scope: Scope, receive: Receive, body: bytes, answer: "_Answer"
+    ) -> tuple[int, str] | None:
+        """Run the application until it ends, the client has gone or the process stops."""
+        given = [{"type": "http.request", "body": body, "more_body": False}]
+        task = asyncio.current_task()
+        assert task is not None
+
+        async def replay() -> Message:
+            if given:
+                return given.pop()
+            await asyncio.Event().wait()  # `watch` sees when the client has gone
+            raise AssertionError
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if not answer.complete:
+                task.cancel()
+
+        watching = asyncio.create_task(watch())
+        self.state.running.add(task)
+        try:
+            await self.app(scope, replay, answer.send)
+        except asyncio.CancelledError:
+            return 503, STOPPING
+        except Exception:
+            log.exception("a request failed")
+            return 500, FAILED
+        finally:
+            watching.cancel()
+            self.state.leave(task)
+        return None
+
+
+class _Answer:
+    """How far an answer has come."""
+
+    def __init__(self, send: Send, state: State) -> None:
+        self._send = send
+        self._state = state
+        self.started = self.streams = self.complete = False
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = dict(message["headers"])
+            self.streams = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+            self.status = message["status"]
+            added = [(HEADER.encode(), current.get().encode())]
+            if self._state.draining:
+                added.append((b"connection", b"close"))
+            message = {**message, "headers": [*message["headers"], *added]}
+        await self._send(message)
+        self.started = True
+        self.complete = message["type"] == "http.response.body" and not message.get("more_body")
+
+
+async def _fail(scope: Scope, receive: Receive, answer: _Answer, status: int, message: str) -> None:
+    if not answer.started:
+        response = _refuse(scope["path"], status, message)
+        if status == 408:  # the rest would be waited for
+            response.headers["Connection"] = "close"
+        await response(scope, receive, answer.send)
+    elif answer.streams and not answer.complete:
+        event = f"data: {json.dumps(_body(scope['path'], status, message))}\n\n"
+        await answer.send({"type": "http.response.body", "body": event.encode()})
+    # the connection is closed where an answer is not complete
+
+
+def _body(path: str, status: int, message: str) -> dict[str, object]:
+    """An error as the API at this path words it: Triton's or OpenAI's."""
+    return {"error": message} if path.startswith("/v2") else Failure(status, message).body()
+
+
+def _refuse(path: str, status: int, message: str) -> Response:
+    headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status)
+    return JSONResponse(_body(path, status, message), status, headers)
+
+
+def _log_access(scope: Scope, answer: _Answer, seconds: float) -> None:
+    method, path = scope["method"], scope["raw_path"].decode("latin-1")[:200]
+    status = answer.status if answer.complete else GONE
+    if status == 200 and path.endswith(PROBES):
+        return
+    fields = {
+        "method": method,
+        "path": path,
+        "status": status,
+        "ms": round(seconds * 1000, 1),
+        "client": scope["client"][0],
+    }
+    line = f"{method} {path} {status} {fields['ms']} ms"
+    access.info("%s", line, extra={"fields": fields})

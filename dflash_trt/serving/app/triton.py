@@ -1,0 +1,156 @@
+"""Triton's own HTTP, which listens on loopback: public models, health, metadata and metrics.
+
+A body is sent on as it came, in one piece, after a look at what Triton 2.51 would not survive:
+deep nesting, and shapes of more elements than the body can hold.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from dflash_trt.errors import RequestError
+from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
+from dflash_trt.serving.ports import LOOPBACK, Ports
+from dflash_trt.serving.request_id import CONTEXT, HEADER, current
+from dflash_trt.serving.security import Security
+
+MODEL = r"/v2/models/(?:dflash|dflash_infer)(?:/versions/[0-9]{1,9})?"
+ROUTES = {
+    "GET": re.compile(rf"/v2/?|/v2/health/(?:live|ready)|{MODEL}(?:/(?:ready|config|stats))?"),
+    "POST": re.compile(rf"{MODEL}/(infer|generate|generate_stream)"),
+}
+JSON_SIZE = "inference-header-content-length"
+PASSED_ON = ("content-type", JSON_SIZE, *CONTEXT)
+PASSED_BACK = ("content-type", "content-length", JSON_SIZE)
+CONNECT_TIME = 5.0  # seconds
+UNPARSED = b'{"error":"Unable to parse '
+
+
+class TritonProxy:
+    """An ASGI application; an async context manager while its connections are open."""
+
+    def __init__(self, triton: Ports, security: Security) -> None:
+        self._metrics_url = f"http://{LOOPBACK}:{triton.metrics}/metrics"
+        self._client_key = security.client_key
+        self._http = httpx.AsyncClient(
+            base_url=f"http://{LOOPBACK}:{triton.http}",
+            headers={**security.http_headers, "accept-encoding": "identity"},
+            timeout=httpx.Timeout(None, connect=CONNECT_TIME),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            trust_env=False,  # no proxy
+        )
+
+    async def __aenter__(self) -> "TritonProxy":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def metrics(self) -> str | None:
+        """Return the metrics page; None when Triton does not answer."""
+        try:
+            response = await self._http.get(self._metrics_url)
+        except httpx.HTTPError:
+            return None
+        return response.text if response.status_code == 200 else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        path, method = scope["raw_path"].decode("latin-1"), request.method
+        known = [name for name, paths in ROUTES.items() if paths.fullmatch(path)]
+        if method not in known:
+            status = 405 if known else 404
+            headers = {"Allow": ", ".join(known)} if known else None
+            response: Response = JSONResponse({"error": "Not Found"}, status, headers)
+            return await response(scope, receive, send)
+        body = await request.body()
+        try:
+            if method == "POST":
+                body = self._checked(request, path, body)
+        except RequestError as error:
+            return await JSONResponse({"error": str(error)}, 400)(scope, receive, send)
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        headers |= self._caller(scope)
+        try:
+            sent = self._http.build_request(method, path, content=body, headers=headers)
+            answer = await self._http.send(sent, stream=True)
+        except httpx.HTTPError:
+            response = JSONResponse({"error": "The server does not answer. Try again later."}, 503)
+            return await response(scope, receive, send)
+        try:
+            await _pass_back(answer, send)
+        finally:
+            await answer.aclose()
+
+    def _caller(self, scope: Scope) -> dict[str, str]:
+        """Who asks: request parameters, which Triton 2.51 makes of the headers of `infer` alone."""
+        host = scope["client"][0] if scope["client"] else ""
+        return {HEADER: current.get(), CLIENT: host, CLIENT_KEY: self._client_key}
+
+    def _checked(self, request: Request, path: str, body: bytes) -> bytes:
+        """Return the body to send; RequestError for one that Triton should not see."""
+        given = request.headers.get(JSON_SIZE)
+        size = int(given) if given and given.isdecimal() else len(body)
+        if size > len(body) or (given and not given.isdecimal()):
+            raise RequestError(
+                "Inference-Header-Content-Length is not the size of the JSON in the body",
+                "Give its number of bytes",
+            )
+        document = check_json(body[:size], len(body))
+        if path.endswith("/infer"):
+            return body
+        begin = json.dumps(self._caller(request.scope)).encode()[:-1]
+        return begin + (b"," if document else b"") + body.lstrip()[1:]
+
+
+async def _pass_back(answer: httpx.Response, send: Send) -> None:
+    status, whole = answer.status_code, b""
+    if status == 500:
+        whole = await answer.aread()
+        status = 400 if whole.startswith(UNPARSED) else 500  # the request is wrong, not Triton
+    headers = [
+        (name.encode(), answer.headers[name].encode())
+        for name in PASSED_BACK
+        if name in answer.headers
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    if whole:
+        return await send({"type": "http.response.body", "body": whole})
+    async for chunk in answer.aiter_raw():
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def check_json(text: bytes, most: int) -> dict[str, Any]:
+    """Return the JSON object; RequestError for one that is none, too deep, or whose shapes ask for
+    more than `most` elements (Triton 2.51 allocates them before it looks at the data)."""
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        for name, value in found:
+            if name == "shape" and not _fits(value, most):
+                raise RequestError(
+                    f"the shape {str(value)[:40]} is not what its data hold", "Correct it"
+                )
+        return dict(found)
+
+    try:
+        document = json.loads(text.decode(), object_pairs_hook=pairs)
+    except RecursionError:
+        raise RequestError("the body is nested too deeply", "Send a flatter one") from None
+    except ValueError as error:  # no UTF-8 or no JSON
+        raise RequestError("the body is not JSON", f"Correct it: {error}") from None
+    if not isinstance(document, dict):
+        raise RequestError("the body is not a JSON object", "Send one")
+    return document
+
+
+def _fits(shape: Any, most: int) -> bool:
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        return False
+    return len(shape) <= 8 and math.prod(shape) <= most

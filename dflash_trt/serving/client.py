@@ -1,0 +1,421 @@
+"""Call the public model over gRPC: `Client`, `AsyncClient`, or `stream` for a single request.
+
+Other programs use `tritonclient` or `openai` (docs/serving.md); this is what `generate`, the
+application and the tests call.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import numpy as np
+from pydantic import ValidationError
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
+
+from dflash_trt.build.settings import CODED_ERRORS
+from dflash_trt.decoding.speculation import SOURCES
+from dflash_trt.errors import (
+    DeadlineError,
+    DflashError,
+    RequestError,
+    ServerError,
+    UnavailableError,
+)
+from dflash_trt.prompts import AnyPrompt
+from dflash_trt.request_schema import GenerateRequest, encode, first_fault
+
+MODEL = "dflash"
+TIMEOUT = 600.0  # seconds, when a request does not say
+MAX_TIMEOUT = 1e9  # seconds; Triton counts microseconds
+GRACE = 2.0  # seconds that the server has, after the deadline, to say that it was met
+CODES = ("INVALID_ARG", "UNAVAILABLE", "INTERNAL", "CANCELLED")  # of the model's errors
+# what Triton says of a model whose process died, and while it is loaded again
+RESTARTING = ("is not healthy", "has no available versions", "is not at ready state")
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # else a channel that failed once answers from memory for a second and longer
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # its name for the time that a connection may take: 100 ms were too few where a machine is busy
+    ("grpc.min_reconnect_backoff_ms", 10_000),
+]
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files; without a root certificate those of the system are trusted.
+
+    server_name: what the server's certificate must name; None: the address's host.
+    """
+
+    root_certificate: Path | str | None = None
+    client_key: Path | str | None = None
+    client_certificate: Path | str | None = None
+    server_name: str | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises ServerError when a file cannot be read."""
+        files = (self.root_certificate, self.client_key, self.client_certificate)
+        try:
+            contents = (file and Path(file).read_bytes() for file in files)
+            return grpc.ssl_channel_credentials(*contents)
+        except OSError as error:
+            raise ServerError(
+                f"cannot read {error.filename}: {error.strerror}", "Give a readable PEM file"
+            ) from error
+
+
+@dataclass
+class Summary:
+    """The totals of a choice, known when it ends."""
+
+    finish_reason: str  # "stop", "length", "cancelled" or "error"
+    prompt_tokens: int
+    completion_tokens: int
+    rounds: int
+    drafted: int  # draft tokens proposed
+    accepted: int  # draft tokens accepted
+    acceptance_length: float  # tau: tokens committed per round
+    seconds: float  # from sending the request to this choice's last chunk
+    time_to_first_token: float = 0.0  # seconds, by the server's clock
+    cached_tokens: int = 0  # of the prompt's, reused from an earlier text
+
+
+@dataclass
+class Chunk:
+    """A piece of one choice; `final` is set in its last one."""
+
+    text: str
+    token_ids: list[int]
+    round_tokens: list[int]  # tokens that each round committed; the first token is prefill's
+    final: Summary | None
+    index: int = 0  # of the choice
+    token_sources: list[str] = field(default_factory=list)  # as in `SOURCES`
+    logprobs: list[float] = field(default_factory=list)  # one a token, when asked for
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)  # by token id
+    prompt_tokens: int = 0
+    completion_tokens: int = 0  # of this choice so far
+    drafting: list[dict[str, Any]] = field(default_factory=list)  # rounds, with include_drafting
+    thinking: bool = False  # its text begins with a thought, which the chat template began
+
+    @property
+    def summary(self) -> Summary:
+        """`final`, of a whole answer."""
+        assert self.final is not None
+        return self.final
+
+
+@dataclass
+class Completion:
+    """All answers to one request, in the order of their index."""
+
+    choices: list[Chunk]
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text
+
+
+LISTS = ("token_ids", "round_tokens", "token_sources", "logprobs", "top_logprobs", "drafting")
+# those that are output tensors
+TOTALS = [each.name for each in fields(Summary) if each.name not in ("finish_reason", "seconds")]
+
+
+class _Call:
+    """One request and its answer."""
+
+    def __init__(self, address: str, prompt: AnyPrompt, stream: bool, options: Mapping[str, Any]):
+        """options: fields of `GenerateRequest`, `timeout` (seconds) and `parameters` (Triton's).
+
+        Raises RequestError for an option that is unknown or has a wrong value.
+        """
+        values = {name: value for name, value in options.items() if value is not None}
+        self.timeout = float(values.pop("timeout", TIMEOUT))
+        if not 0 < self.timeout < MAX_TIMEOUT:
+            raise RequestError(f"timeout is {self.timeout}", "Give seconds, more than 0")
+        parameters = values.pop("parameters", {})
+        source = "messages"
+        if isinstance(prompt, str):
+            source = "text_input"
+        elif prompt and isinstance(prompt[0], int):
+            source = "input_ids"
+        values |= {source: prompt if isinstance(prompt, str) else list(prompt), "stream": stream}
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        try:
+            GenerateRequest.model_validate(values)
+        except ValidationError as error:
+            name, problem = first_fault(error.errors())
+            raise RequestError(f"{name} {problem}", "Correct it") from None
+        self.request = service_pb2.ModelInferRequest(model_name=MODEL)
+        for name, value in values.items():
+            try:
+                datatype, shape, content = encode(name, value)
+            except (OverflowError, ValueError) as error:
+                raise RequestError(f"{name} is not acceptable: {error}", "Correct it") from error
+            self.request.inputs.add(name=name, datatype=datatype, shape=shape)
+            self.request.raw_input_contents.append(content)
+        self.request.parameters[CODED_ERRORS].bool_param = True
+        self.request.parameters["timeout"].int64_param = max(1, round(self.timeout * 1e6))
+        for name, value in parameters.items():
+            self.request.parameters[name].string_param = value
+        self._address = address
+        self._open = values.get("n", 1)  # choices that have not ended
+        self._start = time.monotonic()
+
+    def read(self, response: service_pb2.ModelStreamInferResponse) -> list[Chunk]:
+        """Return the chunks of a response; raises what an error in it means."""
+        if response.error_message:
+            raise explain(*split_error(response.error_message), self._address)
+        chunks = to_chunks(response.infer_response, self._start)
+        self._open -= sum(chunk.final is not None for chunk in chunks)
+        return chunks
+
+    def end(self) -> None:
+        """Raises ServerError when the stream is over before every choice is."""
+        if self._open > 0:
+            raise ServerError(
+                f"the server at {self._address} ended the answer before its end", "Look at its log"
+            )
+
+    def failure(self, error: grpc.RpcError) -> DflashError:
+        return explain(error.code().name, error.details() or "", self._address)
+
+
+class _Connection:
+    """url: HOST:PORT of the server's gRPC port; headers: sent with every request."""
+
+    _grpc: Any
+
+    def __init__(
+        self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        if url.startswith(("http://", "https://")):
+            raise RequestError(
+                f"{url} is an address for HTTP, and requests go over gRPC",
+                "Give HOST:PORT of the server's gRPC port, such as 127.0.0.1:8001",
+            )
+        self._address = url.removeprefix("grpc://")
+        self._metadata = [(name.lower(), value) for name, value in (headers or {}).items()]
+        self._channel = open_channel(self._grpc, self._address, tls)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def _call(self, call: _Call) -> Any:
+        timeout = call.timeout + GRACE
+        return self._stub.ModelStreamInfer(
+            iter([call.request]), metadata=self._metadata, timeout=timeout
+        )
+
+
+class Client(_Connection):
+    """A connection to a server; any number of threads may use it at the same time.
+
+    Both calls raise RequestError when the server refuses the request, UnavailableError when it
+    cannot be reached or takes no requests now, DeadlineError when `timeout` has passed without an
+    answer, and ServerError when it fails.
+    """
+
+    _grpc = grpc
+
+    def generate(self, prompt: AnyPrompt, **options: Any) -> Completion:
+        """Return the whole answer; its finish_reason is "cancelled" if it ran out of time."""
+        return to_completion(self._chunks(prompt, False, options))
+
+    def stream(self, prompt: AnyPrompt, **options: Any) -> Generator[Chunk, None, None]:
+        """Yield the answer as it comes; closing the iterator cancels the request."""
+        return self._chunks(prompt, True, options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def _chunks(
+        self, prompt: AnyPrompt, stream: bool, options: Mapping[str, Any]
+    ) -> Generator[Chunk, None, None]:
+        call = _Call(self._address, prompt, stream, options)
+        responses = self._call(call)
+        try:
+            for response in responses:
+                yield from call.read(response)
+            call.end()
+        except grpc.RpcError as error:
+            raise call.failure(error) from None
+        finally:
+            responses.cancel()
+
+
+class AsyncClient(_Connection):
+    """See `Client`. Make it inside the event loop that uses it."""
+
+    _grpc = grpc.aio
+
+    async def generate(self, prompt: AnyPrompt, **options: Any) -> Completion:
+        """Return the whole answer; cancelling the task cancels the request."""
+        return to_completion([chunk async for chunk in self._chunks(prompt, False, options)])
+
+    def stream(self, prompt: AnyPrompt, **options: Any) -> AsyncGenerator[Chunk, None]:
+        """Yield the answer; closing the iterator, or cancelling its task, cancels the request."""
+        return self._chunks(prompt, True, options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def _chunks(
+        self, prompt: AnyPrompt, stream: bool, options: Mapping[str, Any]
+    ) -> AsyncGenerator[Chunk, None]:
+        call = _Call(self._address, prompt, stream, options)
+        responses = self._call(call)
+        try:
+            async for response in responses:
+                for chunk in call.read(response):
+                    yield chunk
+            call.end()
+        except grpc.RpcError as error:
+            raise call.failure(error) from None
+        finally:
+            responses.cancel()
+
+
+def stream(url: str, prompt: AnyPrompt, **options: Any) -> Generator[Chunk, None, None]:
+    """Yield from `Client.stream` with a connection of its own, for a single request."""
+    with Client(url) as client:
+        yield from client.stream(prompt, **options)
+
+
+def open_channel(transport: Any, address: str, tls: Tls | None) -> Any:
+    """Return a channel of `transport`, which is `grpc` or `grpc.aio`."""
+    if tls is None:
+        return transport.insecure_channel(address, CHANNEL_OPTIONS)
+    name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+    return transport.secure_channel(address, tls.credentials(), [*CHANNEL_OPTIONS, *name])
+
+
+def to_completion(chunks: Iterable[Chunk]) -> Completion:
+    """Return the chunks of all choices, in the order they came, put together."""
+    choices: dict[int, Chunk] = {}
+    for chunk in chunks:
+        choice = choices.setdefault(chunk.index, Chunk("", [], [], None, chunk.index))
+        choice.text += chunk.text
+        for name in LISTS:
+            getattr(choice, name).extend(getattr(chunk, name))
+        choice.final, choice.prompt_tokens = chunk.final, chunk.prompt_tokens
+        choice.completion_tokens = chunk.completion_tokens
+        choice.thinking = chunk.thinking
+    return Completion([choices[index] for index in sorted(choices)])
+
+
+def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Chunk]:
+    """Return one chunk a choice of a response; start: `time.monotonic()` of its request."""
+    values = {
+        output.name: read_tensor(output, content)
+        for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+    tokens = _by_choice(values["token_ids"], values["completion_tokens"])
+    rounds = _by_choice(values["round_tokens"], values["rounds"])
+    reports = values.get("drafting_rounds", np.array([]))
+    # beside the others the prefill, which brings the first token
+    drafting = _by_choice(reports, values["rounds"] + (values["completion_tokens"] > 0))
+    sources = [SOURCES[source] for source in values["token_sources"].tolist()]
+    logprobs = values["token_logprobs"].tolist()
+    pairs = zip(values["top_token_ids"].tolist(), values["top_logprobs"].tolist(), strict=True)
+    tops = [dict(zip(ids, probs, strict=True)) for ids, probs in pairs]
+    chunks = []
+    for k, reason in enumerate(values["finish_reason"].tolist()):
+        summary = Summary(
+            finish_reason=reason.decode(),
+            seconds=time.monotonic() - start,
+            # one for all choices, or one for each
+            **{name: values[name][k % len(values[name])].item() for name in TOTALS},
+        )
+        chunk = Chunk(
+            text=values["text_output"][k].decode(),
+            token_ids=values["token_ids"][tokens[k]].tolist(),
+            round_tokens=values["round_tokens"][rounds[k]].tolist(),
+            final=summary if reason else None,
+            index=int(values["index"][k]),
+            token_sources=sources[tokens[k]],
+            logprobs=logprobs[tokens[k]],
+            top_logprobs=tops[tokens[k]],
+            prompt_tokens=summary.prompt_tokens,
+            completion_tokens=summary.completion_tokens,
+            drafting=[json.loads(each) for each in reports[drafting[k]]],
+            thinking=bool(values["thinking"][0]),
+        )
+        chunks.append(chunk)
+    return chunks
+
+
+def read_tensor(output: Any, content: bytes) -> "np.ndarray[Any, Any]":
+    """Return an output tensor of a response as an array, of BYTES as one of bytes objects."""
+    array: np.ndarray[Any, Any]
+    if output.datatype == "BYTES":
+        array = deserialize_bytes_tensor(content)
+    else:
+        array = np.frombuffer(content, triton_to_np_dtype(output.datatype))
+    return array.reshape(tuple(output.shape))
+
+
+def split_error(message: str) -> tuple[str, str]:
+    """Return the code and the message of an error in a stream; Triton's own have no code.
+
+    A gRPC status would be the way, but a client that asks for it (`triton_grpc_error`) brings
+    Triton 2.51 down: a segmentation fault about every 500 errors.
+    """
+    code, colon, rest = message.partition(": ")
+    return (code, rest) if colon and code in CODES else ("INTERNAL", message)
+
+
+def explain(code: str, message: str, address: str) -> DflashError:
+    """Return what an error means to a user; `code` is Triton's or gRPC's name of it."""
+    problem, _, fix = message.partition(". ")  # as DflashError writes them
+    if code in ("INVALID_ARG", "INVALID_ARGUMENT"):
+        return RequestError(problem, fix)
+    if code == "DEADLINE_EXCEEDED":
+        return DeadlineError(
+            f"the server at {address} did not answer in time", "Give a longer timeout"
+        )
+    if any(words in message for words in RESTARTING):
+        return UnavailableError(f"a model of the server at {address} is down", "Try again later")
+    if "unknown model" in message:
+        return ServerError(
+            f"the server at {address} does not serve the model {MODEL!r}",
+            "Give it a directory that `dflash-trt build` made: dflash-trt serve DIR",
+        )
+    if code == "UNAVAILABLE" and "restricted" in message:
+        return ServerError(
+            f"the server at {address} refused the request: {message}",
+            "Give the client that header and its key",
+        )
+    if code == "UNAVAILABLE" and fix:
+        return UnavailableError(problem, fix)
+    if code == "UNAVAILABLE":
+        reason = message.splitlines()[0] if message else "no reason given"
+        return UnavailableError(
+            f"there is no server at {address} ({reason})",
+            "Start one with `dflash-trt serve DIR`, or give the address of its gRPC port",
+        )
+    return ServerError(f"the server at {address} failed: {problem}", fix or "Look at its log")
+
+
+def _by_choice(array: "np.ndarray[Any, Any]", totals: "np.ndarray[Any, Any]") -> list[slice]:
+    """Return which of the concatenated items belong to which choice.
+
+    A response of one choice holds new items, of which `totals` counts more than these; one of
+    several is the whole answer, where each may have the prompt's tokens before its own.
+    """
+    if len(totals) == 1:
+        return [slice(0, len(array))]
+    prompt = (len(array) - int(totals.sum())) // len(totals)
+    ends = [0, *itertools.accumulate(prompt + total for total in totals.tolist())]
+    return [slice(*pair) for pair in itertools.pairwise(ends)]

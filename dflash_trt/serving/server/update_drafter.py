@@ -1,0 +1,204 @@
+"""Another drafter in place of the one that is served, under load: `dflash-trt update-drafter`.
+
+Triton loads the next `draft` beside the old one, which then ends. A drafter decides how fast a text
+comes, not which: so it is measured in place, and the old one is put back if it is worse.
+The command reaches the `serve` of the same user by an abstract Unix socket named after the HTTP
+port, of which nothing is left when `serve` is killed. Either end asks who the other is.
+"""
+
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_trt.build import Manifest, read_manifest
+from dflash_trt.build.signing import check_signed
+from dflash_trt.errors import DflashError, ServerError
+from dflash_trt.files import size_of
+from dflash_trt.machine import free_memory
+from dflash_trt.serving.server.process import DRAFTER, Server, find_repository
+from dflash_trt.serving.server.supervisor import Say
+
+if TYPE_CHECKING:
+    from dflash_trt.serving.server.run import Options
+
+# texts of several kinds: what a drafter is good at differs by them
+TEXTS = (
+    "def main():\n    ",
+    "import os\nimport sys\n\n",
+    "Once upon a time there was ",
+    "The capital of France is",
+    '{"name": "',
+    "1, 2, 3, 4, 5, 6, ",
+)
+TOKENS = 32  # of each
+TIMEOUT = 120.0  # seconds for each
+PAUSE = 0.2  # seconds before a server that does not answer is asked again
+CALL_TIME = 5.0  # seconds in which a call is made
+END_TIMEOUT = 5.0  # seconds until an update that is under way has ended, when `serve` stops
+DRAFTER_FILES = "engines/drafter/model."
+
+
+class Updates:
+    """Takes calls of `update_drafter`, one at a time, for the server of a `serve`."""
+
+    def __init__(self, server: Server, options: "Options", say: Say) -> None:
+        self._server, self._options, self._say = server, options, say
+        self._busy = threading.Lock()
+        self._manifest = read_manifest(server.repository.parent)
+        self._socket = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):  # another user took the name: nobody can call, and it serves
+            self._socket.bind(_name(options.http_port))
+            self._socket.listen()
+            threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more calls, and wait a moment for the one that runs."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+        self._socket.close()
+        self._busy.acquire(timeout=END_TIMEOUT)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=[connection], daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        def tell(line: str, kind: str = "say") -> None:
+            with suppress(OSError):  # nobody listens any more; the update goes on
+                connection.sendall(json.dumps({kind: line}).encode() + b"\n")
+
+        def say(line: str) -> None:
+            self._say(line)
+            tell(line)
+
+        with closing(connection), suppress(OSError, ValueError):
+            if not _is_ours(connection):
+                return
+            connection.settimeout(CALL_TIME)
+            with connection.makefile("rb") as file:
+                build, least = json.loads(file.readline())
+            if not self._busy.acquire(blocking=False):
+                return tell(json.dumps(["an update is under way", "Wait until it ends"]), "error")
+            try:
+                self._update(Path(build), least, say)
+            except DflashError as error:
+                self._say(f"update: failed, the old drafter serves on: {error}")
+                return tell(json.dumps([error.problem, error.fix]), "error")
+            finally:
+                self._busy.release()
+            tell("", "done")
+
+    def _update(self, build: Path, least: float, say: Say) -> None:
+        """Load the drafter of another build of the same target, or keep the old one."""
+        server, old = self._server, self._server.repository.parent
+        build = find_repository(build).parent
+        check_signed(build, self._options.check, self._options.signer)
+        manifest = read_manifest(build)
+        if not same_but_drafter(self._manifest, manifest):
+            raise ServerError(
+                f"{build} differs from {old} in more than the drafter's weights, or runs in one "
+                "process",
+                "Roll it out as a new server: docs/release.md",
+            )
+        need, free = size_of(build / "engines" / "drafter"), free_memory()
+        if need > free:
+            raise ServerError(
+                f"the drafter takes about {need / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
+                "are free",
+                "Give the machine more, or restart `serve` with the new build",
+            )
+        before, process = self._acceptance(), server.process
+        with server.reloading(DRAFTER):
+            server.load_drafter(build)
+            try:
+                after = self._acceptance()
+                say(f"update: {after:.2f} tokens a round, {before:.2f} before")
+                if after < least * before:
+                    raise ServerError(
+                        f"it commits {after:.2f} tokens a round, the running drafter {before:.2f}",
+                        "Serve a better one, or allow the fall with a lower --least-acceptance",
+                    )
+                if server.process is not process:  # the old drafter was started again
+                    raise ServerError("the server died meanwhile", "Try it again")
+            except ServerError:
+                server.load_drafter(old)
+                raise
+        self._manifest = manifest
+        server.repository = build / "model_repository"  # what a restart starts
+        say(f"update: the drafter of {build} serves")
+
+    def _acceptance(self) -> float:
+        """Return tokens a round over `TEXTS`, greedy, one after the other; ServerError without."""
+        server, rounds = self._server, 0
+        for text in TEXTS:
+            deadline = time.monotonic() + TIMEOUT
+            while (out := server.health.generate(text, TOKENS, TIMEOUT)) is None:
+                if time.monotonic() > deadline or server.ended() is not None:
+                    raise ServerError(
+                        "the server does not generate", f"Read the log: {server.log.path}"
+                    )
+                time.sleep(PAUSE)
+            rounds += out["rounds"][0]
+        return len(TEXTS) * (TOKENS - 1) / rounds  # the first token comes from prefill
+
+
+def same_but_drafter(old: Manifest, new: Manifest) -> bool:
+    """Return whether two builds differ in the drafter's weights alone, in a model of its own."""
+
+    def rest(manifest: Manifest) -> Manifest:
+        files = manifest["files"].items()
+        kept = {name: entry for name, entry in files if not name.startswith(DRAFTER_FILES)}
+        return {**kept, "bom.cdx.json": None, "name": manifest["name"]}
+
+    return old["config"]["serving"].get("mode") == "ensemble" and rest(old) == rest(new)
+
+
+def update_drafter(http_port: int, build: Path, least: float) -> Iterator[str]:
+    """Have the `serve` on this port take the drafter of a build; yield what it says of it.
+
+    least: share of the running drafter's tokens a round that is enough. ServerError where it fails.
+    """
+    nobody = ServerError(
+        f"no `dflash-trt serve` of yours has HTTP port {http_port}", "Give its port: --http-port"
+    )
+    with closing(socket.socket(socket.AF_UNIX)) as connection:
+        try:
+            connection.connect(_name(http_port))
+        except OSError:
+            raise nobody from None
+        if not _is_ours(connection):
+            raise nobody
+        connection.sendall(json.dumps([str(build.resolve()), least]).encode() + b"\n")
+        with connection.makefile("rb") as file:
+            for line in file:
+                [(kind, text)] = json.loads(line).items()
+                if kind == "done":
+                    return
+                if kind == "error":
+                    raise ServerError(*json.loads(text))
+                yield text
+    raise ServerError("`serve` ended before the update", "Start it with the build it is to serve")
+
+
+def _name(http_port: int) -> str:
+    return f"\0dflash-trt.{http_port}"
+
+
+def _is_ours(connection: socket.socket) -> Any:
+    """Return whether this user, or root, is at the other end."""
+    size = struct.calcsize("3i")  # process, user, group
+    _, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return user in (0, os.geteuid())
