@@ -53,7 +53,7 @@ clean:
 # torch on its own first: where pip knows a CPU build of it, the pinned version takes that one
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server,openai,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server,dev]'
 	touch $@
 
 .venv/.page: .venv/.dev

@@ -8,6 +8,7 @@ null or not sent has its default.
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,13 +53,14 @@ def _short(texts: list[str]) -> list[str]:
 # the string of an annotation is the tensor's data type
 Many = Annotated[list[T], FirstFault()]
 Text = Annotated[str, "BYTES"]
-Integer = Annotated[int, "INT32"]
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Integer = Annotated[Int32, "INT32"]
 Number = Annotated[float, Field(allow_inf_nan=False), "FP32"]
 Switch = Annotated[bool, "BOOL"]
 Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
 Words = Annotated[list[Word], FirstFault(), Field(max_length=64), "BYTES"]
 Texts = Annotated[list[str], FirstFault(), AfterValidator(_short), "BYTES"]
-Ids = Annotated[list[int], FirstFault(), "INT32"]
+Ids = Annotated[list[Int32], FirstFault(), "INT32"]
 Object = Annotated[dict[str, Any], JSON]
 Objects = Annotated[list[dict[str, Any]], FirstFault(), JSON]
 Biases = Annotated[
@@ -207,6 +209,21 @@ def check_names(names: Mapping[str, Any]) -> None:
         near = [each for each in tensors() if each.startswith(name)]
         near += difflib.get_close_matches(name[:40], tensors(), 1, 0)
         raise RequestError(f"{name[:40]!r} is no field of this request", f"Is it {near[0]}?")
+
+
+def check_json(name: str, value: Any) -> None:
+    """RequestError for a value that Triton's `generate` cannot put into the tensor."""
+    kind, words, low, high = {
+        "BYTES": (str, "a string", 0, 0),
+        "BOOL": (bool, "true or false", 0, 1),
+        "INT32": (int, "an integer of 32 bits", -(2**31), 2**31 - 1),
+        "UINT64": (int, "an integer from 0 on", 0, 2**64 - 1),
+        "FP32": (int | float, "a number", -math.inf, math.inf),
+    }[tensors()[name].datatype]
+    for each in value if isinstance(value, list) else [value]:
+        fits = isinstance(each, kind) and isinstance(each, bool) == (kind is bool)
+        if not fits or (kind is not str and not low <= each <= high):
+            raise RequestError(f"{name} is not {words}", "Correct it")
 
 
 def first_fault(faults: Sequence[Any]) -> tuple[str, str]:

@@ -157,7 +157,7 @@ class _Call:
         for name, value in values.items():
             try:
                 datatype, shape, content = encode(name, value)
-            except (OverflowError, ValueError) as error:
+            except (OverflowError, TypeError, ValueError) as error:
                 raise RequestError(f"{name} is not acceptable: {error}", "Correct it") from error
             self.request.inputs.add(name=name, datatype=datatype, shape=shape)
             self.request.raw_input_contents.append(content)

@@ -7,9 +7,10 @@ Set up by OpenTelemetry's variables (docs/serving.md). Where they name no endpoi
 import logging
 import os
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.serving.request_id import CONTEXT
 
@@ -33,12 +34,12 @@ def context() -> dict[str, str]:
     return _context.get({})
 
 
-def instrument(app: ASGIApp) -> ASGIApp:
+def instrument(app: "ASGIApp") -> "ASGIApp":
     """Return the application with a span for each request, and with `context` set."""
 
-    async def with_context(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(Headers(scope=scope)) if scope["type"] == "http" else {}
-        carrier = {name: headers[name] for name in CONTEXT if name in headers}
+    async def with_context(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
+        carrier = {name: headers[name].decode("latin-1") for name in CONTEXT if name in headers}
         if endpoint() is not None:
             from opentelemetry.propagate import inject  # noqa: PLC0415
 
@@ -49,7 +50,6 @@ def instrument(app: ASGIApp) -> ASGIApp:
     if endpoint() is None:
         return with_context
     try:
-        from opentelemetry import trace  # noqa: PLC0415
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
             OTLPSpanExporter,
         )
@@ -63,6 +63,9 @@ def instrument(app: ASGIApp) -> ASGIApp:
     name = os.environ.get("OTEL_SERVICE_NAME") or SERVICE
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
-    instrumented: ASGIApp = OpenTelemetryMiddleware(with_context, exclude_spans=["send", "receive"])
+    instrumented: ASGIApp = OpenTelemetryMiddleware(
+        with_context,
+        tracer_provider=provider,  # not set for all: libraries would add spans of their own
+        exclude_spans=["send", "receive"],
+    )
     return instrumented

@@ -19,9 +19,8 @@ import onnx
 import pytest
 from builds import build_pair
 from commands import run
-from dflash_trt.serving.server.reaper import processes_naming
 from exact import target_step
-from live import serving
+from live import serve_ports, serving
 from pairs import make_pair
 from pycode import ROOT, demo_config
 
@@ -36,7 +35,7 @@ from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import ConfigError, RankError, ServerError
 from dflash_trt.graphs.sharding import check_even
 from dflash_trt.serving.client import stream
-from dflash_trt.serving.ports import free_ports
+from dflash_trt.serving.server.process import processes_naming
 
 TEXT = list(range(40, 80))
 PROMPT = "def main():"
@@ -311,7 +310,7 @@ def test_the_server_on_two_ranks(tmp_path: Path) -> None:
         report = check_lossless(built / "engines", [ids], 32, Speculation(), lambda done: None)
         texts.append(report.outputs[0])
     assert texts[0] == texts[1]
-    ports = free_ports()
+    ports = serve_ports()
     url = f"127.0.0.1:{ports.grpc}"
     with serving(built, ports) as (process, _):
         assert process.stdout is not None

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from dflash_trt.serving.openai.page_routes import OPEN, router
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+
+from dflash_trt.serving.app.page import OPEN, router
 
 Json = dict[str, Any]
 MODEL = "stand-in"

@@ -16,20 +16,21 @@ from typing import Any
 
 import grpc
 import numpy as np
-from dflash_trt.request_fields import DATATYPES, FIELDS
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import serialize_byte_tensor
 
 from dflash_trt.build.repository import read_config, templates
-from dflash_trt.serving.request_id import HEADER
+from dflash_trt.request_schema import tensors
+from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
+from dflash_trt.serving.request_id import CONTEXT, HEADER
 
 OUTPUTS = {
     each.name: DataType.Name(each.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
     for each in read_config(templates() / "dflash" / "config.pbtxt").output
 }
 PARAMETERS = {"timeout", "coded_errors"}
-MAY_HAVE = {"client", "client_key", HEADER}
+MAY_HAVE = {CLIENT, CLIENT_KEY, HEADER, *CONTEXT}
 
 Inputs = dict[str, Any]
 Answer = Callable[[Inputs, "Call"], Iterator[service_pb2.ModelStreamInferResponse]]
@@ -187,11 +188,11 @@ def _inputs(request: service_pb2.ModelInferRequest) -> Inputs:
     )
     result = InferResult(response)
     for each in request.inputs:
-        assert DATATYPES.get(each.name) == each.datatype, each.name
+        assert tensors()[each.name].datatype == each.datatype, each.name
         array = result.as_numpy(each.name)
         assert array.ndim == 1
         values = [v.decode() if isinstance(v, bytes) else v for v in array.tolist()]
-        assert FIELDS[each.name].is_list or len(values) == 1, each.name
-        found[each.name] = values if FIELDS[each.name].is_list else values[0]
+        assert tensors()[each.name].is_list or len(values) == 1, each.name
+        found[each.name] = values if tensors()[each.name].is_list else values[0]
     assert len({"text_input", "input_ids", "messages"} & found.keys()) == 1, "exactly one prompt"
     return found

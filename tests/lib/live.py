@@ -9,16 +9,16 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from dflash_trt.serving.server.gateway import Gateway
 from load import metric
 
 from dflash_trt.serving.log import Log
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
+from dflash_trt.serving.server.application import Application
 
 WAIT = 60.0
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 def serve_command(directory: Path, ports: Ports, *options: str) -> list[str]:
     run = "import sys; from dflash_trt.cli.main import main; sys.exit(main())"
-    numbers = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
+    numbers = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}"]
     return [sys.executable, "-c", run, "serve", str(directory), *numbers, *options]
 
 
@@ -57,27 +57,6 @@ def serving(
 
 
 @contextmanager
-def gateway_over(
-    triton: Ports,
-    http_port: int,
-    security: Security | None = None,
-    directory: Path = ROOT,
-    openai_port: int | None = None,
-    *,
-    page: bool = True,
-) -> Iterator[Gateway]:
-    """A gateway of its own over a Triton that runs already, ready."""
-    ports = replace(free_ports(), http=http_port)
-    gateway = Gateway(directory, ports, triton, security or Security(), openai_port, page=page)
-    with tempfile.NamedTemporaryFile() as log:
-        try:
-            gateway.start(Log(Path(log.name)))
-            gateway.tell("ready")
-            yield gateway
-        finally:
-            gateway.stop()
-
-
 def openai_front(
     directory: Path,
     port: int,
@@ -85,8 +64,22 @@ def openai_front(
     security: Security | None = None,
     *,
     page: bool = True,
-) -> AbstractContextManager[Gateway]:
-    return gateway_over(triton, free_ports().http, security, directory, port, page=page)
+) -> Iterator[Application]:
+    """An application of its own over a Triton that runs already, ready."""
+    application = Application(directory, port, triton, security or Security(), page)
+    with tempfile.NamedTemporaryFile() as log:
+        try:
+            application.start(Log(Path(log.name)))
+            application.tell("ready")
+            yield application
+        finally:
+            application.stop()
+
+
+def serve_ports() -> Ports:
+    """Free ports for `dflash-trt serve`, which has its metrics on the HTTP port."""
+    ports = free_ports()
+    return replace(ports, metrics=ports.http)
 
 
 def metrics(server: Ports) -> str:

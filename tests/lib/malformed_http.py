@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.serving.gateway.door import BODY_LIMIT
 from malformed import DOCUMENTS, INPUTS
+
+from dflash_trt.serving.app.guard import BODY_LIMIT
 
 HOST = "127.0.0.1"
 WAIT = 60.0

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from dflash_trt.serving.server.reaper import SHARED_MEMORY, command_line
+from dflash_trt.serving.server.process import SHARED_MEMORY, command_line
 
 
 def parent_of(pid: int) -> int:

@@ -13,12 +13,11 @@ from typing import Literal
 
 import load
 import malformed_http
-from live import serving
+from live import serve_ports, serving
 from load import Client, Job, ask_all
 from tiny import alone, build_pair, make_jobs, make_prompts, write_pair
 
 from dflash_trt.errors import DflashError
-from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server import call
 
 JOBS, MALFORMED, CLIENTS, SLOTS, MAX_QUEUE, PROMPTS = 1000, 200, 32, 8, 128, 48
@@ -68,7 +67,7 @@ def run(seed: int, directory: Path) -> tuple[int, list[str], Counter[str]]:
         beside = (asyncio.to_thread(each) for each in (malformed, swap))
         await asyncio.gather(*beside, *clients)
 
-    ports = free_ports()
+    ports = serve_ports()
     with serving(built, ports):
         asyncio.run(all_at_once())
     return JOBS, wrong, counts

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.internal import (
-    GATEWAY_KEY,
+    CLIENT_KEY_VARIABLE,
     KEY,
     MAX_SOCKET_PATH,
     SOCKET,
@@ -52,11 +52,11 @@ def test_without_a_key_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch) -> 
         given(KEY)
 
 
-def test_only_the_gateway_is_believed_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(GATEWAY_KEY, raising=False)
-    assert client_of({"client": "alice", "client_key": ""}) == ""
+def test_only_the_application_is_believed_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CLIENT_KEY_VARIABLE, raising=False)
+    assert client_of({"client": "alice", "client-key": ""}) == ""
     key = new_key()
-    monkeypatch.setenv(GATEWAY_KEY, key)
+    monkeypatch.setenv(CLIENT_KEY_VARIABLE, key)
     assert client_of(client_parameters("alice", key)) == "alice"
-    for forged in ({}, {"client_key": new_key()}, {"client_key": 7}, {"client_key": "é"}):
+    for forged in ({}, {"client-key": new_key()}, {"client-key": 7}, {"client-key": "é"}):
         assert client_of({"client": "alice", **forged}) == ""

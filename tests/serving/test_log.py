@@ -76,7 +76,7 @@ def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path
     """`serve --log-format json`: every line of the log and of the output is an object; a request
     has its id in the answer, in the access line, and in the model's line when it is refused."""
     ports, openai, file = free_ports(), free_ports().http, tmp_path / "log"
-    options = (f"--openai-port={openai}", f"--log-file={file}", "--log-format=json")
+    options = (f"--log-file={file}", "--log-format=json")
     process = subprocess.Popen(
         serve_command(built, ports, *options), stdout=subprocess.PIPE, text=True
     )

@@ -17,8 +17,6 @@ import pytest
 import reference
 import torch
 from chat_pair import build_chat_pair
-from dflash_trt.serving.gateway.door import BODY_LIMIT
-from dflash_trt.serving.openai.fields import ChatFields
 from live import openai_front
 from load import metric
 from pydantic import ValidationError
@@ -26,10 +24,11 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dflash_trt.chat import speller
-from dflash_trt.errors import ServerError
+from dflash_trt.serving.app.fields import ChatFields
+from dflash_trt.serving.app.guard import BODY_LIMIT
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports, free_ports
-from dflash_trt.serving.security import API_KEY, read_security
+from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.run import running_server
 
 ROOT = Path(__file__).parents[2]
@@ -624,38 +623,20 @@ def test_an_unknown_model_is_404(api: openai.OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_the_key(
-    built: Path, triton: Ports, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    own = "s3cret-0123456789"
-    (tmp_path / "key").write_text(f"{own}\n")
-    for name, value in ((API_KEY, own), (f"{API_KEY}_FILE", str(tmp_path / "key"))):
-        monkeypatch.delenv(API_KEY, raising=False)
-        monkeypatch.setenv(name, value)
-        port, security = free_ports().http, read_security("127.0.0.1")
-        assert security.inference_key == own  # Triton's ports are not left open
-        with openai_front(built, port, triton, security):
-            base = f"http://127.0.0.1:{port}"
-            assert openai.OpenAI(base_url=f"{base}/v1", api_key=own).models.list().data
-            for key in ("guess", f"{own}2"):
-                api = openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0)
-                with pytest.raises(openai.AuthenticationError, match="key"):
-                    api.models.list()
-                with pytest.raises(openai.AuthenticationError):
-                    api.completions.create(model="pycode", prompt=PROMPT)
-            for path in ("v1/models", "docs", "openapi.json", "none"):
-                assert httpx.get(f"{base}/{path}").status_code == 401
-            assert httpx.get(f"{base}/health").status_code == 200
-    monkeypatch.setenv(f"{API_KEY}_FILE", str(tmp_path / "none"))
-    with pytest.raises(ServerError, match="cannot read"):
-        read_security("127.0.0.1")
-    monkeypatch.delenv(f"{API_KEY}_FILE")
-    monkeypatch.setenv(API_KEY, "short")  # Triton does not take it
-    with pytest.raises(ServerError, match=rf"{API_KEY} alone .*--inference-key-file"):
-        read_security("127.0.0.1")
-    (tmp_path / "key").write_text("inference-0123456789")
-    security = read_security("127.0.0.1", inference_key_file=tmp_path / "key")
-    assert (security.api_key, security.inference_key) == ("short", "inference-0123456789")
+def test_the_key(built: Path, triton: Ports) -> None:
+    own, port = "s3cret-0123456789", free_ports().http
+    with openai_front(built, port, triton, Security(key=own)):
+        base = f"http://127.0.0.1:{port}"
+        assert openai.OpenAI(base_url=f"{base}/v1", api_key=own).models.list().data
+        for key in ("guess", f"{own}2"):
+            api = openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0)
+            with pytest.raises(openai.AuthenticationError, match="key"):
+                api.models.list()
+            with pytest.raises(openai.AuthenticationError):
+                api.completions.create(model="pycode", prompt=PROMPT)
+        for path in ("v1/models", "openapi.json", "none"):
+            assert httpx.get(f"{base}/{path}").status_code == 401
+        assert httpx.get(f"{base}/health").status_code == 200
 
 
 def test_spelling_of_every_kind_of_vocabulary(built: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 import stand_in
 import trustme
 from chat_pair import build_chat_pair
-from live import openai_front, serving
+from live import openai_front, serve_ports, serving
 from stand_in import Answer, StandIn, failure, part, parts
 from tokenizers import Tokenizer
 
@@ -33,7 +33,7 @@ from dflash_trt.serving.front.capacity import capacity
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import Security, Tls
-from dflash_trt.serving.server.run import serve
+from dflash_trt.serving.server.run import Options, serve
 
 PROMPT = "def main():"
 WAIT = 60.0
@@ -351,7 +351,10 @@ def test_with_tls_the_front_calls_its_own_server(built: Path, tmp_path: Path, na
 
 def test_serve_has_tls_and_the_front(built: Path, tmp_path: Path) -> None:
     tls, ports, port = _tls(tmp_path, "triton.example.com"), free_ports(), free_ports().http
-    options = [f"--grpc-cert={tls.cert}", f"--grpc-key={tls.key}", f"--openai-port={port}"]
+    options = [
+        f"--grpc-cert={tls.cert}",
+        f"--grpc-key={tls.key}",
+    ]
     with serving(built, ports, *options):
         body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=WAIT)
@@ -452,11 +455,11 @@ def test_the_front_stops_in_bound_with_open_streams(built: Path) -> None:
 
 
 def test_what_is_wrong_at_the_start_is_named(built: Path, tmp_path: Path) -> None:
-    ports = free_ports()
+    ports = serve_ports()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(ServerError, match=rf"port {port} .*--openai-port"),
+            pytest.raises(ServerError, match=rf"port {port} .*--http-port"),
             openai_front(built, port, ports),
         ):
             pass
@@ -466,14 +469,15 @@ def test_what_is_wrong_at_the_start_is_named(built: Path, tmp_path: Path) -> Non
 
 def test_without_the_extra_the_fix_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    ports = free_ports()
-    with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[openai\]'"):
-        serve(built, ports.http, ports.grpc, ports.metrics, openai_port=free_ports().http)
+    ports = serve_ports()
+    with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[server\]'"):
+        serve(built, Options(ports.http, ports.grpc))
 
 
 def test_serve_runs_the_front_and_stops_with_it(built: Path) -> None:
-    ports, port = free_ports(), free_ports().http
-    with serving(built, ports, f"--openai-port={port}") as (process, said):
+    ports = serve_ports()
+    port = ports.http
+    with serving(built, ports) as (process, said):
         assert re.search(rf"http://127\.0\.0\.1:{port}/v1", said)
         assert capacity(built, usable_cores()) in said
         api = openai.OpenAI(

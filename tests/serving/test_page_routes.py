@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from chat_pair import build_chat_pair
-from dflash_trt.serving.openai.page_routes import FILES, costs
 from live import openai_front
 
-from dflash_trt.bench import Page, write_page
-from dflash_trt.build import check_build
+from dflash_trt.serving.app.page import FILES, costs
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server.run import running_server
 
-KEY = "s3cret"
+KEY = "s3cret-0123456789"
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -38,7 +35,7 @@ def front(built: Path, triton: Ports) -> Iterator[httpx.Client]:
     """One that wants a key."""
     port = free_ports().http
     with (
-        openai_front(built, port, triton, Security(api_key=KEY)),
+        openai_front(built, port, triton, Security(key=KEY)),
         httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
     ):
         yield client
@@ -61,7 +58,7 @@ def test_the_files_need_no_key_and_may_do_little(front: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/page/", "/page/none.js", "/page/../page_routes.py", "/page/%2e%2e/app.py", "/page//etc"],
+    ["/page/", "/page/none.js", "/page/../page.py", "/page/%2e%2e/app.py", "/page//etc"],
 )
 def test_nothing_else_is_given_out(front: httpx.Client, path: str) -> None:
     assert front.get(path).status_code == 401
@@ -69,10 +66,10 @@ def test_nothing_else_is_given_out(front: httpx.Client, path: str) -> None:
 
 
 def test_what_the_page_asks_for_needs_the_key(front: httpx.Client, triton: Ports) -> None:
-    for path in ("/page/server", "/page/metrics", "/v1/models"):
+    for path in ("/page/server", "/v1/models"):
         assert front.get(path).status_code == 401
         assert front.get(path, headers=WITH_KEY).status_code == 200
-    metrics = front.get("/page/metrics", headers=WITH_KEY)
+    metrics = front.get("/metrics")
     assert "dflash_requests_total" in metrics.text
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
 
@@ -91,27 +88,11 @@ def test_the_server_at_a_glance(front: httpx.Client) -> None:
         "schema": True,
         "plain": True,
         "untold": [],
-        "report": None,
     }
     verify = {(x["sequences"], x["tokens"]): x["seconds"] for x in measured if x["tokens"]}
     assert {x["step"] for x in measured} == {"verify", "draft"}
     assert 0 < verify[1, 1] <= verify[1, 16]
     assert {1, 4} <= {x["sequences"] for x in measured if x["step"] == "draft"}
-
-
-def test_the_report_of_a_benchmark(front: httpx.Client, built: Path) -> None:
-    none = front.get("/page/report")
-    assert none.status_code == 404
-    assert "--report BUILD/report" in none.json()["error"]["message"]
-    write_page(built / "report", Page("A report", [], [], []))
-    try:
-        check_build(built)
-        assert front.get("/page/server", headers=WITH_KEY).json()["report"] == "/page/report"
-        report = front.get("/page/report")
-        assert "<h1>A report</h1>" in report.text
-        assert "script" not in report.text + report.headers["content-security-policy"]
-    finally:
-        shutil.rmtree(built / "report")
 
 
 def test_costs_that_are_not_told() -> None:
@@ -121,6 +102,6 @@ def test_costs_that_are_not_told() -> None:
 def test_without_the_page(built: Path, triton: Ports) -> None:
     port = free_ports().http
     with openai_front(built, port, triton, page=False):
-        for path in ("/", "/page/index.html", "/page/server", "/page/metrics"):
+        for path in ("/", "/page/index.html", "/page/server"):
             assert httpx.get(f"http://127.0.0.1:{port}{path}").status_code == 404
         assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 200

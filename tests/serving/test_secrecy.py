@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import threading
 from collections.abc import Iterator
@@ -12,20 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crafted import spoil, usual_draft, usual_verify
-from dflash_trt.serving.server.reaper import SHARED_MEMORY
 from tritonclient.grpc import InferenceServerClient, InferInput
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from dflash_trt.build.repository import read_config, templates
-from dflash_trt.engines.info import read_info
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.internal import SOCKET
 from dflash_trt.serving.ports import free_ports
-from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.process import SHARED_MEMORY, Server
 
-COUNT = int(os.environ.get("CRAFTED_COUNT", "300"))
-SEED = int(os.environ.get("CRAFTED_SEED", "0"))
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 INTERNAL = ("verify", "draft", "draft_verify")
 ROWS = 4  # slots of the demo pair
@@ -52,7 +46,8 @@ def _crafted(name: str, key: list[int], row: int, *move: int) -> list[InferInput
     """A step of a row after a move; where a victim's row was moved, its features tell all."""
     tokens = 3
     arrays: dict[str, tuple[str, np.ndarray[Any, Any]]] = {
-        "batch": ("INT64", np.array([*key, row, 0, 0, *move])),
+        "key": ("INT64", np.array(key)),
+        "batch": ("INT64", np.array([row, 0, 0, *move])),
         "rows": ("INT64", np.array([[1, 1, tokens, 1]])),
         "tokens": ("INT64", np.array([[5]])),
         "parents": ("INT64", np.zeros((1, 1), np.int64)),
@@ -74,7 +69,7 @@ def _crafted(name: str, key: list[int], row: int, *move: int) -> list[InferInput
 def test_no_client_may_call_an_internal_model(server: Server, name: str) -> None:
     url = f"127.0.0.1:{server.ports.grpc}"
     with InferenceServerClient(url) as client:
-        for key in ([], [0, 0], [-1, 2**62]):
+        for key in ([0, 0], [-1, 2**62]):
             for source in range(ROWS):
                 with pytest.raises(InferenceServerException, match="model is internal") as refused:
                     client.infer(name, _crafted(name, key, ROWS - 1, source, ROWS - 1, 3))
@@ -91,7 +86,7 @@ def test_a_text_is_the_targets_whoever_calls_the_internal_models(server: Server)
         with InferenceServerClient(url) as client:
             while not ended.is_set():
                 with suppress(InferenceServerException):
-                    client.infer("verify", _crafted("verify", [], 0))
+                    client.infer("verify", _crafted("verify", [0, 0], 0))
 
     attacker = threading.Thread(target=attack)
     attacker.start()
@@ -103,27 +98,6 @@ def test_a_text_is_the_targets_whoever_calls_the_internal_models(server: Server)
         attacker.join()
 
 
-def test_crafted_calls_are_refused(server: Server, built: Path) -> None:
-    rng, info = np.random.default_rng(SEED), read_info(built / "engines" / "target", "onnxruntime")
-    drafter = read_info(built / "engines" / "drafter", "onnxruntime")
-    config = {each: read_config(templates() / each / "config.pbtxt") for each in INTERNAL}
-    with InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
-        for number in range(COUNT):
-            name = INTERNAL[rng.integers(len(INTERNAL))]
-            ours = usual_draft(rng, drafter) if name == "draft" else usual_verify(rng, info)
-            fields = spoil(rng, ours)._asdict()
-            inputs = []
-            for each in config[name].input:
-                array = fields[each.name]
-                datatype = np_to_triton_dtype(array.dtype)
-                inputs.append(InferInput(each.name, list(array.shape), datatype))
-                inputs[-1].set_data_from_numpy(array)
-            with pytest.raises(InferenceServerException) as refused:
-                client.infer(name, inputs, client_timeout=WAIT)
-            assert refused.value.status() == "StatusCode.INVALID_ARGUMENT", (number, refused.value)
-    assert "Traceback" not in server.log.path.read_text()
-
-
 def test_more_strings_than_any_request_has_are_not_looked_at(server: Server) -> None:
     """Ten million of them held everyone up for 7 s before the model saw the request."""
     words = InferInput("stop_words", [100_000], "BYTES")
@@ -131,6 +105,6 @@ def test_more_strings_than_any_request_has_are_not_looked_at(server: Server) -> 
     prompt = InferInput("text_input", [1], "BYTES")
     prompt.set_data_from_numpy(np.array([b"a"], object))
     with InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as client:
-        with pytest.raises(InferenceServerException, match="stop_words has 4096 words"):
+        with pytest.raises(InferenceServerException, match="stop_words must have at most 64 items"):
             client.infer("dflash_infer", [prompt, words])
         client.infer("dflash_infer", [prompt])

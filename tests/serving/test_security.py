@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import trustme
@@ -28,11 +29,11 @@ from dflash_trt.serving.security import (
     read_security,
 )
 from dflash_trt.serving.server.process import Server
-from dflash_trt.serving.server.run import prepare, running_server
+from dflash_trt.serving.server.run import Options, prepare, running_server
 
 ROOT = Path(__file__).parents[2]
 WAIT = 30.0
-INFERENCE_KEY, ADMIN_KEY = "inference-0123456789", "admin-0123456789"
+KEY = "inference-0123456789"
 PROMPT = "def zzqx_a_secret():"
 CHANGES = {  # HTTP: path and body, gRPC: call
     "model-repository": ("repository/models/verify/unload", {}, "unload_model", ("verify",)),
@@ -61,8 +62,7 @@ def plain(built: Path) -> Iterator[Ports]:
 
 @pytest.fixture(scope="module")
 def keyed(built: Path) -> Iterator[Ports]:
-    security = Security(inference_key=INFERENCE_KEY, admin_key=ADMIN_KEY)
-    with running_server(built, security) as ports:
+    with running_server(built, Security(key=KEY)) as ports:
         yield ports
 
 
@@ -106,45 +106,30 @@ def _allowed(ports: Ports, call: str, arguments: tuple[Any, ...], headers: dict[
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_without_any_key_nobody_changes_the_server(plain: Ports, name: str) -> None:
+def test_nobody_changes_the_server(plain: Ports, name: str) -> None:
     path, body, call, arguments = CHANGES[name]
-    for key in ({}, {"admin_key": "guess"}):
-        status, answer = _http(plain, path, body, **key)
-        assert (status, "restricted" in answer) == (403, True)
+    assert _http(plain, path, body)[0] == 404
     assert not _allowed(plain, call, arguments, {})
     assert not _allowed(plain, call, arguments, {"triton-grpc-protocol-admin-key": "guess"})
     assert _generate(plain) == 200
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_without_any_key_looking_is_free(plain: Ports, name: str) -> None:
+def test_looking_is_free(plain: Ports, name: str) -> None:
     path, call, arguments = LOOKS[name]
     assert _http(plain, path)[0] == 200
     assert _allowed(plain, call, arguments, {})
 
 
-def test_requests_need_the_inference_key(keyed: Ports) -> None:
-    assert _generate(keyed) == _generate(keyed, inference_key="guess") == 403
-    assert _generate(keyed, admin_key=ADMIN_KEY) == 403
-    assert _generate(keyed, inference_key=INFERENCE_KEY) == 200
+def test_requests_need_the_key(keyed: Ports) -> None:
+    assert _generate(keyed) == _generate(keyed, inference_key="guess") == 401
+    assert _generate(keyed, inference_key=KEY) == 200
+    assert _generate(keyed, authorization=f"Bearer {KEY}") == 200
     with InferenceServerClient(f"127.0.0.1:{keyed.grpc}") as client:
         with pytest.raises(InferenceServerException, match="restricted") as caught:
             _infer(client)
-        assert INFERENCE_KEY not in str(caught.value)
-        assert _infer(client, {"triton-grpc-protocol-inference-key": INFERENCE_KEY}) == 4
-
-
-@pytest.mark.parametrize("name", [*CHANGES, "model-config", "statistics"])
-def test_management_needs_the_admin_key(keyed: Ports, name: str) -> None:
-    if name in CHANGES:
-        path, body, call, arguments = CHANGES[name]
-    else:
-        (path, call, arguments), body = LOOKS[name], None
-    assert _http(keyed, path, body)[0] == 403
-    assert not _allowed(keyed, call, arguments, {})
-    if name in LOOKS:  # what changes the server is left alone
-        assert _http(keyed, path, body, admin_key=ADMIN_KEY)[0] == 200
-        assert _allowed(keyed, call, arguments, {"triton-grpc-protocol-admin-key": ADMIN_KEY})
+        assert KEY not in str(caught.value)
+        assert _infer(client, {"triton-grpc-protocol-inference-key": KEY}) == 4
 
 
 @pytest.mark.parametrize("mutual", [False, True])
@@ -178,6 +163,9 @@ def test_tls(built: Path, tmp_path: Path, mutual: bool) -> None:
 
     own = {"private_key": "client.key", "certificate_chain": "client.cert"}
     with running_server(built, security) as ports:
+        body = {"model": "pycode", "prompt": PROMPT, "max_tokens": 4}  # over Triton's gRPC, too
+        url = f"http://127.0.0.1:{ports.http}/v1/completions"
+        assert httpx.post(url, json=body, timeout=WAIT).status_code == 200
         assert ask(root_certificates="ca", **(own if mutual else {})) == 4
         with pytest.raises(InferenceServerException):
             ask()  # without TLS
@@ -186,6 +174,18 @@ def test_tls(built: Path, tmp_path: Path, mutual: bool) -> None:
             for wrong in ({}, foreign):
                 with pytest.raises(InferenceServerException):
                     ask(root_certificates="ca", **wrong)
+
+
+def test_a_certificate_that_the_clients_ca_did_not_sign_is_named(tmp_path: Path) -> None:
+    """`serve` itself is a client of its Triton, and shows the server's certificate."""
+    issued = trustme.CA().issue_cert("localhost")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    issued.private_key_pem.write_to_path(tmp_path / "key")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca")
+    files = {"grpc_cert": tmp_path / "cert", "grpc_key": tmp_path / "key"}
+    read_security("127.0.0.1", **files)
+    with pytest.raises(ServerError, match="serve` shows it to its own Triton"):
+        read_security("127.0.0.1", **files, grpc_ca=tmp_path / "ca")
 
 
 def test_a_name_that_the_certificate_is_for(tmp_path: Path) -> None:
@@ -263,31 +263,31 @@ def test_bad_options_are_named(tmp_path: Path) -> None:
         read_security("127.0.0.1", grpc_cert=tmp_path / "cert", grpc_key=tmp_path / "cert")
     for text in ("", "short", "with spaces in between", "no:colon=and,the,like", "é" * 20):
         (tmp_path / "file").write_text(text)
-        with pytest.raises(ServerError, match="--admin-key-file"):
-            read_security("127.0.0.1", admin_key_file=tmp_path / "file")
-    with pytest.raises(ServerError, match="--inference-key-file"):
-        read_security("127.0.0.1", inference_key_file=tmp_path / "missing")
+        with pytest.raises(ServerError, match="--key-file"):
+            read_security("127.0.0.1", key_file=tmp_path / "file")
+    with pytest.raises(ServerError, match="--key-file"):
+        read_security("127.0.0.1", key_file=tmp_path / "missing")
 
 
 def test_a_key_is_read_and_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text(INFERENCE_KEY + "\n")
-    security = read_security("127.0.0.1", inference_key_file=tmp_path / "file")
-    assert security.inference_key == INFERENCE_KEY
-    assert INFERENCE_KEY not in repr(security)
+    (tmp_path / "file").write_text(KEY + "\n")
+    security = read_security("127.0.0.1", key_file=tmp_path / "file")
+    assert security.key == KEY
+    assert KEY not in repr(security)
     assert security.own_key not in repr(security)
     assert Security().own_key != Security().own_key
 
 
 def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
     secret = "zzqx" * 4
-    security = Security(inference_key=INFERENCE_KEY, admin_key=ADMIN_KEY)
+    security = Security(key=KEY)
     ports = free_ports()
     with ExitStack() as stack:
-        server, gateway = prepare(stack, built, ports, security)
+        server, application = prepare(stack, built, Options(ports.http, ports.grpc, security))
         stack.enter_context(server)
-        gateway.start(server.log)
+        application.start(server.log)
         server.wait_ready()
-        gateway.tell("ready")
+        application.tell("ready")
         bodies: list[Any] = [
             {"text_input": secret, "max_tokens": 8},
             {"text_input": secret, "max_tokens": 8, "stream": True},
@@ -302,11 +302,11 @@ def test_the_log_keeps_no_prompt_and_no_key(built: Path) -> None:
             for model in ("dflash", "dflash_infer", "none"):
                 for how in ("generate", "generate_stream"):
                     path = f"models/{model}/{how}"
-                    _, answer = _http(ports, path, body, inference_key=INFERENCE_KEY)
+                    _, answer = _http(ports, path, body, inference_key=KEY)
                     assert "Traceback" not in answer
                     assert "/" + built.name not in answer
         log = server.log.path.read_text()
         server.kill()
     assert re.search("Started GRPCInferenceService", log)
-    for text in (secret, INFERENCE_KEY, ADMIN_KEY, security.own_key, security.client_key):
+    for text in (secret, KEY, security.own_key, security.client_key):
         assert text not in log

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from dflash_trt.serving.server.reaper import SHARED_MEMORY
-from live import assert_cancelled, assert_goes_idle, cancelled, serve_command, serving
+from live import assert_cancelled, assert_goes_idle, cancelled, serve_command, serve_ports, serving
 from llm_build import standins, write_llm_build
 from pairs import make_endless, make_pair, teach
 from tokenizers import Tokenizer
@@ -35,7 +34,7 @@ from dflash_trt.errors import RequestError, ServerError
 from dflash_trt.serving.client import Summary, stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import launch
-from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.process import SHARED_MEMORY, Server
 from dflash_trt.serving.server.run import running_server, serve
 
 PROMPTS = ["def f(x):", "a", "import os\n\nprint(os.environ)  # a prompt of two chunks", "é🙂"]
@@ -364,7 +363,7 @@ def test_the_client_says_what_is_wrong_with_the_server(server: Ports) -> None:
 
 
 def test_a_port_in_use_is_named(built: Path) -> None:
-    ports = free_ports()
+    ports = serve_ports()
     with (
         socket.create_server(("127.0.0.1", ports.grpc)),
         pytest.raises(ServerError, match=rf"port {ports.grpc} .*--grpc-port"),
@@ -423,7 +422,7 @@ def test_a_path_that_triton_cannot_use_is_refused(built: Path, tmp_path: Path) -
 def test_serve_stops_cleanly_when_told_to(
     built: Path, number: signal.Signals, open_stream: bool
 ) -> None:
-    ports = free_ports()
+    ports = serve_ports()
     before = _stubs(built)
     with serving(built, ports) as (process, said):
         assert f"http://127.0.0.1:{ports.http}" in said

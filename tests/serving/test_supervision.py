@@ -23,21 +23,20 @@ from pathlib import Path
 import httpx
 import pytest
 from dflash_trt.serving.server.gateway import Gateway
-from dflash_trt.serving.server.reaper import (
-    SHARED_MEMORY,
-    clean_up,
-    command_line,
-    processes_naming,
-)
-from live import serving
+from live import serve_ports, serving
 
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
-from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import supervisor
-from dflash_trt.serving.server.process import Server
+from dflash_trt.serving.server.process import (
+    SHARED_MEMORY,
+    Server,
+    clean_up,
+    command_line,
+    processes_naming,
+)
 from dflash_trt.serving.server.run import prepare
 
 pytestmark = pytest.mark.soak
@@ -103,7 +102,7 @@ def _infer(server: Server, max_tokens: int) -> int | None:
 def _supervised(directory: Path) -> Iterator[Supervised]:
     stop, said, told = threading.Event(), list[str](), list[str]()
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        ports = free_ports()
+        ports = serve_ports()
         server, gateway = prepare(stack, directory, ports, Security())
         stack.enter_context(server)
         gateway.start(server.log)
@@ -289,7 +288,7 @@ def test_it_serves_from_where_pythonpath_points(built: Path, tmp_path: Path) -> 
     """As of `pip install --target`: the models of Triton ignore PYTHONPATH."""
     venv.create(tmp_path / "empty", with_pip=False)
     packages = sysconfig.get_path("purelib")
-    ports = free_ports()
+    ports = serve_ports()
     numbers = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
     process = subprocess.Popen(
         [tmp_path / "empty" / "bin" / "python", "-m", "dflash_trt", "serve", built, *numbers],
@@ -313,7 +312,7 @@ def test_it_serves_from_where_pythonpath_points(built: Path, tmp_path: Path) -> 
 @contextmanager
 def _serve(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
     """`dflash-trt serve`, ready: its process, its gRPC port and its log."""
-    ports = free_ports()
+    ports = serve_ports()
     with serving(directory, ports) as (process, said):
         found = re.search(r"\S+/server\.log", said)
         assert found is not None
@@ -402,11 +401,11 @@ def test_running_requests_may_end(built: Path, number: signal.Signals) -> None:
 
 
 def test_requests_that_take_too_long_are_told_so(built: Path) -> None:
-    ports = free_ports()
+    ports = serve_ports()
     url = f"127.0.0.1:{ports.grpc}"
     options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
     with serving(built, ports, "--drain-seconds=0.5") as (process, _):
-        with Client(url, retries=0) as client, ThreadPoolExecutor(30) as pool:
+        with Client(url) as client, ThreadPoolExecutor(30) as pool:
             streams = [client.stream("a", **options) for _ in range(30)]
             next(streams[0])
             rest = [pool.submit(list, each) for each in streams]
@@ -420,14 +419,15 @@ def test_requests_that_take_too_long_are_told_so(built: Path) -> None:
 
 
 def test_http_streams_that_take_too_long_end_with_an_event(built: Path) -> None:
-    ports, openai_port = free_ports(), free_ports().http
+    ports = serve_ports()
+    openai_port = ports.http
     options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True, "stream": True}
     asks = {
         f"http://127.0.0.1:{ports.http}/v2/models/dflash/generate_stream": {"text_input": "a"},
         f"http://127.0.0.1:{openai_port}/v1/completions": {"model": "dflash", "prompt": "a"},
     }
     with (
-        serving(built, ports, "--drain-seconds=0.5", f"--openai-port={openai_port}") as (
+        serving(built, ports, "--drain-seconds=0.5") as (
             process,
             _,
         ),

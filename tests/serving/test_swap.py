@@ -18,7 +18,7 @@ import httpx
 import pytest
 from builds import quiet
 from commands import run
-from live import metrics, serving
+from live import metrics, serve_ports, serving
 from pycode import CONFIG
 from swaps import WAIT, Clients, asking, build_changed, servers_of
 
@@ -26,7 +26,7 @@ from dflash_trt.build.run import build
 from dflash_trt.config import load_config
 from dflash_trt.engines import CORES
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import Ports
 from dflash_trt.serving.security import Security
 from dflash_trt.serving.server import call, proof, swap
 from dflash_trt.serving.server.process import DRAFTER, Server
@@ -64,8 +64,9 @@ def served(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         "drafter": build_changed(directory / "drafter", "drafter", 0.05),
         "bad": build_changed(directory / "bad", "drafter", 3.0),
     }
-    ports, openai = free_ports(), free_ports().http
-    with serving(built, ports, f"--openai-port={openai}") as (process, _):
+    ports = serve_ports()
+    openai = ports.http
+    with serving(built, ports) as (process, _):
         yield Served(process, ports, openai, builds)
         process.terminate()
         process.wait(WAIT)
@@ -166,7 +167,7 @@ def test_the_same_build_takes_other_cores(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(swap, "watch_cores", watch)
     built = tmp_path / "built"
     build(load_config(CONFIG), built, quiet)
-    ports = free_ports()
+    ports = serve_ports()
     with ExitStack() as stack:
         server, gateway = prepare(stack, built, ports, Security(), cores=2)
         swaps = stack.enter_context(swap.Swaps(server, gateway, said.append, "none", None))

@@ -1,113 +1,74 @@
-"""The way of plain infer into the front, within one process."""
+"""Plain infer as a small gRPC client of `dflash`, over a stand-in for that model."""
 
 from __future__ import annotations
 
-import _thread
-import resource
-import socket
+import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from queue import Queue
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+import stand_in
+from stand_in import Answer, Call, StandIn, failure, part, parts
 
-from dflash_trt.serving.front.request_handler import RequestHandler
-from dflash_trt.serving.front.unary import UnaryCall, UnaryServer
-from dflash_trt.serving.internal import RUNTIME
+from dflash_trt.serving.front.unary import UnaryClient
+from dflash_trt.serving.internal import GRPC
 
 WAIT = 10.0
-FILES = 1100  # more than `select` takes
 
 
-class Asked:
-    """Stands in for the request handler: keeps what it is asked (`RequestHandler.submit`)."""
-
-    def __init__(self) -> None:
-        self.queue: Queue[tuple[Any, ...]] = Queue()
-
-    def submit(self, *asked: Any) -> None:
-        self.queue.put(asked)
-
-
-@pytest.fixture(autouse=True)
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(RUNTIME, str(tmp_path))
+@pytest.fixture
+def no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GRPC, json.dumps({"address": "127.0.0.1:9", "headers": {}, "tls": None}))
 
 
 @contextmanager
-def _door() -> Iterator[Asked]:
-    asked = Asked()
-    handler: RequestHandler = asked  # type: ignore[assignment]
-    with closing(UnaryServer(handler)):
-        yield asked
+def asked(
+    monkeypatch: pytest.MonkeyPatch, answer: Answer, cancelled: bool = False
+) -> Iterator[tuple[StandIn, Any]]:
+    """The stand-in, and what the client makes of its answer."""
+    answers = Queue[Any]()
+    inputs = {"text_input": np.array([b"a"], object), "n": np.array([1], np.int32)}
+    with stand_in.stand_in(answer) as server:
+        how = {"address": server.address, "headers": {"x-key": "secret"}, "tls": None}
+        monkeypatch.setenv(GRPC, json.dumps(how))
+        parameters = {"client": "alice", "client-key": "k", "x-request-id": "r1"}
+        UnaryClient().ask(inputs, parameters, 1.5, lambda: cancelled, answers.put)
+        yield server, answers.get(timeout=WAIT)
 
 
-def _call() -> UnaryCall:
-    inputs = {"text_input": np.array([b"\xff"], object), "n": np.array([2], np.int32)}
-    return UnaryCall(inputs, 1.5, "alice", "r1", {"traceparent": "t1"})
+def test_a_request_and_its_answer_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    with asked(monkeypatch, parts(part(text_output=["é"], token_ids=[5, 6]))) as (server, found):
+        assert found["text_output"].tolist() == ["é".encode()]
+        assert found["token_ids"].tolist() == [5, 6]
+        assert server.requests == [{"text_input": "a", "n": 1}]
+        assert server.timeouts == [pytest.approx(1.5)]
+        assert ("x-key", "secret") in server.metadata[0].items()
 
 
-def test_a_request_and_its_error_go_through() -> None:
-    with _door() as asked, closing(_call()) as call:
-        inputs, reply, timeout, *who, context = asked.queue.get(timeout=WAIT)
-        assert context == {"traceparent": "t1"}
-        assert inputs["text_input"].tolist() == [b"\xff"]
-        assert (inputs["n"].tolist(), timeout, who) == ([2], 1.5, ["alice", "r1"])
-        assert not call.wait(0.01)
-        assert not reply.cancelled()
-        reply.fail("UNAVAILABLE", "é")
-        assert call.wait(WAIT)
-        assert call.answer() == ("UNAVAILABLE", "é")
+def test_an_error_keeps_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    with asked(monkeypatch, failure("INVALID_ARG", "top_k is 5: no.")) as (_, found):
+        assert found == ("INVALID_ARG", "top_k is 5: no.")
 
 
-def test_who_goes_away_has_cancelled() -> None:
-    with _door() as asked:
-        call = _call()
-        _, reply, *_ = asked.queue.get(timeout=WAIT)
-        call.close()
-        assert reply.cancelled()
+def test_who_goes_away_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_: stand_in.Inputs, call: Call) -> Iterator[Any]:
+        call.hang()
+        yield from ()
+
+    with asked(monkeypatch, silent, cancelled=True) as (server, found):
+        assert found[0] == "CANCELLED"
+        assert server.ended.acquire(timeout=WAIT), "the call goes on"
 
 
-def test_without_a_thread_it_is_refused_and_the_next_one_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with _door() as asked:
-        with monkeypatch.context() as patch:
+def test_a_model_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: stand_in.Inputs, call: Call) -> Iterator[Any]:
+        call.abort(grpc.StatusCode.UNAVAILABLE, "socket closed")
+        yield
 
-            def no_thread(*_: Any) -> None:
-                raise RuntimeError("can't start new thread")
-
-            patch.setattr(_thread, "start_new_thread", no_thread)
-            with closing(_call()) as call:
-                assert call.wait(WAIT)
-                with pytest.raises(ConnectionResetError):
-                    call.answer()
-        with closing(_call()):
-            assert asked.queue.get(timeout=WAIT)
-
-
-def test_without_a_front_it_is_an_os_error() -> None:
-    with pytest.raises(FileNotFoundError):
-        _call()
-    with _door():
-        pass
-    with pytest.raises(FileNotFoundError):
-        _call()
-
-
-def test_any_number_may_wait() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2 * FILES:
-        pytest.skip("this machine allows too few open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * FILES, hard))
-    files = [socket.socket() for _ in range(FILES)]
-    try:
-        test_a_request_and_its_error_go_through()
-        test_who_goes_away_has_cancelled()
-    finally:
-        for file in files:
-            file.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for answer in (gone, parts()):
+        with asked(monkeypatch, answer) as (_, found):
+            assert found[0] == "UNAVAILABLE"

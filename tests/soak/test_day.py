@@ -146,7 +146,7 @@ class Day:
 
     async def run(self) -> None:
         async with (
-            AsyncClient(f"127.0.0.1:{self.ports.grpc}", retries=0) as self.grpc,
+            AsyncClient(f"127.0.0.1:{self.ports.grpc}") as self.grpc,
             openai.AsyncOpenAI(
                 base_url=self.url, api_key="none", max_retries=0, timeout=WAIT
             ) as self.openai,
@@ -298,7 +298,7 @@ def test_a_day(tmp_path: Path) -> None:
         free_ports(),
         free_ports().http,
     )
-    with serving(built, ports, f"--openai-port={port}") as (process, _):
+    with serving(built, ports) as (process, _):
         day = Day(process.pid, ports, port, SECONDS)
         asyncio.run(day.run())
         text = day.report()

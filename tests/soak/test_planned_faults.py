@@ -25,7 +25,6 @@ import pytest
 import yaml
 from builds import contents
 from dflash_trt.serving.server.calls import call
-from dflash_trt.serving.server.reaper import SHARED_MEMORY, processes_naming
 from faults import CELLS, HOLD, MODELS, Cell, bad_clients, full, make_clock, set_clock, spoilt
 from load import Client, Expected, Job, RefusedError, ask_all
 from processes import family, name_of
@@ -38,6 +37,7 @@ from dflash_trt.build.signing import verify_signature
 from dflash_trt.engines import COSTS_FILE
 from dflash_trt.errors import ServerError
 from dflash_trt.machine import machine
+from dflash_trt.serving.server.process import SHARED_MEMORY, processes_naming
 
 pytestmark = pytest.mark.soak
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from chat_pair import build_chat_pair
-from live import serving
+from live import serve_ports, serving
 from load import metric
 from tokenizers import Tokenizer
 
 from dflash_trt.serving.client import Client
-from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.ports import Ports
 
 pytestmark = pytest.mark.soak
 TESTS = Path(__file__).parents[1] / "lib"
@@ -67,8 +67,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(built: Path) -> Iterator[tuple[Ports, str]]:
     """`dflash-trt serve`: its ports, and the OpenAI front's address."""
-    ports, port = free_ports(), free_ports().http
-    with serving(built, ports, f"--openai-port={port}"):
+    ports = serve_ports()
+    port = ports.http
+    with serving(built, ports):
         with Client(f"127.0.0.1:{ports.grpc}") as client:
             client.generate(PROMPT, max_tokens=2)  # after what is measured at the start
         yield ports, f"http://127.0.0.1:{port}"

@@ -90,7 +90,7 @@ def servers(pycode: Path, chat_pair: Path) -> Iterator[dict[str, str]]:
     options = {"grpc-cert": "server.pem", "grpc-key": "server.key", "inference-key-file": "key"}
     files = [f"--{option}={chat_pair / file}" for option, file in options.items()]
     with (
-        serving(pycode, plain, f"--openai-port={extra.http}"),
+        serving(pycode, plain),
         serving(pycode, tls, *files),
     ):
         numbers = {"8000": plain.http, "8001": plain.grpc, "8002": plain.metrics}

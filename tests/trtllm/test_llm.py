@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from live import serving
+from live import serve_ports, serving
 from llm_build import STANDINS, standins, write_llm_build
 from tokenizers import Tokenizer
 from triton_metrics import Triton
@@ -31,7 +31,6 @@ from dflash_trt.serving.front.llm import MPI_JOB, TensorRTLLM, limits
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.request_output import RequestOutput
-from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.run import running_server
 from dflash_trt.tensorrt_llm.info import read_llm_args
 
@@ -299,7 +298,7 @@ def test_a_dead_engine_ends_the_process(
 def test_serve_starts_a_dead_engine_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build, marker = write_llm_build(tmp_path / "build", PAIR, ARGS), tmp_path / "dies"
     monkeypatch.setenv("STANDIN_DIES", str(marker))
-    ports = free_ports()
+    ports = serve_ports()
     with standins(), serving(build, ports), Client(f"127.0.0.1:{ports.grpc}") as client:
         before = client.generate("def main():", max_tokens=8).choices[0].text
         marker.touch()
@@ -385,7 +384,8 @@ def test_arguments_that_tensorrt_llm_refuses_end_serve_with_the_reason(tmp_path:
 
 def test_serve_and_the_openai_front(tmp_path: Path) -> None:
     build = write_llm_build(tmp_path / "build", PAIR, ARGS)
-    ports, port = free_ports(), free_ports().http
+    ports = serve_ports()
+    port = ports.http
     with standins(), serving(build, ports, "--openai-port", str(port)) as (process, _):
         with Client(f"127.0.0.1:{ports.grpc}") as client:
             [expected] = client.generate("def main():", max_tokens=20).choices

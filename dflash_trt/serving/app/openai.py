@@ -144,7 +144,9 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return Response()  # `Guard` answers while the server is not ready
+        if not await triton.is_ready():
+            raise Failure(503, NOT_READY)
+        return Response()
 
     @app.get("/metrics")
     async def metrics() -> Response:

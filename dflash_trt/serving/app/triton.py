@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from dflash_trt.errors import RequestError
+from dflash_trt.request_schema import check_json, tensors
 from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
 from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.request_id import CONTEXT, HEADER, current
@@ -51,6 +52,13 @@ class TritonProxy:
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
+
+    async def is_ready(self) -> bool:
+        """Return Triton's own readiness, which stays when model processes die."""
+        try:
+            return (await self._http.get("/v2/health/ready")).status_code == 200
+        except httpx.HTTPError:
+            return False
 
     async def metrics(self) -> str | None:
         """Return the metrics page; None when Triton does not answer."""
@@ -102,9 +110,11 @@ class TritonProxy:
                 "Inference-Header-Content-Length is not the size of the JSON in the body",
                 "Give its number of bytes",
             )
-        document = check_json(body[:size], len(body))
+        document = parse_checked(body[:size], len(body))
         if path.endswith("/infer"):
             return body
+        for name in document.keys() & tensors().keys():
+            check_json(name, document[name])
         begin = json.dumps(self._caller(request.scope)).encode()[:-1]
         return begin + (b"," if document else b"") + body.lstrip()[1:]
 
@@ -127,7 +137,7 @@ async def _pass_back(answer: httpx.Response, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def check_json(text: bytes, most: int) -> dict[str, Any]:
+def parse_checked(text: bytes, most: int) -> dict[str, Any]:
     """Return the JSON object; RequestError for one that is none, too deep, or whose shapes ask for
     more than `most` elements (Triton 2.51 allocates them before it looks at the data)."""
 

@@ -81,7 +81,7 @@ def serve(directory: Path, options: Options) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
     stop = threading.Event()
     with ExitStack() as stack:
-        server, application = _prepare(stack, directory, options, keep_log=True)
+        server, application = prepare(stack, directory, options, keep_log=True)
         stack.enter_context(_until_told(stop, server))
         stack.enter_context(server)
         # the application ends before Triton, which would wait for its open streams
@@ -123,7 +123,7 @@ def running_server(directory: Path, security: Security | None = None) -> Iterato
     ports = free_ports()
     options = Options(ports.http, ports.grpc, security or Security())
     with ExitStack() as stack:
-        server, application = _prepare(stack, directory, options, keep_log=False)
+        server, application = prepare(stack, directory, options)
         stack.enter_context(server)
         stack.callback(application.stop)
         application.start(server.log)
@@ -132,8 +132,8 @@ def running_server(directory: Path, security: Security | None = None) -> Iterato
         yield replace(ports, metrics=ports.http)
 
 
-def _prepare(
-    stack: ExitStack, directory: Path, options: Options, *, keep_log: bool
+def prepare(
+    stack: ExitStack, directory: Path, options: Options, *, keep_log: bool = False
 ) -> tuple[Server, Application]:
     """Both, not yet started; the application holds its port until the stack is closed."""
     security = options.security

@@ -1,4 +1,4 @@
-"""What ended Triton or `serve` before the gateway stood before it, over both of its doors.
+"""What ends a Triton 2.51 that clients reach as it is, over HTTP and gRPC.
 
 How many malformed requests, and of which seed: MALFORMED_COUNT and MALFORMED_SEED.
 """
@@ -20,8 +20,8 @@ from typing import Any
 
 import httpx
 import pytest
-from live import serving
-from malformed_http import OPENAI, TRITON, Outcome, fault, request, send
+from live import serve_ports, serving
+from malformed_http import Outcome, fault, request, send
 
 from dflash_trt.serving.client import stream
 from dflash_trt.serving.ports import Ports, free_ports
@@ -73,7 +73,7 @@ def test_what_ended_triton(server: Ports, name: str) -> None:
     elif name == "4 MB":
         assert infer(server, {**A, "data": ["a" * 4_000_000]}) in (413, None)
     elif name == "chunks":
-        assert post(server, GENERATE, chunks()) in (400, None)
+        assert post(server, GENERATE, chunks()) in (400, 408, None)
     elif name == "deep":
         deep = b"[" * 500_000 + b"]" * 500_000
         assert post(server, GENERATE, b'{"text_input": "a", "x": ' + deep + b"}") == 400
@@ -99,14 +99,14 @@ def test_a_wrong_type_is_the_clients_fault(server: Ports) -> None:
         ({"stop_words": ["a", 5]}, "stop_words is not a string"),
         ({"messages": [{"role": "user"}]}, "messages is not a string"),
         ({"max_token": 5}, "'max_token' is no field of this request. Is it max_tokens?"),
-        ({"stop": ["a"]}, "'stop' is no field of this request. Is it stop_words?"),
-        ({"parameters": {"top_q": 1.0}}, "'top_q' is no field of this request. Is it top_p?"),
+        ({"stop": "a"}, "'stop' is no field of this request. Is it stop_words?"),
+        ({"parameters": {"top_q": 1}}, "'top_q' is no field of this request. Is it top_p?"),
     ):
         for action in ("generate", "generate_stream"):
             url = f"http://127.0.0.1:{server.http}/v2/models/dflash/{action}"
             answer = httpx.post(url, json={"text_input": "a", **body}, timeout=60)
+            assert words in answer.text
             assert answer.status_code == 400
-            assert words in answer.json()["error"]
     fields = {"max_tokens": 2, "temperature": 0, "stop_words": ["x"], "timeout": 60_000_000}
     nested = {"text_input": "a", "id": "1", "parameters": fields}
     assert post(server, GENERATE, json.dumps({"text_input": "a", **fields}).encode()) == 200
@@ -140,15 +140,14 @@ def descriptors(count: int) -> Iterator[None]:
 
 def test_half_open_connections_stop_nothing(built: Path) -> None:
     """300 at each door with 256 descriptors: others are answered, and nothing is restarted."""
-    ports, port = free_ports(), free_ports().http
+    ports = serve_ports()
     with ExitStack() as stack:
         with descriptors(256):
-            process, _ = stack.enter_context(serving(built, ports, f"--openai-port={port}"))
+            process, _ = stack.enter_context(serving(built, ports))
         half = b"POST /v1/completions HTTP/1.1\r\nContent-Le"
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
         for door, sent in (
             (ports.http, half),
-            (port, half),
             (ports.grpc, b""),
             (ports.grpc, preface),
         ):
@@ -158,7 +157,7 @@ def test_half_open_connections_stop_nothing(built: Path) -> None:
                     connection.sendall(sent)
         begun = time.monotonic()
         body = {"model": "pycode", "prompt": "a", "max_tokens": 3}
-        url = f"http://127.0.0.1:{port}/v1/completions"
+        url = f"http://127.0.0.1:{ports.http}/v1/completions"
         assert httpx.post(url, json=body, timeout=WAIT).status_code == 200
         assert infer(ports) == 200
         assert list(stream(f"127.0.0.1:{ports.grpc}", "a", max_tokens=3))
@@ -171,13 +170,12 @@ def test_half_open_connections_stop_nothing(built: Path) -> None:
 
 
 def test_malformed_requests(built: Path) -> None:
-    ports, port = free_ports(), free_ports().http
-    doors = {TRITON: ports.http, OPENAI: port}
-    with serving(built, ports, f"--openai-port={port}") as (process, _):
+    ports = serve_ports()
+    with serving(built, ports) as (process, _):
 
         def run(number: int) -> tuple[str, Outcome]:
             wrong = request(SEED, number)
-            outcome = send(wrong, doors[wrong.door])
+            outcome = send(wrong, ports.http)
             found = fault(wrong, outcome, LONGEST)
             return (f"{number}: {found}: {outcome.answer[:300]!r}" if found else ""), outcome
 

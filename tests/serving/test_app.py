@@ -1,0 +1,258 @@
+"""The application's process over a fake Triton: what it lets through, and to whom."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_triton import FakeTriton, fake_triton
+from live import openai_front
+
+from dflash_trt.serving.app.guard import BODY_LIMIT, BODY_TIME
+from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.request_id import HEADER
+from dflash_trt.serving.security import KEY_HEADER, OWN_KEY_HEADER, Security
+from dflash_trt.serving.server.application import Application
+
+WAIT = 60.0
+KEY = "inference-0123456789"
+INFER, STREAM = "models/dflash_infer/infer", "models/dflash/generate_stream"
+GENERATE = "models/dflash/generate"
+OK = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+
+
+@dataclass
+class Door:
+    triton: FakeTriton
+    application: Application
+    security: Security
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v2"
+
+    def post(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(f"{self.url}/{path}", content=content, headers=names, timeout=WAIT)
+
+    def get(self, path: str, **headers: str) -> int:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.get(f"{self.url}/{path}", headers=names, timeout=WAIT).status_code
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT)
+        connection.sendall(sent)
+        return connection
+
+
+def start(stack: ExitStack, built: Path, security: Security | None = None) -> Door:
+    triton, port = stack.enter_context(fake_triton()), free_ports().http
+    security = security or Security()
+    front = openai_front(built, port, Ports(triton.port, 1, 1), security)
+    return Door(triton, stack.enter_context(front), security, port)
+
+
+@pytest.fixture(scope="module")
+def shared(built: Path) -> Iterator[Door]:
+    with ExitStack() as stack:
+        yield start(stack, built)
+
+
+@pytest.fixture
+def door(shared: Door) -> Door:
+    shared.triton.seen.clear()
+    shared.triton.cancelled.clear()
+    shared.triton.go.set()
+    return shared
+
+
+def post_bytes(path: str, body: bytes) -> bytes:
+    head = f"POST /v2/{path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+BAD: dict[str, Any] = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "no object": b"[]",
+    "no UTF-8": b'{"inputs": "\xff"}',
+    "another encoding": '{"text_input": "a"}'.encode("utf-16"),
+    "beyond all memory": {"inputs": [{**OK, "shape": [1 << 40], "datatype": "FP32", "data": [1]}]},
+    "a large product": {"inputs": [{**OK, "shape": [1 << 30] * 4}]},
+    "equal names": b'{"inputs": [{"name": "a", "data": [1], "shape": [9999], "shape": [1]}]}',
+    "another spelling": b'{"inputs": [{"name": "a", "data": [1], "sh\\u0061pe": [9999]}]}',
+    "a negative size": {"inputs": [{**OK, "shape": [-1]}]},
+    "a size of a half": {"inputs": [{**OK, "shape": [0.5]}]},
+    "a size of true": {"inputs": [{**OK, "shape": [True]}]},
+    "too many dimensions": {"inputs": [{**OK, "shape": [1] * 1000}]},
+    "deep": b'{"inputs": [{"name": "a", "shape": [1], "data": ' + b"[" * 500_000,
+    "deep and whole": b'{"inputs": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_body_does_not_reach_triton(door: Door, name: str) -> None:
+    answer = door.post(INFER, BAD[name])
+    assert answer.status_code == 400
+    assert set(answer.json()) == {"error"}
+    assert door.triton.seen == []
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "9" * 30, "99"])
+def test_a_length_of_the_json_that_is_none(door: Door, length: str) -> None:
+    answer = door.post(INFER, {"inputs": [OK]}, inference_header_content_length=length)
+    assert (answer.status_code, "Inference-Header" in answer.json()["error"]) == (400, True)
+    assert door.triton.seen == []
+
+
+def test_what_triton_gets(door: Door) -> None:
+    """Its own key, who asks, the body as it came; nothing that a client says in their place."""
+    infer = json.dumps({"inputs": [OK], "parameters": {"timeout": 5}}).encode()
+    lies = {OWN_KEY_HEADER.replace("-", "_"): "guess", "client": "somebody", "client_key": "x"}
+    known = {"x_request_id": "r1"}
+    assert door.post(INFER, infer, **lies, **known).json() == {"done": True}
+    asked = door.post(GENERATE, {"text_input": "é"}, traceparent="00-1", **known)
+    assert asked.status_code == 200
+    (path, headers, body), (_, traced, generate) = door.triton.seen
+    assert (path, body) == (f"/v2/{INFER}", infer)
+    who = {"client": "127.0.0.1", "client-key": door.security.client_key, HEADER: "r1"}
+    assert headers.items() >= {OWN_KEY_HEADER: door.security.own_key, **who}.items()
+    assert int(headers["content-length"]) == len(body)
+    assert json.loads(generate) == {"text_input": "é", **who}
+    assert generate.endswith(b'"text_input": "\\u00e9"}')
+    assert traced["traceparent"] == "00-1"
+
+
+def test_binary_tensors_go_through_as_they_are(door: Door) -> None:
+    head = json.dumps({"inputs": [{**OK, "parameters": {"binary_data_size": 5}}]}).encode()
+    body = head + b"\1\0\0\0a"
+    answer = door.post(INFER, body, inference_header_content_length=str(len(head)))
+    assert answer.status_code == 200
+    [(_, headers, sent)] = door.triton.seen
+    assert (sent, headers["inference-header-content-length"]) == (body, str(len(head)))
+
+
+def test_a_request_keeps_its_id(door: Door) -> None:
+    """That of its header, else one of ours; what may not stand in a log goes."""
+
+    def id_of(**headers: str) -> str:
+        """The same in the answer and as Triton has it."""
+        door.triton.seen.clear()
+        answer = door.post(INFER, {"inputs": [OK]}, **headers)
+        assert door.triton.seen[0][1][HEADER] == answer.headers[HEADER]
+        return answer.headers[HEADER]
+
+    assert id_of(x_request_id="a-1/b") == "a-1/b"
+    made = [id_of(x_request_id=bad) for bad in ("", "a b", "x" * 129)]
+    assert all(re.fullmatch("[0-9a-f]{32}", name) for name in made)
+    refused = door.post("models/draft/infer", {}, x_request_id="refused-1")
+    assert (refused.status_code, refused.headers[HEADER]) == (404, "refused-1")
+
+
+def test_a_chunked_body_gets_a_length(door: Door) -> None:
+    pieces = iter([b'{"text_input"', b': "a"}'])
+    answer = httpx.post(f"{door.url}/{GENERATE}", content=pieces, timeout=WAIT)
+    assert answer.status_code == 200
+    _, headers, body = door.triton.seen[0]
+    assert json.loads(body)["text_input"] == "a"
+    assert "transfer-encoding" not in headers
+
+
+def test_routes(door: Door) -> None:
+    for path in ("", "models/dflash", "models/dflash/versions/1/config", "models/dflash/stats"):
+        assert door.get(path) == 200
+    for path in (
+        *("none", "models/a/b", "models/a%2f..%2fb", "repository/index", "models/dflash/../verify"),
+        *("models/verify", "models/verify/config", "models/draft/ready", "logging", "models/stats"),
+    ):
+        assert door.get(path) == 404
+    for path in (
+        *("repository/models/x/load", "systemsharedmemory/region/x/register", "trace/setting"),
+        *(f"models/{model}/infer" for model in ("verify", "draft", "draft_verify")),
+        "models/verify/versions/1/infer",
+    ):
+        assert door.post(path, {"inputs": [OK]}).status_code == 404
+    wrong = httpx.get(f"{door.url}/{INFER}")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert door.post(INFER, {"inputs": [OK]}, content_encoding="gzip").status_code == 415
+    assert door.triton.seen == []
+
+
+def test_the_key(built: Path) -> None:
+    """One for both APIs, in either header, its scheme in any case; looking is free."""
+    security = Security(key=KEY)
+    with ExitStack() as stack:
+        door = start(stack, built, security)
+        door.triton.go.set()
+        good = (
+            {KEY_HEADER: KEY},
+            {"authorization": f"Bearer {KEY}"},
+            {"authorization": f"bearer {KEY}"},
+        )
+        bad = ({}, {KEY_HEADER: "guess"}, {"authorization": f"Basic {KEY}"}, {"authorization": KEY})
+        for headers, status in (*((each, 200) for each in good), *((each, 401) for each in bad)):
+            given = {name.replace("-", "_"): value for name, value in headers.items()}
+            for path, body in ((INFER, {"inputs": [OK]}), (GENERATE, {"text_input": "a"})):
+                answer = door.post(path, body, **given)
+                assert answer.status_code == status
+                assert answer.headers.get("www-authenticate") == (
+                    None if status == 200 else "Bearer"
+                )
+            models = httpx.get(f"http://127.0.0.1:{door.port}/v1/models", headers=headers)
+            assert models.status_code == status
+        assert door.get("health/ready") == door.get("models/dflash") == 200
+        command = Path(f"/proc/{door.application._process.pid}/cmdline").read_text()  # type: ignore[union-attr]
+        assert not any(secret in command for secret in (KEY, security.own_key))
+
+
+def test_a_stream_flows_and_ends_with_its_client(door: Door) -> None:
+    with httpx.stream("POST", f"{door.url}/{STREAM}", json={"text_input": "a"}) as answer:
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(3)] == ['data: {"number": 0}', "", 'data: {"number": 1}']
+        assert not door.triton.cancelled.is_set()
+    assert door.triton.cancelled.wait(WAIT), "the stream goes on"
+
+
+def test_large_bodies(door: Door) -> None:
+    just = json.dumps({"text_input": "a" * (BODY_LIMIT - 100)}).encode()
+    assert door.post(GENERATE, just).status_code == 200
+    answer = door.post(GENERATE, just + b" " * 200)
+    assert (answer.status_code, str(BODY_LIMIT) in answer.json()["error"]) == (413, True)
+    assert len(door.triton.seen) == 1
+
+
+def test_half_a_body_is_closed(door: Door) -> None:
+    with door.connect(post_bytes(GENERATE, b"{ }")[:-2]) as connection:
+        begun = time.monotonic()
+        answer = connection.recv(9999)
+        while connection.recv(9999):
+            pass
+        assert 0.5 * BODY_TIME < time.monotonic() - begun < WAIT
+    assert b" 408 " in answer
+
+
+def test_many_at_once(door: Door) -> None:
+    barrier = threading.Barrier(16)
+
+    def ask(number: int) -> bool:
+        barrier.wait(WAIT)
+        return all(
+            door.post(GENERATE, {"text_input": f"{number}"}).status_code == 200 for _ in range(10)
+        )
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(ask, range(16)))
+    assert len(door.triton.seen) == 160

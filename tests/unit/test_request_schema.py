@@ -1,0 +1,109 @@
+"""The one schema of a request: whoever has its fields elsewhere has the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_trt.decoding import SamplingParams
+from dflash_trt.errors import RequestError
+from dflash_trt.request_schema import ChatTemplate, GenerateRequest, encode, from_tensors, tensors
+from dflash_trt.serving.app.fields import UNSUPPORTED, ChatFields, TextFields
+from dflash_trt.serving.front.requests import SAMPLING
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import public_tensors
+
+OTHERWISE = {"stop_words": "stop", "exclude_input_in_output": "echo", "include_drafting": None}
+PROMPT = {"text_input", "input_ids", "messages", "stream"}
+VALUES: dict[str, Any] = {
+    "max_tokens": 5,
+    "temperature": 0.5,
+    "seed": 2**63 - 1,
+    "stop_words": ["é", "b"],
+    "stop_token_ids": [1, 2],
+    "logit_bias": {"5": -1.5},
+    "messages": [{"role": "user", "content": "é"}],
+    "tool_choice": "required",
+    "chat_template_kwargs": {"a": [1]},
+    "drafting": False,
+    "cache_salt": "a",
+}
+
+
+def array(name: str, value: Any) -> np.ndarray:
+    """A field's value as Triton hands it to the model."""
+    datatype, shape, content = encode(name, value)
+    if datatype == "BYTES":
+        texts, at = [], 0
+        for _ in range(*shape):
+            size = int.from_bytes(content[at : at + 4], "little")
+            texts.append(content[at + 4 : at + 4 + size])
+            at += 4 + size
+        return np.array(texts, object)
+    dtypes = {"BOOL": bool, "INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32}
+    return np.frombuffer(content, dtypes[datatype]).reshape(shape)
+
+
+def test_the_config_files_have_its_tensors() -> None:
+    """Run scripts/public_tensors.py when they do not."""
+    for file, text in public_tensors.configs().items():
+        assert file.read_text(encoding="utf-8") == text
+
+
+def test_what_is_written_into_tensors_is_read_from_them() -> None:
+    request = from_tensors({name: array(name, value) for name, value in VALUES.items()})
+    assert {name: getattr(request, name) for name in VALUES} == VALUES
+    assert request.model_fields_set == VALUES.keys()
+    named = {"type": "function", "function": {"name": "f"}}
+    assert from_tensors({"tool_choice": array("tool_choice", named)}).tool_choice == named
+    shapes = {name for name, tensor in tensors().items() if tensor.is_list}
+    assert shapes == {"input_ids", "stop_token_ids", "bad_words", "guided_choice", "stop_words"}
+    assert {tensors()[name].datatype for name in ("seed", "n", "top_p", "stream", "tools")} == {
+        *("UINT64", "INT32", "FP32", "BOOL", "BYTES")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("temperature", np.array([-1.0]), "temperature must be greater than or equal to 0, not -1"),
+        ("temperature", np.array([np.nan]), "temperature must be a finite number"),
+        ("n", np.array([65]), "n must be less than or equal to 64, not 65"),
+        ("n", np.array([1, 2]), "n has 2 elements. Send one."),
+        ("seed", np.array([2**63], np.uint64), "seed must be less than"),
+        ("stop_words", np.array([b""], object), r"stop_words\[0\] must have at least 1 character"),
+        ("stop_words", np.array([b"a"] * 65, object), "stop_words must have at most 64 items"),
+        ("stop_words", np.array([b"\xff"], object), "stop_words is not UTF-8"),
+        ("guided_choice", np.array([b"a" * 2**15], object), "guided_choice must have at most"),
+        ("logit_bias", np.array([b'{"5": 101}'], object), "logit_bias must be less than or equal"),
+        ("logit_bias", np.array([b"{"], object), "logit_bias is not JSON"),
+        ("messages", np.array([b"{}"], object), "messages must be a valid list"),
+        ("messages", np.array([b"[1]"], object), r"messages\[0\] must be a valid dictionary"),
+    ],
+)
+def test_a_wrong_value_is_named(name: str, value: np.ndarray, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        from_tensors({name: value})
+
+
+def test_defaults_are_those_of_sampling_params() -> None:
+    neutral = dataclasses.asdict(SamplingParams())
+    assert {"temperature", "top_k", "logprobs"} <= {*SAMPLING}
+    for name in SAMPLING:
+        default = GenerateRequest.model_fields[name].default
+        assert default == (None if name == "seed" else neutral[name])
+
+
+def test_every_option_is_known_to_the_openai_api() -> None:
+    text, chat = TextFields.model_fields, ChatFields.model_fields
+    for name in GenerateRequest.model_fields.keys() - PROMPT:
+        here = OTHERWISE.get(name, name)
+        assert here is None or here in chat, name
+        assert here is None or here in text or name in ChatTemplate.model_fields, name
+    assert not UNSUPPORTED["both"].keys() & (text.keys() | chat.keys())
