@@ -50,10 +50,16 @@ def _short(texts: list[str]) -> list[str]:
     return texts
 
 
+def _int32(value: int) -> int:
+    if not -(2**31) <= value < 2**31:
+        raise ValueError("must be an integer of 32 bits")
+    return value
+
+
 # the string of an annotation is the tensor's data type
 Many = Annotated[list[T], FirstFault()]
 Text = Annotated[str, "BYTES"]
-Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Int32 = Annotated[int, AfterValidator(_int32)]
 Integer = Annotated[Int32, "INT32"]
 Number = Annotated[float, Field(allow_inf_nan=False), "FP32"]
 Switch = Annotated[bool, "BOOL"]
@@ -227,7 +233,7 @@ def check_json(name: str, value: Any) -> None:
 
 
 def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
-    """Return the path of the first wrong value, and what it must be: "must be a valid string".
+    """Return the path of the first wrong value, and what is wrong: "must be a valid string".
 
     faults: as `ValidationError.errors` lists them.
     """
@@ -243,7 +249,7 @@ def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
     words = re.sub(r"^[A-Z]\w+ should| after validation, not \d+$", "", words).strip()
     words = words if words.startswith(("must", "is")) else f"must {words}"
     if isinstance(given := fault["input"], int | float):
-        words += f", not {given}"
+        words = f"is {str(given)[:40]} and {words}"
     return path[:80], words
 
 

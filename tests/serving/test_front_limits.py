@@ -16,7 +16,6 @@ from dflash_trt.serving.front import request_handler as module
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.front.request_handler import RequestHandler
-from dflash_trt.serving.front.requests import parse_request
 from dflash_trt.serving.front.response_sender import ResponseSender
 from dflash_trt.serving.front.stop_words import StopWords
 
@@ -36,35 +35,17 @@ def front(model: CountingModel) -> Iterator[RequestHandler]:
         yield front
 
 
-def test_clients_take_turns(model: CountingModel) -> None:
-    with open_front(model, slots=1, max_queue=10) as front:
-        model.pause.clear()
-        first = ask(front, "w1", max_tokens=1, client="a")
-        wait_until(lambda: bool(model.prompts))
-        asked = [("w2", "a"), ("w3", "a"), ("w4", "a"), ("w5", "b")]
-        replies = [ask(front, text, max_tokens=1, client=client) for text, client in asked]
-        wait_until(lambda: len(front._queue) == 4)
-        model.pause.set()
-        for reply in (first, *replies):
-            assert reply.next()[0].finish_reason == ["length"]
-    assert model.prompts.index(5) < model.prompts.index(3)
-
-
-def test_requests_of_who_holds_most_are_evicted(model: CountingModel) -> None:
+def test_a_full_queue_refuses_and_takes_again(model: CountingModel) -> None:
     with open_front(model, slots=1, max_queue=3) as front:
         model.pause.clear()
         held = [ask(front, max_tokens=1, client="a") for _ in range(4)]
         wait_until(lambda: len(front._queue) == 3)
-        assert ask(front, client="a").next() == ("UNAVAILABLE", module.FULL)
-        other = [ask(front, "w7", max_tokens=1, client="b") for _ in range(2)]
-        assert held[3].next() == ("UNAVAILABLE", module.EVICTED)
-        assert held[2].next() == ("UNAVAILABLE", module.EVICTED)
-        # now both hold two
-        assert ask(front, client="b").next() == ("UNAVAILABLE", module.FULL)
+        for client in ("a", "b"):
+            assert ask(front, client=client).next() == ("UNAVAILABLE", module.FULL)
         model.pause.set()
-        for reply in (*held[:2], *other):
+        for reply in held:
             assert reply.next()[0].finish_reason == ["length"]
-        wait_until(lambda: front._admission.excess(4) == 0)  # all were released
+        wait_until(lambda: front._admitted.total() == 0)  # all were released
 
 
 def test_a_limit_of_one_client(model: CountingModel) -> None:
@@ -79,29 +60,6 @@ def test_a_limit_of_one_client(model: CountingModel) -> None:
         model.pause.set()
         for reply in held:
             assert reply.next()[0].finish_reason == ["length"]
-
-
-def test_a_prompt_that_takes_long_to_read_holds_up_who_waits_no_longer_than_it(
-    model: CountingModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    read: list[str] = []
-
-    def slow(inputs: Any, *given: Any) -> Any:
-        read.append(given[-1])
-        begun.set()
-        assert go_on.wait(WAIT)
-        return parse_request(inputs, *given)
-
-    monkeypatch.setattr(module, "parse_request", slow)
-    with open_front(model, max_queue=9) as front:
-        replies = [ask(front, max_tokens=1, client="a") for _ in range(4)]  # none of them waits
-        assert begun.wait(WAIT)
-        replies.append(ask(front, max_tokens=1, client="b"))
-        go_on.set()
-        for reply in replies:
-            assert reply.next()[0].finish_reason == ["length"]
-    assert "b" in read[:3]
 
 
 def test_an_error_keeps_its_code_however_fast_the_sender_is(
@@ -181,7 +139,7 @@ def test_whatever_fails_after_a_step_who_ended_in_it_is_answered(
         answers = [reply.next() for reply in replies]
         assert failed.is_set()
         assert answers[1][0].finish_reason == ["length"]
-        wait_until(lambda: front._admission.excess(3) == 0)
+        wait_until(lambda: front._admitted.total() == 0)
 
 
 def test_who_ended_in_a_step_that_failed_is_answered(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import signal
 import subprocess
@@ -14,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 import tritonclient.grpc as grpcclient
-from live import serve_command
+from live import serve_command, serve_ports
 from load import tensors
 
 from dflash_trt.errors import ServerError
-from dflash_trt.serving.log import Formatter, Log, Said
+from dflash_trt.serving.log import Formatter, Log
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.request_id import HEADER
 from dflash_trt.serving.security import Security
@@ -26,44 +25,29 @@ from dflash_trt.serving.server.process import Server
 
 WAIT = 60.0
 ASK = {"text_input": "def main():", "max_tokens": 4}
-TRITON = "I1123 21:43:10.123456 42 server.cc:604] Started"
-FAILED = "E1123 21:43:10.123456 42 model.cc:7] failed"
 
 
-def lines_of(log: Log, said: str) -> list[str]:
-    """What the log makes of the output of a process."""
-    source = Said(log, "triton")
-    with source.end() as end:
-        os.write(end, said.encode())
-    assert source.last() == said.splitlines()
-    return log.path.read_text().splitlines()
-
-
-def test_every_line_is_a_json_object(tmp_path: Path) -> None:
-    """Triton's, what goes on over lines, a library's, and our own with its request."""
+def test_a_line_is_text_or_a_json_object() -> None:
+    """Our own, with its request; `text` has no other fields."""
     record = logging.LogRecord("dflash_trt.front", logging.WARNING, "", 1, "a\nb", None, None)
     record.request_id = "r1"
-    ours = Formatter("json").format(record)
-    said = "\n".join([TRITON, FAILED, "  at line 3", ours, "{no json", '{"time": 1}'])
-    found = [json.loads(line) for line in lines_of(Log(tmp_path / "log", "json"), said)]
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+[+-]\d\d:\d\d", x.pop("time")) for x in found)
-    assert found[:4] == [
-        {"level": "INFO", "logger": "triton", "message": "server.cc:604] Started"},
-        {"level": "ERROR", "logger": "triton", "message": "model.cc:7] failed"},
-        {"level": "ERROR", "logger": "triton", "message": "  at line 3"},
-        {"level": "WARNING", "logger": "dflash_trt.front", "message": "a\nb", "request_id": "r1"},
-    ]
-    assert [each["message"] for each in found[4:]] == ["{no json", '{"time": 1}']
+    record.fields = {"ms": 1}
+    line = json.loads(Formatter("json").format(record))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+[+-]\d\d:\d\d", line.pop("time"))
+    about = {"level": "WARNING", "logger": "dflash_trt.front", "message": "a\nb"}
+    assert line == {**about, "ms": 1, "request_id": "r1"}
+    text = Formatter("text").format(record)
+    assert text.partition(" ")[2] == "WARNING dflash_trt.front: a\nb [r1]"
 
 
-def test_text_has_time_and_level_too(tmp_path: Path) -> None:
+def test_the_last_lines_say_why_a_process_ended(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
-    log.add("INFO", "access", "GET / 200", ms=1, request_id="r1")
-    lines = lines_of(log, f"{FAILED}\n")
-    assert [line.partition(" ")[2] for line in lines] == [
-        "INFO access: GET / 200 [r1]",
-        "ERROR triton: model.cc:7] failed",
-    ]
+    log.add("INFO", "serve", "before")
+    start = log.size()
+    subprocess.run(["echo", "it failed"], stdout=log.fileno(), check=True)
+    assert log.since(start) == ["it failed"]
+    assert log.since(0)[0].endswith("INFO serve: before")
+    assert Log(Path("/dev/null")).since(0) == []
 
 
 def test_a_log_that_cannot_be_written_is_named(built: Path, tmp_path: Path) -> None:
@@ -73,9 +57,9 @@ def test_a_log_that_cannot_be_written_is_named(built: Path, tmp_path: Path) -> N
 
 
 def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path) -> None:
-    """`serve --log-format json`: every line of the log and of the output is an object; a request
+    """`serve --log-format json`: our lines of the log and of the output are objects; a request
     has its id in the answer, in the access line, and in the model's line when it is refused."""
-    ports, openai, file = free_ports(), free_ports().http, tmp_path / "log"
+    ports, file = serve_ports(), tmp_path / "log"
     options = (f"--log-file={file}", "--log-format=json")
     process = subprocess.Popen(
         serve_command(built, ports, *options), stdout=subprocess.PIPE, text=True
@@ -85,7 +69,7 @@ def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path
         said = [json.loads(process.stdout.readline())["message"] for _ in range(2)]
         assert said[0] == f"starting Triton (log: {file}) ..."
         assert said[1].startswith("ready\n")
-        v2, v1 = f"http://127.0.0.1:{ports.http}/v2/models", f"http://127.0.0.1:{openai}/v1"
+        v2, v1 = f"http://127.0.0.1:{ports.http}/v2/models", f"http://127.0.0.1:{ports.http}/v1"
         # path, body, status
         asked: dict[str, tuple[str, Any, int]] = {
             "generate": (f"{v2}/dflash/generate", ASK, 200),
@@ -98,7 +82,7 @@ def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path
         for name, (url, body, status) in asked.items():
             answer = httpx.post(url, json=body, headers={HEADER: name}, timeout=WAIT)
             assert (answer.status_code, answer.headers[HEADER]) == (status, name), answer.text
-        httpx.get(f"http://127.0.0.1:{openai}/health")
+        httpx.get(f"http://127.0.0.1:{ports.http}/health")
         for metadata, own in (({HEADER: "by-grpc"}, ""), ({}, "own")):
             with grpcclient.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
                 inputs = tensors({"text_input": "a", "max_tokens": -1})
@@ -107,9 +91,10 @@ def test_a_request_is_followed_through_all_processes(built: Path, tmp_path: Path
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=WAIT)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    text = file.read_text().splitlines()
+    lines = [json.loads(line) for line in text if line.startswith("{")]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    assert {"triton", "serve", "dflash_trt.access"} <= {line["logger"] for line in lines}
+    assert {"serve", "dflash_trt.access"} <= {line["logger"] for line in lines}
     of_access = [line for line in lines if line["logger"] == "dflash_trt.access"]
     found = {line["request_id"]: (line["path"], line["status"]) for line in of_access}
     paths = {name: ("/" + url.split("/", 3)[3], code) for name, (url, _, code) in asked.items()}
@@ -135,17 +120,19 @@ def test_the_log_stays_when_serve_has_ended(built: Path) -> None:
 
 
 def test_it_can_all_go_to_the_output(built: Path) -> None:
-    """For a container: one stream of objects, each once."""
+    """For a container: one stream, each line once, Triton's among them."""
     options = ("--log-file=/dev/stdout", "--log-format=json")
     process = subprocess.Popen(
         serve_command(built, free_ports(), *options), stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    messages: list[str] = []
-    while not any(message.startswith("ready") for message in messages):
-        messages.append(json.loads(process.stdout.readline())["message"])
+    lines = [process.stdout.readline()]
+    while '"message": "ready' not in lines[-1]:
+        assert lines[-1]
+        lines.append(process.stdout.readline())
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=WAIT)
-    messages += [json.loads(line)["message"] for line in rest.splitlines()]
+    lines += rest.splitlines()
+    messages = [json.loads(line)["message"] for line in lines if line.startswith("{")]
     assert sum(message.startswith(("starting Triton", "stopping")) for message in messages) == 2
-    assert any("Started HTTPService" in message for message in messages)
+    assert any("Started HTTPService" in line for line in lines)

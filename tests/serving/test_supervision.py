@@ -22,22 +22,20 @@ from pathlib import Path
 
 import httpx
 import pytest
-from dflash_trt.serving.server.gateway import Gateway
 from live import serve_ports, serving
 
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
 from dflash_trt.serving.client import Client, stream
-from dflash_trt.serving.security import Security
-from dflash_trt.serving.server import supervisor
+from dflash_trt.serving.server import run, supervisor
+from dflash_trt.serving.server.application import Application
 from dflash_trt.serving.server.process import (
     SHARED_MEMORY,
     Server,
-    clean_up,
     command_line,
     processes_naming,
+    remove_stale_memory,
 )
-from dflash_trt.serving.server.run import prepare
 
 pytestmark = pytest.mark.soak
 
@@ -51,12 +49,12 @@ LONG = 400  # tokens of a request that is still running when something happens t
 @dataclass
 class Supervised:
     server: Server
-    gateway: Gateway
+    application: Application
     said: list[str]
-    told: list[str]  # to the gateway
+    told: list[str]  # to the application
     result: Future[None]  # of supervise()
     text: list[int]  # what the server answers while it is well
-    gateway_url: str
+    url: str
 
     def pid(self, model: str) -> int:
         if model == "tritonserver":
@@ -103,17 +101,18 @@ def _supervised(directory: Path) -> Iterator[Supervised]:
     stop, said, told = threading.Event(), list[str](), list[str]()
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         ports = serve_ports()
-        server, gateway = prepare(stack, directory, ports, Security())
+        options = run.Options(ports.http, ports.grpc)
+        server, application = run.prepare(stack, directory, options, keep_log=True)
         stack.enter_context(server)
-        gateway.start(server.log)
+        application.start(server.log)
         server.wait_ready()
-        gateway.tell("ready")
-        tell = gateway.tell
-        gateway.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
-        result = pool.submit(supervisor.supervise, server, gateway, stop, said.append)
+        application.tell("ready")
+        tell = application.tell
+        application.tell = lambda words: (told.append(words), tell(words))[1]  # type: ignore[method-assign]
+        result = pool.submit(supervisor.supervise, server, application, stop, said.append)
         try:
             url = f"http://127.0.0.1:{ports.http}"
-            yield Supervised(server, gateway, said, told, result, _ask(server, 32), url)
+            yield Supervised(server, application, said, told, result, _ask(server, 32), url)
         finally:
             stop.set()
             result.result(WAIT)
@@ -208,11 +207,11 @@ def test_it_never_gives_up(built: Path, tmp_path: Path, monkeypatch: pytest.Monk
         assert _ask(each.server, 32) == each.text
 
 
-def test_a_killed_gateway_is_replaced_alone(supervised: Supervised) -> None:
-    pid = supervised.gateway._process.pid  # type: ignore[union-attr]
-    before, url = supervised.pid("dflash"), supervised.gateway_url
+def test_a_killed_application_is_replaced_alone(supervised: Supervised) -> None:
+    pid = supervised.application._process.pid  # type: ignore[union-attr]
+    before, url = supervised.pid("dflash"), supervised.url
     os.kill(pid, signal.SIGKILL)
-    supervised.wait_until("the gateway ended (exit -9)")
+    supervised.wait_until("the application ended (exit -9)")
     deadline = time.monotonic() + WAIT
     while httpx.get(f"{url}/v2/health/ready", timeout=WAIT).status_code != 200:
         assert time.monotonic() < deadline
@@ -289,7 +288,7 @@ def test_it_serves_from_where_pythonpath_points(built: Path, tmp_path: Path) -> 
     venv.create(tmp_path / "empty", with_pip=False)
     packages = sysconfig.get_path("purelib")
     ports = serve_ports()
-    numbers = [f"--{kind}-port={port}" for kind, port in vars(ports).items()]
+    numbers = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}"]
     process = subprocess.Popen(
         [tmp_path / "empty" / "bin" / "python", "-m", "dflash_trt", "serve", built, *numbers],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), packages])},
@@ -327,7 +326,7 @@ def _serve(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]
 def _prefix(log: Path) -> str:
     """Of the shared memory of the server that writes this log."""
     (server,) = (pid for pid in processes_naming(str(log.parent)) if _words(pid, "--model-repo"))
-    found = re.search(r"dflash_trt_\w{12}_", _words(server, "shm-region-prefix-name"))
+    found = re.search(r"dflash_trt_\d+_\d+_\w{12}_", _words(server, "shm-region-prefix-name"))
     assert found is not None
     return found[0]
 
@@ -340,30 +339,17 @@ def _traces(prefix: str) -> list[object]:
     return [*processes_naming(prefix), *SHARED_MEMORY.glob(f"{prefix}*")]
 
 
-def test_nothing_stays_when_first_the_reaper_and_then_serve_is_killed(built: Path) -> None:
+def test_nothing_stays_when_serve_is_killed(built: Path) -> None:
+    """Its processes end with it, and the next start removes its shared memory."""
     with _serve(built) as (process, _, log):
         prefix = _prefix(log)
-        (reaper,) = _children(process.pid, "reaper.py")
-        os.kill(reaper, signal.SIGKILL)
-        deadline = time.monotonic() + STOP
-        while not set(_children(process.pid, "reaper.py")) - {reaper}:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
         process.kill()
-        while _traces(prefix) and time.monotonic() < deadline:
+        deadline = time.monotonic() + STOP
+        while processes_naming(prefix) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert _traces(prefix) == []
-
-
-def _children(parent: int, text: str) -> list[int]:
-    return [pid for pid in processes_naming(text) if _parent(pid) == parent]
-
-
-def _parent(pid: int) -> int | None:
-    with suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        return int(re.findall(r"^PPid:\t(\d+)$", status, re.M)[0])
-    return None
+        assert processes_naming(prefix) == []
+    remove_stale_memory()
+    assert _traces(prefix) == []
 
 
 @pytest.mark.parametrize("signals", [1, 2])
@@ -420,11 +406,10 @@ def test_requests_that_take_too_long_are_told_so(built: Path) -> None:
 
 def test_http_streams_that_take_too_long_end_with_an_event(built: Path) -> None:
     ports = serve_ports()
-    openai_port = ports.http
     options = {"max_tokens": LONG, "temperature": 1.0, "ignore_eos": True, "stream": True}
     asks = {
         f"http://127.0.0.1:{ports.http}/v2/models/dflash/generate_stream": {"text_input": "a"},
-        f"http://127.0.0.1:{openai_port}/v1/completions": {"model": "dflash", "prompt": "a"},
+        f"http://127.0.0.1:{ports.http}/v1/completions": {"model": "dflash", "prompt": "a"},
     }
     with (
         serving(built, ports, "--drain-seconds=0.5") as (
@@ -448,9 +433,3 @@ def test_http_streams_that_take_too_long_end_with_an_event(built: Path) -> None:
     assert "stopping" in json.loads(triton[-1].removeprefix("data: "))["error"]
     assert openai[-1] == "data: [DONE]"
     assert json.loads(openai[-2].removeprefix("data: "))["error"]["type"] == "server_error"
-
-
-def test_cleaning_up_needs_a_prefix_of_ours() -> None:
-    for prefix in ("", "python", "dflash_trt_"):
-        with pytest.raises(ValueError, match="prefix"):
-            clean_up(prefix)

@@ -72,19 +72,27 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("temperature", np.array([-1.0]), "temperature must be greater than or equal to 0, not -1"),
-        ("temperature", np.array([np.nan]), "temperature must be a finite number"),
-        ("n", np.array([65]), "n must be less than or equal to 64, not 65"),
+        ("temperature", np.array([-1.0]), "temperature is -1.0 and must be greater"),
+        ("temperature", np.array([np.nan]), "temperature is nan and must be a finite number"),
+        ("n", np.array([65]), "n is 65 and must be less than or equal to 64"),
         ("n", np.array([1, 2]), "n has 2 elements. Send one."),
-        ("seed", np.array([2**63], np.uint64), "seed must be less than"),
+        ("seed", np.array([2**63], np.uint64), "seed is 9223372036854775808 and must be less than"),
         ("stop_words", np.array([b""], object), r"stop_words\[0\] must have at least 1 character"),
         ("stop_words", np.array([b"a"] * 65, object), "stop_words must have at most 64 items"),
         ("stop_words", np.array([b"\xff"], object), "stop_words is not UTF-8"),
         ("guided_choice", np.array([b"a" * 2**15], object), "guided_choice must have at most"),
-        ("logit_bias", np.array([b'{"5": 101}'], object), "logit_bias must be less than or equal"),
+        (
+            "logit_bias",
+            np.array([b'{"5": 101}'], object),
+            "logit_bias is 101 and must be less",
+        ),
         ("logit_bias", np.array([b"{"], object), "logit_bias is not JSON"),
         ("messages", np.array([b"{}"], object), "messages must be a valid list"),
-        ("messages", np.array([b"[1]"], object), r"messages\[0\] must be a valid dictionary"),
+        (
+            "messages",
+            np.array([b"[1]"], object),
+            r"messages\[0\] is 1 and must be",
+        ),
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: np.ndarray, words: str) -> None:

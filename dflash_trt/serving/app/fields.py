@@ -105,7 +105,8 @@ class Fields(Sampling):
         options["seed"] = None if self.seed is None else self.seed % 2**63
         if self.response_format == {"type": "text"}:
             options["response_format"] = None
-        options["include_drafting"] = self.stream and self.stream_options.include_drafting
+        if self.stream and self.stream_options.include_drafting:
+            options["include_drafting"] = True
         options["stop_words"] = [self.stop] if isinstance(self.stop, str) else self.stop
         options = {k: None if v in ([], {}) else v for k, v in options.items()}
         return {**options, **self._structured()}
@@ -119,15 +120,15 @@ class Fields(Sampling):
             elif value not in (None, False):
                 message = f"'structured_outputs.{name[:40]}' is not supported by this server."
                 raise Failure(400, message, "structured_outputs")
+        name = "structured_outputs" if self.guided_json is None else "guided_json"
         schema = found.get("guided_json", {})
         if isinstance(schema, str):
             try:
-                found["guided_json"] = json.loads(schema)
+                found["guided_json"] = schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
-                name = "structured_outputs" if self.guided_json is None else "guided_json"
                 raise Failure(400, f"'{name}' is not JSON: {error}.", name) from error
-        if not isinstance(found.get("guided_json", {}), dict):
-            raise Failure(400, "'guided_json' must be a JSON schema.", "guided_json")
+        if not isinstance(schema, dict):
+            raise Failure(400, f"'{name}' must hold a JSON schema.", name)
         return found
 
 
@@ -175,7 +176,7 @@ class ChatFields(ChatTemplate, Fields):
             options["max_tokens"] = self.max_completion_tokens
         options["logprobs"] = self.top_logprobs if self.logprobs else None
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
-        options["chat_template_kwargs"] = {**effort, **self.chat_template_kwargs}
+        options["chat_template_kwargs"] = {**effort, **self.chat_template_kwargs} or None
         return [[message.flat() for message in self.messages]], options
 
 

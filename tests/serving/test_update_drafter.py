@@ -1,0 +1,193 @@
+"""`dflash-trt update-drafter` on the real server, under load: no request lost, no text changed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import httpx
+import pytest
+from builds import edit_weights, quiet
+from commands import run
+from live import serve_ports, serving
+from pycode import PYCODE, demo_config
+
+from dflash_trt.build.run import build
+from dflash_trt.errors import ServerError
+from dflash_trt.serving.client import Client
+from dflash_trt.serving.ports import Ports
+from dflash_trt.serving.server import Options, update_drafter
+
+PROMPT, TOKENS = "def main():", 48
+MODULE: Any = sys.modules["dflash_trt.serving.server.update_drafter"]  # the function hides it
+WAIT = 120.0  # seconds; nothing here should take so long
+
+
+def build_changed(directory: Path, role: str, scale: float) -> Path:
+    """The demo pair with noise of that share in the matrices of one model, built."""
+    import torch  # noqa: PLC0415
+
+    changed = shutil.copytree(PYCODE / role, directory / role)
+
+    def change(tensors: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        for name, each in tensors.items():
+            if each.ndim == 2:
+                noise = torch.randn(each.shape) * each.float().std() * scale
+                tensors[name] = each + noise.to(each.dtype)
+
+    edit_weights(changed, change)
+    config = demo_config()
+    source = getattr(config, role).model_copy(update={"path": changed})
+    build(config.model_copy(update={role: source}), directory / "built", quiet)
+    return directory / "built"
+
+
+@dataclass
+class Clients:
+    """Each asks the same again and again, over gRPC and HTTP, streamed and not."""
+
+    ports: Ports
+    texts: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def over_grpc(self, stream: bool) -> None:
+        options: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+        with Client(f"127.0.0.1:{self.ports.grpc}") as client:
+            while not self.stop.is_set():
+                if stream:
+                    text = "".join(c.text for c in client.stream(PROMPT, **options))
+                else:
+                    text = client.generate(PROMPT, **options).text
+                self.texts.append(text)
+
+    def over_http(self, chat: bool) -> None:
+        body: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
+        url = f"http://127.0.0.1:{self.ports.http}"
+        with httpx.Client(timeout=WAIT) as client:
+            while not self.stop.is_set():
+                if chat:
+                    asked = {**body, "model": "pycode", "prompt": PROMPT, "temperature": 0}
+                    answer = client.post(f"{url}/v1/completions", json=asked).raise_for_status()
+                    self.texts.append(answer.json()["choices"][0]["text"])
+                else:
+                    asked = {**body, "text_input": PROMPT}
+                    answer = client.post(f"{url}/v2/models/dflash/generate", json=asked)
+                    self.texts.append(answer.raise_for_status().json()["text_output"])
+
+
+@contextmanager
+def asking(ports: Ports, count: int) -> Iterator[Clients]:
+    """So many clients of four kinds, until the block ends; none has met an error."""
+    clients, errors = Clients(ports), list[BaseException]()
+
+    def client(number: int) -> None:
+        try:
+            (clients.over_grpc, clients.over_http)[number % 2](number % 4 < 2)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=client, args=[number]) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield clients
+    finally:
+        clients.stop.set()
+        for thread in threads:
+            thread.join(WAIT)
+    assert errors == []
+    assert len(clients.texts) > count
+    assert len(set(clients.texts)) == 1
+
+
+@dataclass
+class Served:
+    process: subprocess.Popen[str]
+    ports: Ports
+    builds: dict[str, Path]
+
+    def update(self, build: str, least: float = 0.2) -> list[str]:
+        """What it says."""
+        return list(update_drafter(self.ports.http, self.builds[build], least))
+
+
+@pytest.fixture(scope="module")
+def served(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("updates")
+    builds = {
+        "a": built,
+        "target": build_changed(directory / "target", "target", 0.1),
+        "drafter": build_changed(directory / "drafter", "drafter", 0.05),
+        "bad": build_changed(directory / "bad", "drafter", 3.0),
+    }
+    ports = serve_ports()
+    with serving(built, ports) as (process, _):
+        yield Served(process, ports, builds)
+        process.terminate()
+        process.wait(WAIT)
+
+
+def test_a_drafter_is_replaced_under_load_and_a_worse_one_put_back(served: Served) -> None:
+    with asking(served.ports, 8) as clients:
+        said = served.update("drafter")
+        assert re.search(r"[\d.]+ tokens a round, [\d.]+ before", said[0])
+        assert said[-1].endswith("built serves")
+        with pytest.raises(ServerError, match="tokens a round") as failed:
+            served.update("bad", least=0.8)
+        found, last = map(float, re.findall(r"[0-9]\.[0-9]+", str(failed.value))[:2])
+        assert found < 1.3 < 2 < last
+        # the old one is back: the next is measured against it
+        assert float(re.findall(r"([\d.]+) before", served.update("a")[0])[0]) > 2
+        count = len(clients.texts)
+        deadline = time.monotonic() + WAIT
+        while len(clients.texts) < count + 8:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_what_cannot_be_taken_is_said(served: Served, tmp_path: Path) -> None:
+    served.builds["none"] = tmp_path
+    with pytest.raises(ServerError, match="not a directory that `dflash-trt build` made"):
+        served.update("none")
+    with pytest.raises(ServerError, match=r"differs from .* in more than the drafter's weights"):
+        served.update("target")
+    said = update_drafter(served.ports.http, served.builds["drafter"], 0.0)
+    next(said)
+    with pytest.raises(ServerError, match="an update is under way"):
+        served.update("a")
+    assert list(said)[-1].endswith("serves")
+    served.update("a", least=0.0)
+    with pytest.raises(ServerError, match=r"no `dflash-trt serve` of yours has HTTP port 1\."):
+        list(update_drafter(1, served.builds["a"], 0.8))
+
+
+def test_memory_is_looked_at_before_anything_is_loaded(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODULE, "free_memory", lambda: 1000)
+    never = Mock(side_effect=AssertionError)
+    server: Any = Mock(repository=built / "model_repository", load_drafter=never)
+    ports = serve_ports()
+    with ExitStack() as stack:
+        updates = MODULE.Updates(server, Options(ports.http, check="none"), lambda line: None)
+        stack.callback(updates.close)
+        with pytest.raises(ServerError, match="GB of memory"):
+            list(update_drafter(ports.http, built, 0.0))
+    assert not server.health.method_calls
+
+
+def test_the_command_says_what_it_lacks(built: Path) -> None:
+    code, out, err = run("update-drafter", str(built), "--http-port=1")
+    assert (code, out) == (1, "")
+    assert "no `dflash-trt serve` of yours has HTTP port 1." in err
