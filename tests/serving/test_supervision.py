@@ -23,6 +23,7 @@ from pathlib import Path
 import httpx
 import pytest
 from live import serve_ports, serving
+from load import metric
 
 from dflash_trt.config import load_config
 from dflash_trt.errors import ServerError, UnavailableError
@@ -384,6 +385,45 @@ def test_running_requests_may_end(built: Path, number: signal.Signals) -> None:
         process.send_signal(number)
         assert len(tokens) + len(rest.result(WAIT)) == LONG
         assert process.wait(WAIT) == 0
+
+
+def test_what_runs_under_32_clients_ends_well(built: Path) -> None:
+    """Over gRPC, OpenAI's API and Triton's HTTP, streamed and not; new requests are refused."""
+    ports = serve_ports()
+    url = f"http://127.0.0.1:{ports.http}"
+    options = {"max_tokens": LONG, "ignore_eos": True, "temperature": 1.0}
+
+    def ask(number: int) -> int:
+        """The tokens of an answer."""
+        if number % 4 == 0:
+            with Client(f"127.0.0.1:{ports.grpc}") as client:
+                return sum(len(chunk.token_ids) for chunk in client.stream("a", **options))
+        if number % 4 == 1:
+            with Client(f"127.0.0.1:{ports.grpc}") as client:
+                return client.generate("a", **options).choices[0].summary.completion_tokens
+        if number % 4 == 2:
+            body = {"model": "pycode", "prompt": "a", **options}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT)
+            return int(answer.raise_for_status().json()["usage"]["completion_tokens"])
+        body = {"text_input": "a", **options}
+        answer = httpx.post(f"{url}/v2/models/dflash/generate", json=body, timeout=WAIT)
+        return int(answer.raise_for_status().json()["completion_tokens"])
+
+    with serving(built, ports, "--drain-seconds=60") as (process, _):
+        with ThreadPoolExecutor(32) as pool:
+            asked = [pool.submit(ask, number) for number in range(32)]
+            states = [f"trtllm_num_requests_{state}" for state in ("running", "waiting")]
+
+            def admitted() -> str | None:
+                count = sum(sum(metric(ports.metrics, name).values()) for name in states)
+                return "all" if count == 32 else None
+
+            _wait_for(admitted)
+            process.send_signal(signal.SIGTERM)
+            assert [each.result(WAIT) for each in asked] == [LONG] * 32
+        assert process.wait(WAIT) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
 
 
 def test_requests_that_take_too_long_are_told_so(built: Path) -> None:

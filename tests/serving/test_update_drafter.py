@@ -156,6 +156,19 @@ def test_a_drafter_is_replaced_under_load_and_a_worse_one_put_back(served: Serve
             time.sleep(0.05)
 
 
+@pytest.mark.soak
+def test_twenty_updates_under_load(served: Served) -> None:
+    """Each fifth a worse one, which does not stay."""
+    with asking(served.ports, 8):
+        for number in range(20):
+            if number % 5 == 4:
+                with pytest.raises(ServerError, match="tokens a round"):
+                    served.update("bad", least=0.8)
+            else:
+                assert served.update(("drafter", "a")[number % 2])[-1].endswith("serves")
+        served.update("a", least=0.0)
+
+
 def test_what_cannot_be_taken_is_said(served: Served, tmp_path: Path) -> None:
     served.builds["none"] = tmp_path
     with pytest.raises(ServerError, match="not a directory that `dflash-trt build` made"):
