@@ -17,7 +17,7 @@ from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.output_processor import OutputProcessor
 from dflash_trt.serving.front.request_handler import RequestHandler
 from dflash_trt.serving.front.response_sender import ResponseSender
-from dflash_trt.serving.front.stop_words import StopWords
+from dflash_trt.serving.front.text import StopWords
 
 
 class PanicException(BaseException):

@@ -22,10 +22,8 @@ from triton_metrics import Triton
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from dflash_trt.decoding.speculation import VERIFIED, CostProfile
-from dflash_trt.serving.front import metric_table
 from dflash_trt.serving.front import metrics as module
-from dflash_trt.serving.front.metric_table import HISTOGRAM, REASONS, TALLY, families
-from dflash_trt.serving.front.metrics import Metrics
+from dflash_trt.serving.front.metrics import HISTOGRAM, REASONS, TALLY, Metrics, families
 from dflash_trt.serving.ports import free_ports
 from dflash_trt.serving.server.process import Server
 
@@ -149,9 +147,9 @@ def test_costs_are_those_of_the_short_context(triton: Triton) -> None:
 
 def test_counted_histograms_equal_those_of_prometheus_client(triton: Triton) -> None:
     rng = np.random.default_rng(1)
-    values = [*(10 ** rng.uniform(-5, 1, 500)), *metric_table.GAPS]  # bounds included
+    values = [*(10 ** rng.uniform(-5, 1, 500)), *module.GAPS]  # bounds included
     name = "dflash_inter_token_latency_seconds"
-    theirs = prometheus_client.Histogram(name, "", buckets=metric_table.GAPS, registry=None)
+    theirs = prometheus_client.Histogram(name, "", buckets=module.GAPS, registry=None)
     metrics = Metrics(triton, MOST_DRAFTS)
     for value in values:
         metrics.tokens(1, value)

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.front.guides import guide
+from dflash_trt.serving.front.llm import guide
 
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
 FINAL = "<|start|>assistant<|channel|>final<|message|>"

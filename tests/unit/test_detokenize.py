@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from dflash_trt.serving.front.detokenize import HOLE, Detokenizer
+from dflash_trt.serving.front.text import HOLE, Detokenizer
 
 TEXT = "naïve 🙂🙃 — žluťoučký kůň, 日本語 và tiếng Việt; ok\n\tdef f(x):  return x  "
 

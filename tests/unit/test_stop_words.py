@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_trt.serving.front.stop_words import StopWords
+from dflash_trt.serving.front.text import StopWords
 
 
 def gated(pieces: list[str], words: list[str]) -> tuple[list[str], bool]:

@@ -2,5 +2,4 @@
 
 from dflash_trt.serving.front.capacity import capacity
 from dflash_trt.serving.front.control import Control
-from dflash_trt.serving.front.guides import guide
-from dflash_trt.serving.front.llm import limits
+from dflash_trt.serving.front.llm import guide, limits

@@ -5,6 +5,7 @@ waiting queue. Only its LLM API is used (`tests/fakes/standins` says which versi
 """
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -17,9 +18,8 @@ from functools import partial
 from typing import Any
 
 from dflash_trt.build.settings import Settings
-from dflash_trt.decoding import Request, Sequence, WaitingQueue
+from dflash_trt.decoding import Grammar, Request, Sequence, WaitingQueue
 from dflash_trt.errors import BuildError, RequestError
-from dflash_trt.serving.front.guides import guide
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, INVALID, Deliver
 from dflash_trt.serving.internal import end_process
@@ -27,6 +27,8 @@ from dflash_trt.tensorrt_llm import ARGS_FILE, with_cached_target
 
 log = logging.getLogger(__name__)
 
+GUIDES = {"json_schema": "json", "regex": "regex", "lark": "grammar"}  # `GuidedDecodingParams`
+FINAL = "<|start|>assistant<|channel|>final<|message|>"  # what gpt-oss says its answer after
 FAILED = "TensorRT-LLM failed on this request. The server's log says why."
 REASONS = {"stop": "stop", "length": "length", "timeout": "cancelled", "cancelled": "cancelled"}
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -52,6 +54,40 @@ def limits(args: Mapping[str, Any]) -> dict[str, str]:
         "prefill_chunk": "0",  # TensorRT-LLM decides this and the next
         "speculation": "{}",
     }
+
+
+def guide(grammar: Grammar, backend: str | None, *, channels: bool) -> dict[str, Any]:
+    """The arguments of `tensorrt_llm.GuidedDecodingParams`.
+
+    backend: `guided_decoding_backend` of the build. channels: the model writes in channels, and
+    the grammar is for what it says in the last of them, as `trtllm-serve` does it
+    (`_response_format_to_guided_decoding_params` of `tensorrt_llm/serve/openai_protocol.py`).
+    Raises RequestError for what the backend cannot follow.
+    """
+    if backend is None:
+        raise RequestError(
+            f"{grammar.name} is not possible: this server was built without guided decoding",
+            "Send the request without, or build with engine.args.guided_decoding_backend.",
+        )
+    if grammar.kind == "lark" and backend != "llguidance":
+        raise RequestError(
+            f"{grammar.name} is in llguidance's language, which this server cannot read",
+            "Send a JSON schema or a regular expression, or build with "
+            "engine.args.guided_decoding_backend: llguidance.",
+        )
+    if not channels or grammar.kind == "lark":  # such a grammar has the channels in it
+        return {GUIDES[grammar.kind]: grammar.text}
+    if backend != "xgrammar":
+        raise RequestError(
+            f"{grammar.name}: the model answers in channels, and {backend} cannot wait for one",
+            "Send a whole grammar, or build with engine.args.guided_decoding_backend: xgrammar.",
+        )
+    content: dict[str, Any] = {"type": "regex", "pattern": grammar.text}
+    if grammar.kind == "json_schema":
+        content = {"type": "json_schema", "json_schema": json.loads(grammar.text)}
+    tag = {"begin": FINAL, "content": content, "end": ""}
+    tags = {"type": "triggered_tags", "triggers": [FINAL], "tags": [tag], "stop_after_first": True}
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": tags})}
 
 
 class RefusedError(Exception):

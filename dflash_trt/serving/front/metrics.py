@@ -14,23 +14,110 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from dflash_trt.decoding.speculation import CostProfile
-from dflash_trt.serving.front import metric_table as names
-from dflash_trt.serving.front.metric_table import (
-    COUNTER,
-    HISTOGRAM,
-    TALLY,
-    Family,
-    bounds,
-    families,
-)
+from dflash_trt.decoding.speculation import VERIFIED, CostProfile
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 1.0  # seconds between two sends
 CLOSE_TIMEOUT = 2.0  # seconds
 
-PROGRESS = (names.PROMPT_TOKENS, names.GENERATION_TOKENS)  # see `Metrics.progress`
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+TALLY = "histogram as counters"  # for values by the thousand a second: see docs/metrics.md
+
+PHASES = ("verify", "draft", "hop", "scheduler")
+REASONS = ("stop", "length", "cancelled", "error", "refused")
+
+DRAFT_TOKENS = "trtllm_spec_decode_num_draft_tokens_total"
+ACCEPTED_TOKENS = "trtllm_spec_decode_num_accepted_tokens_total"
+DRAFTED_AT = "trtllm_spec_decode_drafted_tokens_total"
+ACCEPTED_AT = "trtllm_spec_decode_accepted_tokens_total"
+ACCEPTANCE_LENGTH = "dflash_acceptance_length"
+REQUEST_ACCEPTANCE = "dflash_request_acceptance_length"
+ROUNDS = "dflash_rounds_total"
+CHOICES = "dflash_choices_total"
+ROUND_SECONDS = "dflash_round_seconds_total"
+PROMPT_TOKENS = "trtllm_prompt_tokens_total"
+PREFILL_SECONDS = "dflash_prefill_seconds_total"
+GENERATION_TOKENS = "trtllm_generation_tokens_total"
+QUEUE_TIME = "trtllm_request_queue_time_seconds"
+FIRST_TOKEN = "trtllm_time_to_first_token_seconds"
+INTER_TOKEN = "dflash_inter_token_latency_seconds"
+REQUESTS = "dflash_requests_total"
+ACTIVE = "trtllm_num_requests_running"
+WAITING = "trtllm_num_requests_waiting"
+KV_ROWS = "dflash_kv_rows_used"
+CACHED_TOKENS = "dflash_cached_prompt_tokens_total"
+CACHE_BYTES = "dflash_prefix_cache_bytes"
+COST_SECONDS = "dflash_cost_seconds"
+PROGRESS = (PROMPT_TOKENS, GENERATION_TOKENS)  # see `Metrics.progress`
+# only who runs the rounds knows these
+OF_ROUNDS = (
+    *(ROUNDS, CHOICES, ROUND_SECONDS, PREFILL_SECONDS, KV_ROWS, COST_SECONDS, CACHE_BYTES),
+)
+
+# bucket bounds, in seconds below
+MEANS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0)  # tokens: texts differ most in the first
+GAPS = tuple(n * 10.0**e for e in range(-4, 1) for n in (1.0, 2.5, 5.0))[:-1]
+WAITS = (*GAPS[3:], 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A metric, with the values of its first label or its bucket bounds."""
+
+    name: str
+    kind: str
+    unit: str
+    description: str
+    label: str = ""
+    values: tuple[str, ...] = ("",)
+    more: tuple[str, ...] = ()  # labels of series that are made when their values are known
+    buckets: tuple[float, ...] = ()
+
+
+def families(max_drafts: int, rounds: bool = True) -> tuple[Family, ...]:
+    """All metrics of a server; max_drafts: of a sequence in a round.
+
+    rounds: whether it runs the rounds itself; otherwise `OF_ROUNDS` are not known.
+    """
+    positions = ("token_position", tuple(map(str, range(max_drafts))))
+    committed = "Tokens a sequence committed in a round: accepted drafts and the bonus token"
+    by_kind = "Rounds of single sequences, by what was verified"
+    cost = "A step with few tokens in the cache, as measured on this machine"
+    of_text = "Tokens committed in a round, the mean of a text that ended"
+    lengths = tuple(map(float, range(1, max_drafts + 2)))
+    table = (
+        Family(DRAFT_TOKENS, COUNTER, "tokens", "Draft tokens proposed"),
+        Family(ACCEPTED_TOKENS, COUNTER, "tokens", "Draft tokens accepted"),
+        Family(DRAFTED_AT, COUNTER, "tokens", "Draft tokens proposed, by position", *positions),
+        Family(ACCEPTED_AT, COUNTER, "tokens", "Draft tokens accepted, by position", *positions),
+        Family(ACCEPTANCE_LENGTH, TALLY, "tokens", committed, buckets=lengths),
+        Family(REQUEST_ACCEPTANCE, HISTOGRAM, "tokens", of_text, buckets=MEANS),
+        Family(ROUNDS, COUNTER, "rounds", "Rounds of verify and draft, each of all sequences"),
+        Family(CHOICES, COUNTER, "rounds", by_kind, "verified", VERIFIED),
+        Family(ROUND_SECONDS, COUNTER, "seconds", "Time in rounds, by phase", "phase", PHASES),
+        Family(PROMPT_TOKENS, COUNTER, "tokens", "Prompt tokens processed"),
+        Family(CACHED_TOKENS, COUNTER, "tokens", "Those of them that were reused, not computed"),
+        Family(PREFILL_SECONDS, COUNTER, "seconds", "Time in prompt chunks"),
+        Family(GENERATION_TOKENS, COUNTER, "tokens", "Tokens committed and given to requests"),
+        *(
+            Family(name, HISTOGRAM, "seconds", f"From a request to its first {what}", buckets=WAITS)
+            for name, what in ((QUEUE_TIME, "chunk"), (FIRST_TOKEN, "token"))
+        ),
+        Family(INTER_TOKEN, TALLY, "seconds", "Between two tokens of a request", buckets=GAPS),
+        Family(REQUESTS, COUNTER, "requests", "Requests ended", "finished_reason", REASONS),
+        Family(ACTIVE, GAUGE, "requests", "Sequences that hold a slot"),
+        Family(WAITING, GAUGE, "requests", "Sequences that wait for a slot"),
+        Family(KV_ROWS, GAUGE, "rows", "Slots in use"),
+        Family(CACHE_BYTES, GAUGE, "bytes", "KV cache kept for prompts to come"),
+        Family(COST_SECONDS, GAUGE, "seconds", cost, "step", (), ("rows", "tokens")),
+    )
+    return tuple(each for each in table if rounds or each.name not in OF_ROUNDS)
+
+
+def bounds(buckets: Sequence[float]) -> tuple[str, ...]:
+    """Bucket bounds as Prometheus writes them."""
+    return (*(f"{bound:g}" for bound in buckets), "+Inf")
 
 
 class _Tally:
@@ -52,7 +139,7 @@ class _Pending:
 
     # by name and label value
     counts: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    gaps: _Tally = field(default_factory=lambda: _Tally(names.GAPS))
+    gaps: _Tally = field(default_factory=lambda: _Tally(GAPS))
     acceptance: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # see `drafted`
     gauges: dict[str, float] = field(default_factory=dict)
     costs: CostProfile | None = None
@@ -96,11 +183,11 @@ class Metrics:
     ) -> None:
         """One round; sequences: see `drafted`; choices: what was verified of each."""
         self.drafted(sequences)
-        phases = zip(names.PHASES, (verify, draft, hop, scheduler), strict=True)
+        phases = zip(PHASES, (verify, draft, hop, scheduler), strict=True)
         self._add(
-            (names.ROUNDS, "", 1),
-            *((names.CHOICES, choice, 1) for choice in choices),
-            *((names.ROUND_SECONDS, phase, seconds) for phase, seconds in phases),
+            (ROUNDS, "", 1),
+            *((CHOICES, choice, 1) for choice in choices),
+            *((ROUND_SECONDS, phase, seconds) for phase, seconds in phases),
         )
 
     def drafted(self, sequences: Sequence[tuple[int, int, int]]) -> None:
@@ -111,24 +198,24 @@ class Metrics:
     def prefill(self, *, tokens: int, seconds: float) -> None:
         """One prompt chunk."""
         self.prompt(tokens)
-        self._add((names.PREFILL_SECONDS, "", seconds))
+        self._add((PREFILL_SECONDS, "", seconds))
 
     def prompt(self, tokens: int) -> None:
         """Prompt tokens that were processed."""
-        self._add((names.PROMPT_TOKENS, "", tokens))
+        self._add((PROMPT_TOKENS, "", tokens))
 
     def started(self, *, queued: float, cached: int = 0) -> None:
         """A request has its first token.
 
         queued: the time it waited for a slot; cached: tokens of its prompt that were reused.
         """
-        self._add((names.GENERATION_TOKENS, "", 1))
-        self._add((names.PROMPT_TOKENS, "", cached), (names.CACHED_TOKENS, "", cached))
-        self._observe(names.QUEUE_TIME, queued)
+        self._add((GENERATION_TOKENS, "", 1))
+        self._add((PROMPT_TOKENS, "", cached), (CACHED_TOKENS, "", cached))
+        self._observe(QUEUE_TIME, queued)
 
     def first_token(self, seconds: float) -> None:
         """From a request to its first token; in a stream, until Triton has taken it."""
-        self._observe(names.FIRST_TOKEN, seconds)
+        self._observe(FIRST_TOKEN, seconds)
 
     def _observe(self, name: str, value: float) -> None:
         with self._lock:
@@ -137,7 +224,7 @@ class Metrics:
     def tokens(self, count: int, seconds: float) -> None:
         """`count` tokens of one request, `seconds` after its previous ones."""
         if count:
-            self._add((names.GENERATION_TOKENS, "", count))
+            self._add((GENERATION_TOKENS, "", count))
             with self._lock:
                 self._pending.gaps.add(seconds / count, count)
 
@@ -146,9 +233,9 @@ class Metrics:
 
         acceptance_length: of its text; 0: it had no rounds that drafted.
         """
-        self._add((names.REQUESTS, reason, 1))
+        self._add((REQUESTS, reason, 1))
         if acceptance_length:
-            self._observe(names.REQUEST_ACCEPTANCE, acceptance_length)
+            self._observe(REQUEST_ACCEPTANCE, acceptance_length)
 
     def state(
         self, *, active: int, waiting: int, kv_rows: int | None = None, kept: int = 0
@@ -157,9 +244,9 @@ class Metrics:
 
         kv_rows: slots in use, where they are known, and bytes of the prefix cache with them.
         """
-        rows = {} if kv_rows is None else {names.KV_ROWS: kv_rows, names.CACHE_BYTES: kept}
+        rows = {} if kv_rows is None else {KV_ROWS: kv_rows, CACHE_BYTES: kept}
         with self._lock:
-            self._pending.gauges = {names.ACTIVE: active, names.WAITING: waiting, **rows}
+            self._pending.gauges = {ACTIVE: active, WAITING: waiting, **rows}
 
     def costs(self, costs: CostProfile) -> None:
         """What steps cost; called once, when it is known."""
@@ -195,7 +282,7 @@ class _Series:
         self._sink = sink
         self._families: dict[str, Any] = {}  # a metric goes away with its family
         self._metrics: dict[tuple[str, str], Any] = {}  # by name and label value
-        self._lengths = next(each.buckets for each in table if each.name == names.ACCEPTANCE_LENGTH)
+        self._lengths = next(each.buckets for each in table if each.name == ACCEPTANCE_LENGTH)
         self._gauges: dict[str, float] = {}
         for each in table:
             if each.kind == TALLY:
@@ -225,15 +312,15 @@ class _Series:
         lengths = _Tally(self._lengths)
         for (drafted, depth, accepted), times in pending.acceptance.items():
             lengths.add(accepted + 1, times)
-            pending.counts[names.DRAFT_TOKENS, ""] += drafted * times
-            pending.counts[names.ACCEPTED_TOKENS, ""] += accepted * times
-            for name, positions in ((names.DRAFTED_AT, depth), (names.ACCEPTED_AT, accepted)):
+            pending.counts[DRAFT_TOKENS, ""] += drafted * times
+            pending.counts[ACCEPTED_TOKENS, ""] += accepted * times
+            for name, positions in ((DRAFTED_AT, depth), (ACCEPTED_AT, accepted)):
                 for position in range(positions):
                     pending.counts[name, str(position)] += times
         for (name, label), amount in pending.counts.items():
             self._increment(name, label, amount)
-        self._send_tally(names.ACCEPTANCE_LENGTH, lengths)
-        self._send_tally(names.INTER_TOKEN, pending.gaps)
+        self._send_tally(ACCEPTANCE_LENGTH, lengths)
+        self._send_tally(INTER_TOKEN, pending.gaps)
         for name, value in pending.observed:
             self._metrics[name, ""].observe(value)
         if pending.costs is not None:
@@ -259,10 +346,10 @@ class _Series:
             for width, verify in zip(costs.widths, costs.verify_seconds[0][i], strict=True):
                 seconds["verify", n, str(width)] = verify
         for (step, n, tokens), value in seconds.items():
-            key = names.COST_SECONDS, f"{step} {n} {tokens}"
+            key = COST_SECONDS, f"{step} {n} {tokens}"
             if key not in self._metrics:
                 labels = {"step": step, "rows": str(n), "tokens": tokens}
-                self._metrics[key] = self._families[names.COST_SECONDS].Metric(labels=labels)
+                self._metrics[key] = self._families[COST_SECONDS].Metric(labels=labels)
             self._metrics[key].set(value)
 
     def _increment(self, name: str, label: str, amount: float) -> None:
