@@ -212,7 +212,7 @@ def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateReques
 def check_names(names: Mapping[str, Any]) -> None:
     """RequestError for request parameters that look like fields: Triton would ignore them."""
     for name in names:
-        near = [each for each in tensors() if each.startswith(name)]
+        near = sorted((each for each in tensors() if each.startswith(name)), key=len)
         near += difflib.get_close_matches(name[:40], tensors(), 1, 0)
         raise RequestError(f"{name[:40]!r} is no field of this request", f"Is it {near[0]}?")
 
@@ -241,6 +241,8 @@ def first_fault(faults: Sequence[Any]) -> tuple[str, str]:
     for part in fault["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
+        elif part.isdecimal():  # a token id
+            path += f".{part}"
         elif part.isidentifier() and part not in ("str", "int", "float"):  # no branch of a union
             path += f".{part}" if path else part
     words = str(fault["msg"]).removeprefix("Value error, ").split(", unable to parse")[0]

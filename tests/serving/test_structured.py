@@ -138,7 +138,7 @@ def test_logit_bias(triton: Ports, built: Path) -> None:
         ({"response_format": {"type": "grammar"}}, 'response_format is of type "grammar"'),
         ({"response_format": {"type": "json_schema"}}, "response_format is of type"),
         ({"guided_choice": []}, "guided_choice is empty"),
-        ({"logit_bias": {"5": 1000}}, "logit_bias of 5 is 1000"),
+        ({"logit_bias": {"5": 1000}}, "logit_bias.5 is 1000"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias holds '99999999', no token"),
     ],
 )

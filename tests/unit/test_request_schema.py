@@ -84,7 +84,7 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
         (
             "logit_bias",
             np.array([b'{"5": 101}'], object),
-            "logit_bias is 101 and must be less",
+            "logit_bias.5 is 101 and must be less",
         ),
         ("logit_bias", np.array([b"{"], object), "logit_bias is not JSON"),
         ("messages", np.array([b"{}"], object), "messages must be a valid list"),
