@@ -219,6 +219,7 @@ async def _fail(scope: Scope, receive: Receive, answer: _Answer, status: int, me
         await response(scope, receive, answer.send)
     elif answer.streams and not answer.complete:
         event = f"data: {json.dumps(_body(scope['path'], status, message))}\n\n"
+        event += "" if scope["path"].startswith("/v2") else "data: [DONE]\n\n"
         await answer.send({"type": "http.response.body", "body": event.encode()})
     # the connection is closed where an answer is not complete
 
