@@ -182,16 +182,12 @@ def test_it_can_be_compared_with_other_engines(cache: Path, file: Path, tmp_path
             if refused is not None and method == "dflash" and of_llm:
                 with pytest.raises(PairError, match=re.escape(refused[1])):
                     export(config, engine, silent)
-            elif (method, engine) == ("eagle3", "transformers"):
-                with pytest.raises(PairError, match="transformers has no eagle3"):
-                    export(config, engine, silent)
             else:
                 script = export(config, engine, silent)
                 assert_pinned(script, config)
                 if engine != "dynamo":
                     scripts[f"{method}-{engine}"] = script
-                # a program for transformers has no options
-                if engine in PUBLISHED and (engine != "transformers" or method == "dflash"):
+                if engine in PUBLISHED:
                     assert_published(script, engine)
     assert_shell_agrees(scripts, tmp_path)
 

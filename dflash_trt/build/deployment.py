@@ -1,14 +1,12 @@
 """Write what deploys a build: a Dockerfile, Kubernetes manifests, and KServe's.
 
 ```
-deploy/   Dockerfile; of kind tensorrt_llm start.sh, probe.sh, of a target on the Hub fetch.sh, and
-          over nodes leader.sh, worker.sh
-deploy/kubernetes/   a kustomize base: Deployment or LeaderWorkerSet, Service, NetworkPolicy, ...;
-                     hpa/ and keda/ are components that scale it
-deploy/kserve/       ServingRuntime and InferenceService; kserve-canary/ is for some of the traffic
+deploy/   Dockerfile, kserve.yaml; of kind tensorrt_llm start.sh, probe.sh, of a target on the Hub
+          fetch.sh
+deploy/kubernetes/   Deployment and Service, HorizontalPodAutoscaler
 ```
 
-Each file says how it is used, and what was not tried.
+Each file says how it is used, and what was not tried. Several nodes get no manifests.
 """
 
 import re
@@ -45,7 +43,7 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
     Nothing is written for a build of links, which do not travel, nor for ONNX Runtime on a GPU.
     """
     engine, name = config.engine, resource_name(config.name)
-    values: dict[str, Any] = {"build": config.name, "name": name, "image_name": name}
+    values: dict[str, Any] = {"build": config.name, "name": name}
     if isinstance(engine, TensorRTLLM):
         if engine.checkpoints == "link":
             return
@@ -54,22 +52,14 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
         if isinstance(engine, OnnxRuntime) and (engine.weights == "link" or engine.device != "cpu"):
             return
         values |= _graphs(directory / "engines", config, engine, ranks)
-    several = values["nodes"] > 1
-    values |= {
-        "image": f"{name}:{values['image_tag']}",
-        "server_image": f"{name}-server:{values['image_tag']}",
-        "workload": "LeaderWorkerSet" if several else "Deployment",
-        "workload_api": "leaderworkerset.x-k8s.io/v1" if several else "apps/v1",
-    }
-    left_out = {"kubernetes/pod.yaml"}  # macros
-    left_out |= set() if values["llm"] else {"kubernetes/cache.yaml"}
-    left_out |= {f"kubernetes/{'deployment' if several else 'leaderworkerset'}.yaml"}
-    left_out |= set() if several else {"leader.sh", "worker.sh"}
-    left_out |= set() if values["hub"] else {"fetch.sh"}
+    values["image"] = f"{name}:{values['image_tag']}"
+    kind = "tensorrt_llm/" if values["llm"] else "serve/"
     for template in ENVIRONMENT.list_templates():
-        file = template.removeprefix("tensorrt_llm/" if values["llm"] else "serve/")
-        other = file.startswith(("export/", "serve/", "tensorrt_llm/", *["kserve"] * several))
-        if other or file in left_out:
+        file = template.removeprefix(kind)
+        if file.startswith(("export/", "serve/", "tensorrt_llm/")):
+            continue
+        left_out = "export/", "serve/", "tensorrt_llm/", *([] if values["hub"] else ["fetch.sh"])
+        if file.startswith(left_out) or (values["nodes"] > 1 and file.endswith(".yaml")):
             continue
         at = directory / "deploy" / file
         at.parent.mkdir(parents=True, exist_ok=True)
