@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import pytest
 from chat_pair import build_chat_pair
 from live import openai_front
 
-from dflash_trt.bench import Page, write_page
-from dflash_trt.build import check_build
 from dflash_trt.serving.openai.page_routes import FILES, costs
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.security import Security
@@ -91,27 +88,11 @@ def test_the_server_at_a_glance(front: httpx.Client) -> None:
         "schema": True,
         "plain": True,
         "untold": [],
-        "report": None,
     }
     verify = {(x["sequences"], x["tokens"]): x["seconds"] for x in measured if x["tokens"]}
     assert {x["step"] for x in measured} == {"verify", "draft"}
     assert 0 < verify[1, 1] <= verify[1, 16]
     assert {1, 4} <= {x["sequences"] for x in measured if x["step"] == "draft"}
-
-
-def test_the_report_of_a_benchmark(front: httpx.Client, built: Path) -> None:
-    none = front.get("/page/report")
-    assert none.status_code == 404
-    assert "--report BUILD/report" in none.json()["error"]["message"]
-    write_page(built / "report", Page("A report", [], [], []))
-    try:
-        check_build(built)
-        assert front.get("/page/server", headers=WITH_KEY).json()["report"] == "/page/report"
-        report = front.get("/page/report")
-        assert "<h1>A report</h1>" in report.text
-        assert "script" not in report.text + report.headers["content-security-policy"]
-    finally:
-        shutil.rmtree(built / "report")
 
 
 def test_costs_that_are_not_told() -> None:

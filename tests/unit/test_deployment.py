@@ -167,7 +167,7 @@ def test_the_image_has_all_that_is_imported() -> None:
     declared = {re.match(r"[\w.-]+", each)[0] for each in required}  # type: ignore[index]
     assert installed <= declared
     modules = ("cli", "doctor", "serving.front", "serving.client", "serving.server")
-    modules += ("bench.load", "bench.prompts", "bench.protocols", "bench.report")
+    modules += ("bench",)
     code = f"""
 import importlib, importlib.metadata, sys
 class Finder:

@@ -86,7 +86,6 @@ def openai_door(settings: Settings, state: State, client: AsyncClient) -> Door:
         client=client,
         client_key=security.client_key,
         triton=health_of(settings.triton, security),
-        build=settings.directory,
         page=page if settings.page else None,
     )
     free = OPEN if settings.page else frozenset()

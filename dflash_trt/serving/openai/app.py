@@ -7,7 +7,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -41,7 +40,6 @@ class Served:
     client_key: str  # see `internal.client_parameters`
     triton: Health
     dialect: Dialect = field(default_factory=Dialect)
-    build: Path = Path()
     page: dict[str, Any] | None = None  # what it says of the build; None: there is no page
 
 
@@ -97,7 +95,7 @@ def create_app(served: Served) -> FastAPI:
         return text
 
     if served.page is not None:
-        app.include_router(page_routes.router(served.page, exposition, served.build))
+        app.include_router(page_routes.router(served.page, exposition))
     return app
 
 

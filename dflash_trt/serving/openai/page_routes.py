@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
-
-from dflash_trt.build import REPORT_FILE
-from dflash_trt.serving.openai.failures import Failure
+from fastapi.responses import JSONResponse
 
 Json = dict[str, Any]
 TYPES = {
@@ -29,19 +26,16 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-REPORT = "/page/report"  # has styles of its own and no script
-REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _LIE_THERE = [each for each in Path(__file__).with_name("page").iterdir() if each.suffix in TYPES]
 FILES = {f"/page/{file.name}": file for file in sorted(_LIE_THERE)}
 FILES["/"] = FILES["/page/index.html"]
-OPEN = frozenset((*FILES, REPORT))  # nobody needs a key for these
+OPEN = frozenset(FILES)  # nobody needs a key for these
 COST = re.compile(r"^dflash_cost_seconds\{(.*)\} (\S+)$", re.M)
 LABEL = re.compile(r'(rows|step|tokens)="(\w*)"')
 
 
-def router(facts: Json, exposition: Callable[[], Awaitable[str]], build: Path) -> APIRouter:
-    """facts: of `build`, as `GET /page/server` has them; exposition: the server's metrics."""
-    report = build / REPORT_FILE  # of `bench`, which may not be there
+def router(facts: Json, exposition: Callable[[], Awaitable[str]]) -> APIRouter:
+    """facts: of the build, as `GET /page/server` has them; exposition: the server's metrics."""
     routes = APIRouter()
 
     @routes.get("/page/metrics")
@@ -50,16 +44,7 @@ def router(facts: Json, exposition: Callable[[], Awaitable[str]], build: Path) -
 
     @routes.get("/page/server")
     async def server() -> Response:
-        told = {"costs": costs(await exposition()), "report": REPORT if report.is_file() else None}
-        return JSONResponse({**facts, **told})
-
-    @routes.get(REPORT)
-    async def bench() -> Response:
-        if not report.is_file():
-            raise Failure(
-                404, "There is no report. Write one: dflash-trt bench ... --report BUILD/report"
-            )
-        return FileResponse(report, headers={**HEADERS, POLICY: REPORT_POLICY})
+        return JSONResponse({**facts, "costs": costs(await exposition())})
 
     async def give(content: bytes, kind: str, _: Request) -> Response:
         return Response(content, media_type=kind, headers=HEADERS)

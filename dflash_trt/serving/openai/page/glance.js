@@ -153,10 +153,7 @@ function about(server) {
     { class: "small" },
     `${server.model ?? "A model"} on ${server.engine ?? "this engine"}, up to ${server.max_model_len} tokens, ${server.max_draft_tokens} drafts a round.`,
   );
-  const report = server.report
-    ? make("p", {}, make("a", { href: server.report }, "Report of the last benchmark"))
-    : null;
-  return [facts, ...untold, report];
+  return [facts, ...untold];
 }
 
 function chart(title, picture, caption) {
