@@ -20,7 +20,7 @@ import dflash_trt
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT, TensorRTLLM
 from dflash_trt.engines import read_infos
 from dflash_trt.files import size_of
-from dflash_trt.roofline import machine
+from dflash_trt.planning import machine
 from dflash_trt.triton import CHANGES
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -21,7 +21,7 @@ from dflash_trt.build.tensorrt_llm import summarize, warnings_of
 from dflash_trt.checkpoints import Pair, Report, drafter_layout, engine_kinds, locate, pair_findings
 from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
-from dflash_trt.roofline import Machine, machine
+from dflash_trt.planning import Machine, machine
 from dflash_trt.tensorrt_llm import LlmArgs, check_args, choose_args, env_vars
 
 Options = Sequence[tuple[str, object]]  # None: the option alone

@@ -3,18 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dflash_trt.roofline import (
-    Constants,
-    Layout,
-    Machine,
-    Memory,
-    Method,
-    ModelSize,
-    Runtime,
-    Step,
-    fastest,
-    fit_memory,
-)
+from dflash_trt.planning.hardware import Machine
+from dflash_trt.planning.memory import Memory, fit_memory
+from dflash_trt.planning.model_size import ModelSize
+from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, Step, fastest
 
 MAX_CONCURRENCY = 16384  # sequences that are looked at
 

@@ -39,7 +39,7 @@ from dflash_trt.build.manifest import files_of, served_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.engines.info import PlanInfo
-from dflash_trt.roofline import machine
+from dflash_trt.planning import machine
 from dflash_trt.serving.ports import free_ports
 
 ROOT = Path(__file__).parents[2]

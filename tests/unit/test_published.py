@@ -20,9 +20,9 @@ from dflash_trt.build import manifest, provenance
 from dflash_trt.build.export import ENGINES, export
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints import Pair, pair_findings, summarize_drafter, summarize_target
+from dflash_trt.cli.plan import make_plan
 from dflash_trt.config import BuildConfig, load_config, variants
 from dflash_trt.errors import ConfigError, PairError
-from dflash_trt.planning.report import plan
 from dflash_trt.tensorrt_llm import bundle
 
 pytestmark = pytest.mark.models
@@ -160,7 +160,7 @@ def test_its_other_methods_build(cache: Path, tmp_path: Path, file: Path) -> Non
 def test_it_can_be_planned(cache: Path, file: Path) -> None:
     """From the JSON files alone it counts the bytes of weights that the stand-ins have."""
     models = directories(cache, file.stem)
-    found = plan(load_config(file), *models)
+    found = make_plan(load_config(file), *models)
     index = json.loads((models[0] / "model.safetensors.index.json").read_text())
     sizes = {
         "target": index["metadata"]["total_size"],

@@ -8,9 +8,9 @@ take 0.7 of the rest (upstream's `TorchLlmArgs._validate_dflash_ctx_budget`, pul
 
 from dataclasses import dataclass
 
-from dflash_trt.roofline.hardware import Gpu
-from dflash_trt.roofline.model_size import ModelSize
-from dflash_trt.roofline.rounds import Layout
+from dflash_trt.planning.hardware import Gpu
+from dflash_trt.planning.model_size import ModelSize
+from dflash_trt.planning.rounds import Layout
 
 OVERHEAD = 4 << 30  # bytes of CUDA, graphs and activations
 ARENA_SHARE = 0.7  # of what the KV cache leaves

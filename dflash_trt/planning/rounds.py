@@ -14,9 +14,9 @@ from statistics import mean
 from typing import Any, Literal
 
 from dflash_trt.files import data_file
-from dflash_trt.roofline.hardware import Gpu
-from dflash_trt.roofline.model_size import BF16, Format, Layer, ModelSize, eagle_size
-from dflash_trt.roofline.published import Acceptance, eagle_acceptance, published_acceptance
+from dflash_trt.planning.hardware import Gpu
+from dflash_trt.planning.model_size import BF16, Format, Layer, ModelSize, eagle_size
+from dflash_trt.planning.published import Acceptance, eagle_acceptance, published_acceptance
 
 # kernels in sequence: of a layer's attention, MLP or experts; of the head and sampling
 ATTENTION_KERNELS, MLP_KERNELS, EXPERTS_KERNELS, HEAD_KERNELS = 6, 3, 6, 3
@@ -238,24 +238,6 @@ def round_time(
     return step + method.draft_tokens * (each + _head(method.drafter, runtime, rows, 1))
 
 
-def prefill_time(
-    target: ModelSize, drafter: ModelSize, runtime: Runtime, new: int, before: int, chunk: int
-) -> Step:
-    """Seconds until the first token of a prompt of which only the last `new` tokens are computed.
-
-    before: tokens in front of them, whose keys and values are in the cache. chunk: tokens of a
-    step, at most. Experts get thousands of tokens here: they reach what dense layers do.
-    """
-    step = _head(target, runtime, 1, 1)
-    # the drafter's keys and values of each token: fc, and a projection a layer
-    context = drafter.other + sum(layer.cached for layer in drafter.layers) * drafter.hidden
-    step += Step(arithmetic=runtime.multiply(new * context / runtime.layout.split, BF16))
-    for start in range(0, new, chunk):
-        tokens = min(chunk, new - start)
-        step += _forward(target, runtime, 1, tokens, before + start, runtime.kv_bytes, prefill=True)
-    return step
-
-
 def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
     """Experts that the busiest GPU reads, each as a whole one, for a batch of tokens.
 
@@ -271,27 +253,17 @@ def experts_read(layer: Layer, tokens: int, layout: Layout) -> float:
 
 
 def _forward(
-    model: ModelSize,
-    runtime: Runtime,
-    rows: int,
-    tokens: int,
-    context: float,
-    kv_bytes: float,
-    *,
-    prefill: bool = False,
+    model: ModelSize, runtime: Runtime, rows: int, tokens: int, context: float, kv_bytes: float
 ) -> Step:
-    """One pass over `rows` sequences of `context` tokens, `tokens` new ones in each; no head.
-
-    prefill: there are so many new ones that each is taken to see half of them.
-    """
+    """One pass over `rows` sequences of `context` tokens, `tokens` new ones in each; no head."""
     layout, constants = runtime.layout, runtime.constants
     split, own_rows = layout.split, layout.own_rows(rows)
     new, everything = own_rows * tokens, rows * tokens
     step = Step()
     for layer, count in model.kinds.items():
-        seen = context + tokens / (2 if prefill else 1)
+        seen = context + tokens
         if layer.window:
-            seen = min(seen, layer.window + (0 if prefill else tokens))
+            seen = min(seen, layer.window + tokens)
         # a state is written too
         cached = layer.cached * seen * kv_bytes + 2 * layer.state * ACTIVATION_BYTES
         weights = layer.attention * layer.attention_format.bytes / split
@@ -308,7 +280,7 @@ def _forward(
             work += runtime.multiply(
                 everything * layer.chosen * layer.expert / layout.gpus,
                 layer.expert_format,
-                constants.flops if prefill else constants.expert_flops,
+                constants.expert_flops,
             )
         if not layout.attention_dp or layer.experts:
             exchanged = 2 * runtime.exchange(everything * model.hidden * ACTIVATION_BYTES)
