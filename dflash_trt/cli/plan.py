@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from dflash_trt import planning, tensorrt_llm
 from dflash_trt.checkpoints import (
     Pair,
     Report,
@@ -21,36 +22,7 @@ from dflash_trt.checkpoints import (
 from dflash_trt.cli.report import text_console, text_table
 from dflash_trt.config import BLOCKS, BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
-from dflash_trt.planning import (
-    EAGLE_CHAIN,
-    PLAIN,
-    PRESETS,
-    Constants,
-    Deployment,
-    Machine,
-    ModelSize,
-    Values,
-    curve,
-    dflash,
-    drafter_size,
-    eagle,
-    expected_acceptance,
-    expected_eagle,
-    fit_errors,
-    front,
-    machine,
-    published_config,
-    target_size,
-)
-from dflash_trt.tensorrt_llm import (
-    CONTEXT,
-    PAGED,
-    announced,
-    choose_args,
-    kv_bytes,
-    layout_of,
-    target_values,
-)
+from dflash_trt.planning import Deployment, Machine, ModelSize, Values
 
 CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
 BLOCK = 16  # z-lab's default
@@ -69,7 +41,7 @@ def locate_configs(config: BuildConfig, report: Report, stack: ExitStack) -> tup
         try:
             found.append(locate(source, role, report, weights=False).directory)
         except CheckpointError:
-            if (values := published_config(source.hub or "")) is None:
+            if (values := planning.published_config(source.hub or "")) is None:
                 raise
             directory = Path(stack.enter_context(TemporaryDirectory(prefix="dflash-trt-plan-")))
             (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
@@ -96,45 +68,52 @@ def make_plan(
     if hardware is None and not isinstance(engine, TensorRTLLM):
         raise ConfigError(
             f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",
-            f"Give --machine: one of {', '.join(PRESETS)}",
+            f"Give --machine: one of {', '.join(planning.PRESETS)}",
         )
     args, gpus, summary = None, None, summarize_target(target)
     if isinstance(engine, TensorRTLLM):
-        summary = announced(engine.quantize, summary)
-        hardware, gpus = hardware or machine(engine.hardware), engine.gpus
+        summary = tensorrt_llm.announced(engine.quantize, summary)
+        hardware, gpus = hardware or planning.machine(engine.hardware), engine.gpus
         if gpus is not None and gpus > hardware.all_gpus:
             raise ConfigError(
                 f"engine.gpus is {gpus}, but {hardware.name} has {hardware.all_gpus}",
                 f"Set it to at most {hardware.all_gpus}, or leave it out",
             )
         # the arguments that `build` would write
-        args = choose_args(config, Pair(summary, summarize_drafter(drafter)), hardware)
+        args = tensorrt_llm.choose_args(config, Pair(summary, summarize_drafter(drafter)), hardware)
     assert hardware is not None
-    values = target_values(target, summary.values)
+    values = tensorrt_llm.target_values(target, summary.values)
     draft_values = config_values(drafter, "drafter")
-    size = target_size(values)
+    size = planning.target_size(values)
     block = _block(config, draft_values)
-    backend = "TRTLLM" if hardware.gpu.sm in PAGED else "VANILLA"
+    backend = "TRTLLM" if hardware.gpu.sm in tensorrt_llm.PAGED else "VANILLA"
     if args is not None:
         backend = args.value("speculative_config.attention_backend") or backend
     deployment = Deployment(
         machine=hardware,
         gpus=gpus or hardware.all_gpus,
         target=size,
-        drafter=drafter_size(draft_values, size),
+        drafter=planning.drafter_size(draft_values, size),
         block=block,
-        kv_bytes=kv_bytes(values, args.kv_cache_config.dtype if args else "auto"),
+        kv_bytes=tensorrt_llm.kv_bytes(values, args.kv_cache_config.dtype if args else "auto"),
         paged=backend == "TRTLLM",
     )
-    tau, source = expected_acceptance(dflash_drafter(config).hub or "", block - 1)
-    tau, source = _given("--acceptance", acceptance, block) or (tau, source)
-    chain, chain_source = expected_eagle(config.target.hub or "")
-    given = _given("--eagle-acceptance", eagle_acceptance, EAGLE_CHAIN + 1)
-    chain, chain_source = given or (chain, chain_source)
-    context = context or min(CONTEXT, config.serving.max_seq_len or CONTEXT)
-    constants = Constants.fitted()
-    methods = (PLAIN, eagle(size, chain), dflash(deployment.drafter, tau, block - 1))
-    curves = [curve(deployment, method, context, constants) for method in methods]
+    tau, source = _given("--acceptance", acceptance, block) or planning.expected_acceptance(
+        dflash_drafter(config).hub or "", block - 1
+    )
+    chain, chain_source = _given(
+        "--eagle-acceptance", eagle_acceptance, planning.EAGLE_CHAIN + 1
+    ) or planning.expected_eagle(config.target.hub or "")
+    context = context or min(
+        tensorrt_llm.CONTEXT, config.serving.max_seq_len or tensorrt_llm.CONTEXT
+    )
+    constants = planning.Constants.fitted()
+    methods = (
+        planning.PLAIN,
+        planning.eagle(size, chain),
+        planning.dflash(deployment.drafter, tau, block - 1),
+    )
+    curves = [planning.curve(deployment, method, context, constants) for method in methods]
     return {
         "name": config.name,
         "machine": {
@@ -156,7 +135,7 @@ def make_plan(
         },
         "built": args  # what `build` takes of the layouts
         and {
-            "layout": str(layout_of(args.model_dump())),
+            "layout": str(tensorrt_llm.layout_of(args.model_dump())),
             "max_batch_size": args.max_batch_size,
             "max_seq_len": args.max_seq_len,
             "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),
@@ -172,12 +151,12 @@ def make_plan(
                 "tokens_per_user": round(point.per_user, 1),
                 "tokens_per_gpu": round(point.per_gpu, 1),
                 "round": vars(point.step),
-                "on_front": point in front(points),
+                "on_front": point in planning.front(points),
             }
             for points in curves
             for point in points
         ],
-        "errors": fit_errors(),
+        "errors": planning.fit_errors(),
     }
 
 

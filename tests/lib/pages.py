@@ -59,7 +59,7 @@ NOT_RUN = {
     ("docs/clients.md", '{"rounds": [{"round": 4,'): "an answer; test_drafting.py reads such",
     ("docs/structure.md", "build/pycode/"): "a folder's files",
     ("docs/structure.md", "build/gpt-oss-120b/"): "a folder's files",
-    ("docs/structure.md", "cli -> bench, planning"): "a picture",
+    ("docs/structure.md", "cli -> bench, doctor"): "a picture",
     ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
     ("docs/operations.md", "2026-11-23T22:12:57.535+00:00 INFO dflash_trt.access"): "a log",
     ("docs/proof.md", "python tests/lib/planted.py"): "takes minutes a fault",
