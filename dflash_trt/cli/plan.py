@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,9 +41,10 @@ def locate_configs(config: BuildConfig, report: Report, stack: ExitStack) -> tup
     for role, source in (("target", config.target), ("drafter", dflash_drafter(config))):
         try:
             found.append(locate(source, role, report, weights=False).directory)
-        except CheckpointError:
+        except CheckpointError as error:
             if (values := planning.published_config(source.hub or "")) is None:
                 raise
+            print(f"{role}: {error.problem}; taken as the package has it", file=sys.stderr)
             directory = Path(stack.enter_context(TemporaryDirectory(prefix="dflash-trt-plan-")))
             (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
             found.append(directory)
@@ -113,7 +115,6 @@ def make_plan(
         planning.eagle(size, chain),
         planning.dflash(deployment.drafter, tau, block - 1),
     )
-    curves = [planning.curve(deployment, method, context, constants) for method in methods]
     return {
         "name": config.name,
         "machine": {
@@ -151,10 +152,9 @@ def make_plan(
                 "tokens_per_user": round(point.per_user, 1),
                 "tokens_per_gpu": round(point.per_gpu, 1),
                 "round": vars(point.step),
-                "on_front": point in planning.front(points),
             }
-            for points in curves
-            for point in points
+            for method in methods
+            for point in planning.curve(deployment, method, context, constants)
         ],
         "errors": planning.fit_errors(),
     }

@@ -1,6 +1,6 @@
 """How much memory a model takes and how long a round is, by config.json files and data sheets."""
 
-from dflash_trt.planning.curves import Deployment, curve, front
+from dflash_trt.planning.curves import Deployment, curve
 from dflash_trt.planning.hardware import PRESETS, Gpu, Machine, machine
 from dflash_trt.planning.memory import (
     ARENA_SHARE,
