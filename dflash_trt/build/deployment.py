@@ -56,8 +56,6 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
     kind = "tensorrt_llm/" if values["llm"] else "serve/"
     for template in ENVIRONMENT.list_templates():
         file = template.removeprefix(kind)
-        if file.startswith(("export/", "serve/", "tensorrt_llm/")):
-            continue
         left_out = "export/", "serve/", "tensorrt_llm/", *([] if values["hub"] else ["fetch.sh"])
         if file.startswith(left_out) or (values["nodes"] > 1 and file.endswith(".yaml")):
             continue
