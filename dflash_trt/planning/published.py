@@ -1,7 +1,7 @@
 """What others measured of DFlash pairs: `published.yaml`, with a source for every number.
 
-The figures are theirs, by their hardware and software. They are shown beside our own measurements
-and never mixed with them.
+The figures are theirs, by their hardware and software: `plan` takes acceptance from them and is
+checked against their speeds, `doctor` holds a deployment against them.
 """
 
 from collections.abc import Mapping
