@@ -143,14 +143,6 @@ def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
                 f"--draft-tokens {drafts} is not 1 to {longest}, the block size less the anchor",
                 "Give a number in that range, or auto",
             )
-    prompts = [prompt for each in plan.tasks.values() for prompt in each]
-    room = info.max_seq_len - plan.max_tokens
-    if (longest := max(map(len, prompts), default=0)) > room:
-        raise RequestError(
-            f"a prompt of {longest} tokens and {plan.max_tokens} more exceed the engines' "
-            f"{info.max_seq_len}",
-            "Shorten them, or build with a larger serving.max_seq_len",
-        )
 
 
 def _decoder(cell: Cell, engines: Path, target: TimedEngine, drafter: TimedEngine) -> Decoder:
