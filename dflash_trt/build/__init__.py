@@ -1,7 +1,6 @@
 """From a build config to a directory that `serve` takes."""
 
 from dflash_trt.build.manifest import (
-    REPORT_FILE,
     Depth,
     Manifest,
     check_build,

@@ -1,7 +1,6 @@
 """The same deployment for other engines: what `dflash-trt export` prints.
 
-A shell script; for NVIDIA Dynamo a DynamoGraphDeployment, after examples/backends/trtllm/deploy of
-ai-dynamo/dynamo (2ac51dda).
+A shell script; for Dynamo what deploys it, after its examples/backends/trtllm/deploy (2ac51dda).
 
 Ranks, lengths and batch are those that `build` would choose, so that like is compared with like;
 prefixes are kept by all where `serving.prefix_cache` asks for it, else by none. The options are
@@ -12,29 +11,33 @@ published in vLLM's `vllm/config/speculative.py` (002e77c1), SGLang's
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import yaml
 
 from dflash_trt.build.deployment import render, resource_name
 from dflash_trt.build.tensorrt_llm import summarize, warnings_of
-from dflash_trt.checkpoints import (
-    Pair,
-    Report,
-    drafter_layout,
-    engine_kinds,
-    locate,
-    pair_findings,
-)
-from dflash_trt.config import BLOCKS, DRAFTERLESS, BuildConfig, Method, Source, TensorRTLLM
+from dflash_trt.checkpoints import Pair, Report, drafter_layout, engine_kinds, locate, pair_findings
+from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import ConfigError, PairError
-from dflash_trt.roofline import Machine, machine
+from dflash_trt.planning import Machine, machine
 from dflash_trt.tensorrt_llm import LlmArgs, check_args, choose_args, env_vars
 
-DYNAMO = "1.3.1"
 Options = Sequence[tuple[str, object]]  # None: the option alone
-MATCH = "speculative_config.max_matching_ngram_size"
+# words for: commit, ranks, ranks of experts, tokens of a sequence, sequences, prefixes are not kept
+FLAGS = {
+    "vllm": "--revision --tensor-parallel-size --enable-expert-parallel --max-model-len "
+    "--max-num-seqs --no-enable-prefix-caching",
+    "sglang": "--revision --tp-size --ep-size --context-length --max-running-requests "
+    "--disable-radix-cache",
+}
+SGLANG_DRAFTS = {  # block: the drafts and the anchor
+    "dflash": "DFLASH --speculative-dflash-block-size {block}",
+    "eagle3": "EAGLE3 --speculative-num-steps {drafts} --speculative-eagle-topk 1 "
+    "--speculative-num-draft-tokens {block}",
+    "ngram": "NGRAM --speculative-num-draft-tokens {block}",
+}
 
 
 def export(config: BuildConfig, engine: str, report: Report) -> str:
@@ -61,11 +64,12 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
     if engine != "vllm" and (layout := drafter_layout(pair)).fix:
         raise PairError(f"{engine} does not read drafters in the speculators format", layout.fix)
     lines = ENGINES[engine](config, pair, args)
-    head = [
-        f"# {config.name} on {engine}, method {config.speculation.method}, by `dflash-trt export`; "
-        "whoever wrote it has not run it.",
-        *_caveats(engine, args),
-    ]
+    method = config.speculation.method
+    head = [f"# {config.name} on {engine}, method {method}, by `dflash-trt export`; never run."]
+    if engine in FLAGS and args.enable_attention_dp:
+        head += [f"# For TensorRT-LLM it has attention-DP; {engine} gets tensor parallelism only."]
+    if engine in FLAGS and args.kv_cache_config.enable_block_reuse:
+        head += [f"# {engine} runs no tail of a reused prompt again: acceptance may drop."]
     if engine != "dynamo":
         head = ["#!/usr/bin/env bash", *head, "set -euo pipefail"]
     return "\n".join([*head, *lines]) + "\n"
@@ -73,52 +77,45 @@ def export(config: BuildConfig, engine: str, report: Report) -> str:
 
 def _machine(config: BuildConfig) -> Machine:
     if not isinstance(config.engine, TensorRTLLM):
-        raise ConfigError(
-            f"engine.kind is {config.engine.kind}, which says nothing of GPUs",
-            "Use engine: {kind: tensorrt_llm}",
-        )
+        problem = f"engine.kind is {config.engine.kind}, which says nothing of GPUs"
+        raise ConfigError(problem, "Use engine: {kind: tensorrt_llm}")
     return machine(config.engine.hardware)
 
 
-def _caveats(engine: str, args: LlmArgs) -> list[str]:
-    if engine in ("trtllm-serve", "dynamo"):
-        return []
-    found = []
-    if args.enable_attention_dp:
-        found.append(
-            f"# Built for TensorRT-LLM it has attention-DP; {engine} gets tensor parallelism only."
-        )
-    if args.kv_cache_config.enable_block_reuse:
-        found.append(f"# {engine} runs no tail of a reused prompt again: acceptance may drop.")
-    return found
+def _shared(engine: str, config: BuildConfig, args: LlmArgs) -> Iterator[tuple[str, object]]:
+    """What every engine takes; "" for an option that has no value."""
+    experts = args.moe_expert_parallel_size or 1
+    # with attention-DP each rank has its own max_batch_size
+    ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
+    values = (
+        config.target.revision,
+        args.tensor_parallel_size,
+        None if experts == 1 else "" if engine == "vllm" else experts,
+        args.max_seq_len,
+        args.max_batch_size and args.max_batch_size * ranks,
+        None if args.kv_cache_config.enable_block_reuse else "",
+    )
+    for option, value in zip(FLAGS[engine].split(), values, strict=True):
+        if value is not None:
+            yield option, None if value == "" else value
 
 
 def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    method, drafts = config.speculation.method, {"num_speculative_tokens": args.drafts}
-    blocks = method in BLOCKS
-    drafter: dict[str, object] = {"method": "dflash" if blocks else method, **drafts}
+    method = config.speculation.method
+    drafter: dict[str, object] = {"method": method, "num_speculative_tokens": args.drafts}
     if config.drafter is not None:
         drafter["model"] = _name(config.drafter)
         drafter |= {"revision": config.drafter.revision} if config.drafter.revision else {}
     else:
-        drafter["prompt_lookup_max"] = args.value(MATCH)
-    # Gemma 4 needs a backend that always masks causally; drafts need one that does not
-    gemma = pair.target.architecture.startswith("Gemma4")
-    if gemma and blocks:
-        drafter["attention_backend"] = "flash_attn"
-    backend = "triton_attn" if gemma else "flash_attn"
-    options: Options = [
-        *_revision("--revision", config.target),
-        ("--tensor-parallel-size", args.tensor_parallel_size),
-        *_experts(args, "--enable-expert-parallel", None),
-        ("--max-model-len", args.max_seq_len),
-        ("--max-num-seqs", _sequences(args)),
-        *_without_reuse(args, "--no-enable-prefix-caching"),
-        # as in the drafters' published recipes
-        *([("--attention-backend", backend)] if blocks else []),
-        ("--max-num-batched-tokens", 32768),
-        *([("--speculative-config", json.dumps(drafter))] if args.drafts else []),
-    ]
+        drafter["prompt_lookup_max"] = args.value("speculative_config.max_matching_ngram_size")
+    options = [*_shared("vllm", config, args)]
+    if method == "dflash":  # as in the drafters' published recipes
+        # Gemma 4 needs a backend that always masks causally; drafts need one that does not
+        gemma = pair.target.architecture.startswith("Gemma4")
+        drafter |= {"attention_backend": "flash_attn"} if gemma else {}
+        options.append(("--attention-backend", "triton_attn" if gemma else "flash_attn"))
+    options.append(("--max-num-batched-tokens", 32768))
+    options += [("--speculative-config", json.dumps(drafter))] if args.drafts else []
     return [
         "# Take a release from after July 2026: older ones accept hardly any draft on Blackwell.",
         *_command(["vllm", "serve", _name(config.target)], options),
@@ -126,56 +123,31 @@ def _vllm(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
 
 
 def _sglang(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    quantised = "quantization_config" in pair.target.values
-    options: Options = [
-        ("--model-path", _name(config.target)),
-        *_revision("--revision", config.target),
-        ("--tp-size", args.tensor_parallel_size),
-        *_experts(args, "--ep-size", args.moe_expert_parallel_size),
-        ("--context-length", args.max_seq_len),
-        ("--max-running-requests", _sequences(args)),
-        *_without_reuse(args, "--disable-radix-cache"),
-        *_sglang_drafts(config.speculation.method, args.drafts),
-    ]
-    if config.drafter is not None:
-        options = [
-            *options,
-            ("--speculative-draft-model-path", _name(config.drafter)),
-            *_revision("--speculative-draft-model-revision", config.drafter),
-            # otherwise SGLang takes the drafter to be quantized as the target is
-            *([("--speculative-draft-model-quantization", "unquant")] if quantised else []),
-        ]
+    options = [("--model-path", _name(config.target)), *_shared("sglang", config, args)]
+    if drafts := args.drafts:
+        words = f"--speculative-algorithm {SGLANG_DRAFTS[config.speculation.method]}"
+        each = iter(words.format(drafts=drafts, block=drafts + 1).split())
+        options += zip(each, each, strict=True)
+    if (drafter := config.drafter) is not None:
+        options.append(("--speculative-draft-model-path", _name(drafter)))
+        options += _revision("--speculative-draft-model-revision", drafter)
+        # otherwise SGLang takes the drafter to be quantized as the target is
+        if "quantization_config" in pair.target.values:
+            options.append(("--speculative-draft-model-quantization", "unquant"))
     return _command(["python", "-m", "sglang.launch_server"], options)
 
 
-def _sglang_drafts(method: Method, drafts: int) -> Options:
-    """Its counts include the anchor."""
-    named = {"draft_model": "STANDALONE", **dict.fromkeys(BLOCKS, "DFLASH")}
-    algorithm = ("--speculative-algorithm", named.get(method, method.upper()))
-    tokens = ("--speculative-num-draft-tokens", drafts + 1)
-    if method in ("eagle3", "draft_model"):
-        chain: Options = [("--speculative-num-steps", drafts), ("--speculative-eagle-topk", 1)]
-        return [algorithm, *chain, tokens]
-    if method in BLOCKS:
-        return [algorithm, ("--speculative-dflash-block-size", drafts + 1)]
-    return [algorithm, tokens] if drafts else []
-
-
 def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    values = _llm_args(config, pair, args)
-    fetch: list[str] = []
+    values, fetch = _llm_args(config, pair, args), list[str]()
     if config.drafter is not None:
         # a Hub id is not resolved where a DFlash drafter's config.json is read
         values["speculative_config"]["speculative_model"], fetch = _local(config.drafter, "drafter")
-    environment = env_vars(config, pair, _machine(config))
+    environment = env_vars(config, pair, _machine(config)).items()
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    options: Options = [
-        *_revision("--revision", config.target),
-        ("--config", "llm_args.yaml"),
-    ]
+    options = [*_revision("--revision", config.target), ("--config", "llm_args.yaml")]
     return [
         f"# needs tensorrt-llm=={args.version}",
-        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())),
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(environment)),
         *fetch,
         f"cat > llm_args.yaml <<'EOF'\n{text}EOF",
         *_command(["trtllm-serve", "serve", _name(config.target)], options),
@@ -184,8 +156,7 @@ def _trtllm_serve(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
 
 def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
     """A ConfigMap with the arguments, and a DynamoGraphDeployment of one worker."""
-    models: dict[str, Source] = {"target": config.target}
-    llm_args = _llm_args(config, pair, args)
+    llm_args, models = _llm_args(config, pair, args), dict[str, Source](target=config.target)
     if config.drafter is not None:
         models["drafter"] = config.drafter
         llm_args["speculative_config"]["speculative_model"] = "/models/drafter"
@@ -202,64 +173,18 @@ def _dynamo(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
         environment=env_vars(config, pair, _machine(config)),
         gpus=args.tensor_parallel_size,
         version=args.version,
-        dynamo=DYNAMO,
-        image=f"registry.example.com/tensorrtllm-runtime:{DYNAMO}-trtllm{args.version}",
     )
     return [text.rstrip("\n")]
 
 
 def _llm_args(config: BuildConfig, pair: Pair, args: LlmArgs) -> dict[str, Any]:
     """The arguments of a build, without the model's; PairError or ConfigError for what fails."""
-    checks = list(pair_findings(pair))
-    for kind in engine_kinds(pair, checks):
+    for kind in engine_kinds(pair, list(pair_findings(pair))):
         if kind["kind"] == "tensorrt_llm" and kind["reasons"]:
             raise PairError(kind["reasons"][0], "Export it for vllm or sglang")
     warnings_of(check_args(config, pair, _machine(config), args), ConfigError)
-    values = args.to_dict()
-    for given in ("model", "revision"):  # on the command line
-        values.pop(given, None)
-    return values
-
-
-def _transformers(config: BuildConfig, pair: Pair, args: LlmArgs) -> list[str]:
-    """One text, of the prompt that the script is given: transformers' own server drafts nothing."""
-    method = config.speculation.method
-    if method == "dflash" and config.drafter is not None:
-        (target, fetch), (drafter, more) = (
-            _local(config.target, "target"),
-            _local(config.drafter, "drafter"),
-        )
-        options: Options = [("--model", target), ("--draft", drafter)]
-        options = [*options, ("--block-size", args.drafts + 1)]
-        command = _command(["dflash", "generate", "transformers"], options)
-        return ["# needs dflash and transformers", *fetch, *more, f'{command[0]} "$@"']
-    if method not in (*DRAFTERLESS, "draft_model"):
-        raise PairError(f"transformers has no {method}", "Export it for vllm or sglang")
-    revision = f", revision={config.target.revision!r}" if config.target.revision else ""
-    lookup, assistant = "", ""
-    if method == "draft_model" and config.drafter is not None:
-        pinned = f", revision={config.drafter.revision!r}" if config.drafter.revision else ""
-        assistant = f"""name = {_name(config.drafter)!r}
-assistant = AutoModelForCausalLM.from_pretrained(name{pinned}, dtype="auto", device_map="auto")
-assistant.generation_config.num_assistant_tokens = {args.drafts}
-assistant.generation_config.num_assistant_tokens_schedule = "constant"
-"""
-        lookup = ", assistant_model=assistant"
-    elif args.drafts:
-        lookup = f", prompt_lookup_num_tokens={args.drafts}"
-        lookup += f", max_matching_ngram_size={args.value(MATCH)}"
-    code = f"""import sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
-name = {_name(config.target)!r}
-tokenizer = AutoTokenizer.from_pretrained(name{revision})
-model = AutoModelForCausalLM.from_pretrained(name{revision}, dtype="auto", device_map="auto")
-{assistant}messages = [{{"role": "user", "content": sys.argv[1]}}]
-chat = dict(add_generation_prompt=True, return_dict=True, return_tensors="pt")
-inputs = tokenizer.apply_chat_template(messages, **chat).to(model.device)
-output = model.generate(**inputs, max_new_tokens=2048, do_sample=False{lookup})
-print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-"""
-    return ["# needs transformers and accelerate", f"""python - "$1" <<'EOF'\n{code}EOF"""]
+    # on the command line
+    return {k: v for k, v in args.to_dict().items() if k not in ("model", "revision")}
 
 
 def _local(source: Source, folder: str) -> tuple[str, list[str]]:
@@ -270,26 +195,12 @@ def _local(source: Source, folder: str) -> tuple[str, list[str]]:
     return folder, _command(["hf", "download", source.hub], options)
 
 
-def _sequences(args: LlmArgs) -> int | None:
-    """Sequences of all ranks: with attention-DP each rank has its own max_batch_size."""
-    ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
-    return args.max_batch_size * ranks if args.max_batch_size else None
-
-
 def _name(source: Source) -> str:
     return source.hub or str(source.path)
 
 
 def _revision(option: str, source: Source) -> Options:
     return [(option, source.revision)] if source.revision else []
-
-
-def _without_reuse(args: LlmArgs, option: str) -> Options:
-    return [] if args.kv_cache_config.enable_block_reuse else [(option, None)]
-
-
-def _experts(args: LlmArgs, option: str, value: object) -> Options:
-    return [(option, value)] if (args.moe_expert_parallel_size or 1) > 1 else []
 
 
 def _command(words: Sequence[str], options: Options) -> list[str]:
@@ -305,6 +216,5 @@ ENGINES: dict[str, Callable[[BuildConfig, Pair, LlmArgs], list[str]]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "trtllm-serve": _trtllm_serve,
-    "transformers": _transformers,
     "dynamo": _dynamo,
 }

@@ -17,7 +17,6 @@ from dflash_trt.files import Size, read_as, read_json
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"  # of all that a server reads, the manifest too: `signing.py`
 # what puts a build into a cluster: the manifest has it, and an image and a signature do not
-REPORT_FILE = Path("report/report.html")  # `bench` may write it, the OpenAI front links to it
 DEPLOYS = ("deploy/Dockerfile", "deploy/kubernetes/", "deploy/kserve")
 FULL = 16 << 30  # bytes of a build whose files are all digested unless asked otherwise
 
@@ -175,7 +174,7 @@ def file_stamp(file: Path) -> dict[str, int]:
 def files_of(directory: Path) -> list[Path]:
     """Every file of the build, sorted, without its signature and what appears as it runs.
 
-    Costs are kept beside the engines, `bench` may leave a report.
+    Costs are kept beside the engines.
     """
     walked = os.walk(directory)
     found = [Path(at, name) for at, folders, names in walked for name in (*folders, *names)]
@@ -186,7 +185,6 @@ def files_of(directory: Path) -> list[Path]:
         if (file.is_symlink() or not file.is_dir())
         and not str(file).startswith(costs)
         and file != directory / SIGNATURE
-        and not file.is_relative_to((directory / REPORT_FILE).parent)
     )
 
 

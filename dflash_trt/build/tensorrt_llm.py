@@ -36,7 +36,7 @@ from dflash_trt.checkpoints import (
 from dflash_trt.checkpoints.checks import Finding, NotKnown
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.errors import ConfigError, DflashError, PairError
-from dflash_trt.roofline import machine
+from dflash_trt.planning import machine
 from dflash_trt.tensorrt_llm import (
     KIND,
     LlmArgs,

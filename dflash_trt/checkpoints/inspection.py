@@ -21,7 +21,7 @@ from dflash_trt.checkpoints.summary import (
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.checkpoints.weights import stored_types
 from dflash_trt.errors import CheckpointError
-from dflash_trt.roofline import target_size
+from dflash_trt.planning import target_size
 
 # bytes a parameter; the quantised ones with a float32 scale for each 32 (graphs/quantised.py; the
 # head, int8 where the rest is int4, is counted as the rest)

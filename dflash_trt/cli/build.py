@@ -1,4 +1,4 @@
-"""`dflash-trt build`, `check`, `export` and `schema`: a build and its config."""
+"""`dflash-trt build`, `check`, `sign`, `export` and `schema`: a build and its config."""
 # ruff: noqa: PLC0415
 
 import json
@@ -104,10 +104,32 @@ def check(
     raise typer.Exit(1 if found else 0)
 
 
+def sign(
+    directory: Built,
+    key: Annotated[
+        Path | None, typer.Option(help="PEM of a private key: P-256, P-384 or P-521.")
+    ] = None,
+    keyless: Annotated[
+        bool, typer.Option("--keyless", help="By Sigstore, with a login; needs the network.")
+    ] = False,
+    identity_token: Annotated[
+        str | None,
+        typer.Option(help="With --keyless: the login.", envvar="DFLASH_TRT_IDENTITY_TOKEN"),
+    ] = None,
+) -> None:
+    """Sign every file of a build (OpenSSF Model Signing): writes model.sig into it."""
+    from dflash_trt.build import check_build
+    from dflash_trt.build.signing import sign as run
+
+    if (key is None) != keyless:
+        raise RequestError("who signs is not clear", "Give --key FILE or --keyless, one of them")
+    with reporting() as report:
+        check_build(directory, "full", report)
+    print(f"signed: {run(directory, key, identity_token)}")
+
+
 def export(
-    engine: Annotated[
-        str, typer.Argument(help="vllm, sglang, trtllm-serve, transformers or dynamo.")
-    ],
+    engine: Annotated[str, typer.Argument(help="vllm, sglang, trtllm-serve or dynamo.")],
     config: Annotated[Path, typer.Argument(help="Build config of kind tensorrt_llm, YAML.")],
 ) -> None:
     """Print a script that serves the same pair on another engine, to compare like with like; for

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dflash_trt import __version__
-from dflash_trt.cli import bench, build, generate, pair, release, serve, verify
+from dflash_trt.cli import bench, build, generate, pair, serve, verify
 from dflash_trt.cli.output import print_json
 from dflash_trt.errors import DflashError
 
@@ -20,8 +20,7 @@ app = typer.Typer(
 )
 for command in (
     *(build.build, build.check, pair.plan, pair.inspect, serve.serve, serve.update_drafter),
-    *(generate.generate, verify.verify, verify.doctor, build.export, build.schema),
-    *(release.sign, release.pack, release.unpack),
+    *(generate.generate, verify.verify, verify.doctor, build.sign, build.export, build.schema),
 ):
     app.command()(command)
 app.add_typer(bench.app, name="bench")

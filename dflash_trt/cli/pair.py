@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dflash_trt.cli.output import Config, Json, print_json, reporting, writing
+from dflash_trt.cli.output import Config, Json, print_json, reporting
 from dflash_trt.errors import RequestError
 
 
@@ -25,34 +25,28 @@ def plan(
     eagle_acceptance: Annotated[
         float | None, typer.Option(min=1.0, help="The same of an EAGLE-3 chain of three drafts.")
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="Draw the Pareto picture here.")] = None,
     json_: Json = False,
 ) -> None:
     """Say what fits on a machine and how fast it would be; needs config.json files and no GPU."""
-    from dflash_trt.checkpoints import locate
-    from dflash_trt.cli.plan_report import show_plan
+    from contextlib import ExitStack
+
+    from dflash_trt.cli.plan import locate_configs, make_plan, show_plan
     from dflash_trt.config import load_config
-    from dflash_trt.planning import dflash_drafter, draw
-    from dflash_trt.planning import plan as run
-    from dflash_trt.roofline import machine as named
+    from dflash_trt.planning import machine as named
 
     settings = load_config(config)
     hardware = None if machine is None else named(machine)
-    with reporting() as report:
-        target = locate(settings.target, "target", report, weights=False).directory
-        drafter = locate(dflash_drafter(settings), "drafter", report, weights=False).directory
-    found = run(
-        settings,
-        target,
-        drafter,
-        hardware=hardware,
-        context=context,
-        acceptance=acceptance,
-        eagle_acceptance=eagle_acceptance,
-    )
-    if svg is not None:
-        with writing(svg, "--svg"):
-            svg.write_text(draw(found), encoding="utf-8")
+    with ExitStack() as stack, reporting() as report:
+        target, drafter = locate_configs(settings, report, stack)
+        found = make_plan(
+            settings,
+            target,
+            drafter,
+            hardware=hardware,
+            context=context,
+            acceptance=acceptance,
+            eagle_acceptance=eagle_acceptance,
+        )
     if json_:
         print_json(**found)
     else:

@@ -9,7 +9,7 @@ from dflash_trt.config.quantization import Quantize, Share, or_method_alone
 from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import DrafterSource
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline import Machine, machine
+from dflash_trt.planning import Machine, machine
 
 # TensorRT-LLM's releases with DFlash and without the TensorRT backend (PyPI), oldest first
 Version = Literal[

@@ -2,7 +2,7 @@
 
 from dflash_trt.checkpoints.checks import Found, NotKnown, check
 from dflash_trt.doctor.patient import GIB, Patient, more
-from dflash_trt.roofline import PRESETS
+from dflash_trt.planning import PRESETS
 from dflash_trt.tensorrt_llm import not_on_nvlink
 
 LEAST_DRIVER = 580  # of CUDA 13 (its release notes), which TensorRT-LLM 1.3 and 1.4 are built with

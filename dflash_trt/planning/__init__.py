@@ -1,4 +1,43 @@
-"""What a machine can do with a pair, from their published figures: memory, and tokens a second."""
+"""How much memory a model takes and how long a round is, by config.json files and data sheets."""
 
-from dflash_trt.planning.picture import draw
-from dflash_trt.planning.report import dflash_drafter, plan
+from dflash_trt.planning.curves import Deployment, curve
+from dflash_trt.planning.hardware import PRESETS, Gpu, Machine, machine
+from dflash_trt.planning.memory import (
+    ARENA_SHARE,
+    OVERHEAD,
+    Memory,
+    arena_slot,
+    fit_memory,
+)
+from dflash_trt.planning.model_size import (
+    Layer,
+    ModelSize,
+    Values,
+    drafter_size,
+    section,
+    target_size,
+)
+from dflash_trt.planning.published import (
+    lowest_believed,
+    published_acceptance,
+    published_config,
+    published_data,
+    published_models,
+    tau_of,
+)
+from dflash_trt.planning.rounds import (
+    EAGLE_CHAIN,
+    PLAIN,
+    Constants,
+    Layout,
+    Method,
+    Runtime,
+    Step,
+    dflash,
+    eagle,
+    expected_acceptance,
+    expected_eagle,
+    fastest,
+    fit_errors,
+    round_time,
+)

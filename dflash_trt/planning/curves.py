@@ -1,20 +1,12 @@
 """Every layout that a machine allows, what fits into it, and how fast each method is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dflash_trt.roofline import (
-    Constants,
-    Layout,
-    Machine,
-    Memory,
-    Method,
-    ModelSize,
-    Runtime,
-    Step,
-    fastest,
-    fit_memory,
-)
+from dflash_trt.planning.hardware import Machine
+from dflash_trt.planning.memory import Memory, fit_memory
+from dflash_trt.planning.model_size import ModelSize
+from dflash_trt.planning.rounds import Constants, Layout, Method, Runtime, Step, fastest
 
 MAX_CONCURRENCY = 16384  # sequences that are looked at
 
@@ -92,12 +84,3 @@ def curve(
         points.append(max(found, key=lambda point: point.per_user))
         concurrency *= 2
     return points
-
-
-def front(points: Sequence[Point]) -> list[Point]:
-    """The Pareto front: points that none beats for user and GPU both, slowest user first."""
-    kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (-p.per_user, -p.per_gpu)):
-        if not kept or point.per_gpu > kept[-1].per_gpu:
-            kept.append(point)
-    return kept[::-1]

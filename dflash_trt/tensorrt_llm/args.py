@@ -8,7 +8,7 @@ from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
 from dflash_trt.checkpoints.checks import Finding, NotKnown, checks_for, run
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline import Machine
+from dflash_trt.planning import Machine
 from dflash_trt.tensorrt_llm.arguments import Chosen, LlmArgs, flatten, llm_args_class, nest
 from dflash_trt.tensorrt_llm.checks import ARGUMENT_CHECKS, CHECKS
 from dflash_trt.tensorrt_llm.context import Context

@@ -16,7 +16,7 @@ from typing import Any
 from dflash_trt.checkpoints import ModelSummary, Pair, Report, open_files, small_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.files import copy_file
-from dflash_trt.roofline import lowest_believed, machine, published_acceptance
+from dflash_trt.planning import lowest_believed, machine, published_acceptance
 from dflash_trt.tensorrt_llm.args import env_vars
 from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info

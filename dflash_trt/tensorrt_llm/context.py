@@ -18,7 +18,7 @@ from dflash_trt.checkpoints import (
 from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.config import BLOCKS, RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
-from dflash_trt.roofline import (
+from dflash_trt.planning import (
     ARENA_SHARE,
     OVERHEAD,
     Gpu,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.roofline import (
+from dflash_trt.planning import (
     PLAIN,
     Constants,
     Layout,

@@ -29,7 +29,7 @@ from dflash_trt.child import start_module
 from dflash_trt.config import Quantize
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.files import copy_file, data_file
-from dflash_trt.roofline import Machine
+from dflash_trt.planning import Machine
 
 TABLE: dict[str, Any] = data_file(__file__, "quantization.yaml")
 NEEDED = ("modelopt", "torch", "transformers", "accelerate")

@@ -13,7 +13,7 @@ from typing import Any
 
 from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.config import CHAIN, Method
-from dflash_trt.roofline import section
+from dflash_trt.planning import section
 from dflash_trt.tensorrt_llm.arguments import SPECULATIVE_OF, classes, find, has, read_table
 from dflash_trt.tensorrt_llm.context import Context, recompute_tail, undivided
 from dflash_trt.tensorrt_llm.draft_len import pays_from, rounds_of, schedule

@@ -252,7 +252,7 @@ def test_generate_says_that_an_address_of_http_is_none_of_grpc() -> None:
 
 def test_version_short_help_and_completion() -> None:
     assert run("--version").out == f"dflash-trt {__version__}\n"
-    for command in ((), ("build",), ("generate",), ("bench",), ("bench", "compare")):
+    for command in ((), ("build",), ("generate",), ("bench",), ("bench", "matrix")):
         assert run(*command, "-h").out == run(*command, "--help").out != ""
     words = {"_DFLASH_TRT_COMPLETE": "complete_bash", "COMP_WORDS": "dflash-trt gen"}
     done = subprocess.run(

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -86,8 +85,7 @@ class PageServer:
 
     An answer is a text, what is `Said`, a `Refusal`, or a text that ends with `CUT`: then the
     connection ends without a word. pause: seconds before each round; together: rounds of a chunk;
-    tells: who wrote a token and what was proposed; build: where a report of `bench` may lie. seen:
-    the bodies that came.
+    tells: who wrote a token and what was proposed. seen: the bodies that came.
     """
 
     CUT = "\N{BLACK SCISSORS}"
@@ -100,12 +98,10 @@ class PageServer:
         pause: float = 0.0,
         together: int = 1,
         tells: bool = True,
-        build: Path = Path("no build"),
     ) -> None:
         self.answers = list(answers)
         self.facts = FACTS | (facts or {})
         self.key, self.pause, self.together, self.tells = key, pause, together, tells
-        self.build = build
         self.seen: list[Json] = []
         self.usage: list[Json] = []  # of each answer that ended
         self.faults: list[str] = []
@@ -132,7 +128,7 @@ class PageServer:
             )
             return METRICS.format(tokens=tokens, rounds=rounds)
 
-        app.include_router(router(self.facts, exposition, self.build))
+        app.include_router(router(self.facts, exposition))
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:

@@ -47,7 +47,7 @@ class Cell(NamedTuple):
 
 # in which phases which processes get which faults
 PLAN: list[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
-    (("build", "sign", "pack"), ("command",), (*SENT, *STARVED, "disk", "clock")),
+    (("build", "sign"), ("command",), (*SENT, *STARVED, "disk", "clock")),
     (("start",), (*SERVERS, "draft", "dflash_infer", "reaper"), ("killed",)),
     (("start",), SERVERS, ("ended", "stopped")),
     (("start", "measuring"), ("tritonserver", "verify"), STARVED),

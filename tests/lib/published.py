@@ -30,6 +30,7 @@ from transformers import PretrainedConfig, Qwen3Config
 from transformers.core_model_loading import revert_weight_conversion
 
 from dflash_trt.checkpoints.families import FAMILIES
+from dflash_trt.planning import published_models
 
 COMMIT = "0" * 39 + "1"  # what `main` is in the stand-in cache
 IMAGES = ("visual.", "vision_tower", "mm_projector", "embed_vision")
@@ -74,12 +75,18 @@ def _pair(
             quantised=target.get("quantised"),
         ),
         drafter_hub=drafter["hub"],
-        drafter=drafter["fields"],
+        drafter={**_packaged(drafter["hub"]), **drafter.get("fields", {})},
         gib=drafter["gib"],
         left_out=drafter.get("left_out", 0.0),
         second=drafter.get("second", False),
         head=head or {},
     )
+
+
+def _packaged(hub: str) -> dict[str, Any]:
+    """Of the config.json that `plan` has in the package."""
+    values = published_models()["drafters"][hub]["config"]
+    return {name: value for name, value in values.items() if name != "architectures"}
 
 
 # by the name of the target in the folders of build_configs/

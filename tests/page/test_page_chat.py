@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Browser
 from page_server import MODEL, PageServer, Refusal, Said, drafted_rounds, usage_of
-
-from dflash_trt.bench import Page, write_page
 
 pytestmark = pytest.mark.page
 
@@ -248,14 +245,6 @@ def test_thoughts_are_apart(tab: Browser, serve: Any) -> None:
     assert tab.text(".text > p") == "Yes."
     tab.ask("Sure?")
     assert server.seen[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
-
-
-def test_the_report_of_bench_is_a_click_away(tab: Browser, serve: Any, tmp_path: Path) -> None:
-    write_page(tmp_path / "report", Page("How fast it was", [], [], []))
-    tab.open(serve(TEXT, build=tmp_path).url)
-    tab.until(lambda: tab.count("#glance-body a"), "the link")
-    tab.click("#glance-body a", "Report")
-    tab.until(lambda: tab.text("h1") == "How fast it was", "the report")
 
 
 def test_what_an_engine_does_not_tell_is_said(tab: Browser, serve: Any) -> None:

@@ -70,7 +70,6 @@ class Site:
         words = {
             "build": ("build", self.directory / "pair.yaml", "--output", output),
             "sign": ("sign", output, "--key", self.directory / "key.pem"),
-            "pack": ("pack", self.builds[0], output),
         }
         return [sys.executable, "-c", RUN, *map(str, words[phase])]
 
@@ -113,7 +112,7 @@ def whole(site: Site, phase: str, output: Path) -> bool:
         verify_signature(output, site.directory / "key.pub")
     elif not output.exists():
         return False
-    elif phase == "build":
+    else:
         check_build(output, "full")
     return True
 

@@ -37,12 +37,12 @@ from dflash_trt.checkpoints import (
     summarize_drafter,
     summarize_target,
 )
+from dflash_trt.cli.plan import make_plan as plan
 from dflash_trt.config import BuildConfig, Quantize, load_config
 from dflash_trt.decoding import LosslessReport
 from dflash_trt.engines.accuracy import measured
 from dflash_trt.errors import BuildError, ConfigError, RequestError
-from dflash_trt.planning import plan
-from dflash_trt.roofline import machine
+from dflash_trt.planning import machine
 from dflash_trt.tensorrt_llm import check_quantizable, quantization, quantize_target
 
 FP8, NVFP4 = (Quantize.model_validate(method) for method in ("fp8", "nvfp4"))

@@ -31,7 +31,7 @@ from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.config import BuildConfig, Version
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline import PRESETS, machine
+from dflash_trt.planning import PRESETS, machine
 from dflash_trt.tensorrt_llm.args import LlmArgs, check_args, choose_args, env_vars
 from dflash_trt.tensorrt_llm.arguments import (
     classes,

@@ -16,7 +16,7 @@ from dflash_trt.config import (
     variants,
 )
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline import Machine
+from dflash_trt.planning import Machine
 
 HUB = "name: x\ntarget: {hub: org/a, revision: main}\ndrafter: {path: b}\n"
 RTX = "engine:\n  kind: tensorrt\n  library: tensorrt_rtx\n"

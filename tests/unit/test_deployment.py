@@ -39,7 +39,7 @@ from dflash_trt.build.manifest import files_of, served_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.engines import read_info, write_info
 from dflash_trt.engines.info import PlanInfo
-from dflash_trt.roofline import machine
+from dflash_trt.planning import machine
 from dflash_trt.serving.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 SEVERAL = "two-nodes"
 OURS = ("cpu", "plans")  # whose rounds are ours, and whose image is slim
-COMPONENTS = {"kubernetes/hpa": "HorizontalPodAutoscaler", "kubernetes/keda": "ScaledObject"}
 
 
 def made(name: str = "gpt-oss.120b_x", style: str = "dflash", **engine: Any) -> BuildConfig:
@@ -116,27 +115,13 @@ def ran(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
-def applied(folder: Path) -> dict[str, dict[str, Any]]:
-    """What `kubectl apply -k` would send, by kind."""
-    built = ran("kubectl", "kustomize", folder)
-    assert built.returncode == 0, built.stderr
-    return {each["kind"]: each for each in yaml.safe_load_all(built.stdout)}
+def resources(file: Path) -> dict[str, dict[str, Any]]:
+    """What `kubectl apply -f` would send, by kind."""
+    return {each["kind"]: each for each in yaml.safe_load_all(file.read_text())}
 
 
-def resources(deploy: Path) -> dict[str, dict[str, Any]]:
-    """Those of the base, by kind."""
-    files = (deploy / "kubernetes").glob("*.yaml")
-    found = [yaml.safe_load(file.read_text()) for file in files]
-    return {each["kind"]: each for each in found}
-
-
-def pods(deploy: Path) -> list[dict[str, Any]]:
-    """The pod templates, the one that serves first."""
-    kinds = resources(deploy)
-    if "Deployment" in kinds:
-        return [kinds["Deployment"]["spec"]["template"]]
-    group = kinds["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
-    return [group["leaderTemplate"], group["workerTemplate"]]
+def base(deploy: Path) -> dict[str, dict[str, Any]]:
+    return resources(deploy / "kubernetes" / "deployment.yaml")
 
 
 def check(resource: dict[str, Any]) -> None:
@@ -171,7 +156,6 @@ def test_the_dockerfile(deploy: Path, case: str) -> None:
     assert users == ["10001"]
     version = CASES[case].get("version", "1.4.0rc1")
     assert f"nvcr.io/nvidia/tensorrt-llm/release:{version}\n" in text
-    assert ("openssh-server" in text) == (case == SEVERAL)
 
 
 def test_the_image_has_all_that_is_imported() -> None:
@@ -183,7 +167,7 @@ def test_the_image_has_all_that_is_imported() -> None:
     declared = {re.match(r"[\w.-]+", each)[0] for each in required}  # type: ignore[index]
     assert installed <= declared
     modules = ("cli", "doctor", "serving.front", "serving.client", "serving.server")
-    modules += ("bench.load", "bench.prompts", "bench.protocols", "bench.report")
+    modules += ("bench",)
     code = f"""
 import importlib, importlib.metadata, sys
 class Finder:
@@ -205,7 +189,7 @@ print(*{{d for m in set(sys.modules) - before for d in names.get(m.split(".")[0]
 
 def test_the_scripts(deploy: Path, case: str) -> None:
     scripts = sorted(deploy.glob("*.sh"))
-    names = {"probe.sh", "start.sh"} | ({"leader.sh", "worker.sh"} if case == SEVERAL else set())
+    names = {"probe.sh", "start.sh"}
     names |= {"fetch.sh"} if CASES[case].get("checkpoints") == "hub" else set()
     assert {script.name for script in scripts} == (set() if case in OURS else names)
     if case in OURS:
@@ -215,23 +199,15 @@ def test_the_scripts(deploy: Path, case: str) -> None:
     assert all(os.access(script, os.X_OK) for script in scripts)
 
 
-def run_with_fakes(script: Path, tmp_path: Path, **env: str) -> list[str]:
-    """What mpirun's script is given, with commands that a test machine lacks."""
-    fakes = tmp_path / "fakes"
-    fakes.mkdir(exist_ok=True)
+def run_with_fake(script: Path, **env: str) -> list[str]:
+    """What mpirun's script is given."""
     launch = script.parents[1] / "launch"
     launch.mkdir(exist_ok=True)
     echo = "#!/bin/sh\nprintf '%s\\n' \"$@\" $TRITON_ARGS\n"
-    for file, text in (
-        (fakes / "ssh", f'#!/bin/sh\necho "$@" >> {tmp_path}/ssh.log\n'),
-        (fakes / "install", "#!/bin/sh\n"),
-        (launch / "mpi.sh", echo),
-    ):
-        file.write_text(text)
-        file.chmod(0o755)
-    path = {"PATH": f"{fakes}:{os.environ['PATH']}", "HOME": str(tmp_path), **env}
+    (launch / "mpi.sh").write_text(echo)
+    (launch / "mpi.sh").chmod(0o755)
     done = subprocess.run(
-        [script], env=os.environ | path, capture_output=True, text=True, timeout=30
+        [script], env=os.environ | env, capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -240,7 +216,7 @@ def run_with_fakes(script: Path, tmp_path: Path, **env: str) -> list[str]:
 def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
     write(tmp_path, made())
     start = tmp_path / "deploy" / "start.sh"
-    said = run_with_fakes(start, tmp_path, TRITON_ARGS="--log-verbose=1")
+    said = run_with_fake(start, TRITON_ARGS="--log-verbose=1")
     *_, http, grpc, verbose = said
     rule = http.removeprefix("--http-restricted-api=")
     assert grpc == f"--grpc-restricted-protocol={rule}"
@@ -248,17 +224,7 @@ def test_the_start_closes_what_changes_the_server(tmp_path: Path) -> None:
     closed, key = rule.split(":admin-key=")
     assert closed == "model-repository,shared-memory,trace,logging"
     assert len(key) == 64
-    assert run_with_fakes(start, tmp_path)[-1] != grpc  # another key each time
-
-
-def test_the_leader_starts_ranks_on_every_pod(tmp_path: Path) -> None:
-    write(tmp_path, made(hardware="gb300-nvl72-slice"))
-    group = {"LWS_LEADER_ADDRESS": "a-0.a.ns", "LWS_GROUP_SIZE": "2"}
-    said = run_with_fakes(tmp_path / "deploy" / "leader.sh", tmp_path, **group)
-    assert said[:3] == ["--host", "a-0.a.ns:4,a-0-1.a.ns:4", "--mca"]
-    assert said[3] == "plm_rsh_args"
-    assert "-p 2222" in said[4]
-    assert "a-0-1.a.ns true" in (tmp_path / "ssh.log").read_text()
+    assert run_with_fake(start)[-1] != grpc  # another key each time
 
 
 def test_the_yaml(deploy: Path) -> None:
@@ -267,131 +233,85 @@ def test_the_yaml(deploy: Path) -> None:
 
 
 def test_the_manifests(deploy: Path, case: str) -> None:
-    kinds = resources(deploy)
-    workload = "LeaderWorkerSet" if case == SEVERAL else "Deployment"
-    core = {"NetworkPolicy", "PodDisruptionBudget", "Service"}
-    core |= set() if case in OURS else {"PersistentVolumeClaim"}
-    assert kinds.keys() == core | {workload, "PodMonitor", "Kustomization"}
-    for kind, resource in kinds.items():
-        if kind != "Kustomization":
-            check(resource)
-    for template in pods(deploy):
-        check(pod_of(template["spec"]))
+    if case == SEVERAL:
+        assert not list(deploy.rglob("*.yaml"))
+        return
+    kinds, core = base(deploy), {"Deployment", "Service"}
+    assert kinds.keys() == core | (set() if case in OURS else {"PersistentVolumeClaim"})
+    for resource in kinds.values():
+        check(resource)
+    check(pod_of(kinds["Deployment"]["spec"]["template"]["spec"]))
 
 
 def pod_of(spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
 
 
-def test_what_scales_it(deploy: Path, tmp_path: Path) -> None:
-    """Each component over the base: the schemas take it, and the metrics are there."""
-    base, queries = applied(deploy / "kubernetes"), []
-    for component, kind in COMPONENTS.items():
-        overlay = tmp_path / Path(component).name
-        overlay.mkdir()
-        lists = {"resources": ["kubernetes"], "components": [component]}
-        found = {key: [os.path.relpath(deploy / x, overlay) for x in lists[key]] for key in lists}
-        (overlay / "kustomization.yaml").write_text(yaml.safe_dump(found))
-        kinds = applied(overlay)
-        added = {key: kinds[key] for key in kinds.keys() - base.keys()}
-        assert added.keys() == {kind} | ({"PrometheusRule"} if kind[0] == "H" else set())
-        for resource in added.values():
-            check(resource)
-        target = added[kind]["spec"]["scaleTargetRef"]
-        workload = base[target["kind"]]
-        assert target["apiVersion"] == workload["apiVersion"]
-        assert target["name"] == workload["metadata"]["name"]
-        if kind == "ScaledObject":
-            queries += [each["metadata"]["query"] for each in added[kind]["spec"]["triggers"]]
-        else:
-            (rule,) = added["PrometheusRule"]["spec"]["groups"][0]["rules"]
-            queries += [rule["expr"]]
-            metrics = {x["pods"]["metric"]["name"] for x in added[kind]["spec"]["metrics"]}
-            assert metrics == {rule["record"], "trtllm_num_requests_waiting"}
-    for query in [*queries, "trtllm_num_requests_waiting"]:
-        _check_query(query)
+def test_what_scales_it(deploy: Path, case: str) -> None:
+    """The schemas take it, its target is the Deployment, and its metric is there."""
+    if case == SEVERAL:
+        return
+    (scaler,) = resources(deploy / "kubernetes" / "hpa.yaml").values()
+    check(scaler)
+    target = scaler["spec"]["scaleTargetRef"]
+    workload = base(deploy)[target["kind"]]
+    assert target["apiVersion"] == workload["apiVersion"]
+    assert target["name"] == workload["metadata"]["name"]
+    (metric,) = scaler["spec"]["metrics"]
+    _check_query(metric["pods"]["metric"]["name"])
 
 
 def test_kserve(deploy: Path, case: str) -> None:
-    """The runtime and the service fit their schemas and each other; the canary is the same."""
+    """The runtime and the service fit their schemas and each other."""
     if case == SEVERAL:
-        assert not (deploy / "kserve").exists()
         return
-    kinds, canary = applied(deploy / "kserve"), applied(deploy / "kserve-canary")
-    for resource in (*kinds.values(), *canary.values()):
+    kinds = resources(deploy / "kserve.yaml")
+    for resource in kinds.values():
         check(resource)
     runtime, service = kinds["ServingRuntime"], kinds["InferenceService"]
     model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == runtime["metadata"]["name"]
     assert model["modelFormat"] in runtime["spec"]["supportedModelFormats"]
-    assert ("storageUri" in model) == (case in OURS)
     check(pod_of({key: runtime["spec"][key] for key in ("containers", "volumes")}))
-    assert canary["InferenceService"]["spec"]["predictor"].pop("canaryTrafficPercent") == 10
-    assert canary == kinds
-
-
-def test_the_network_is_closed_but_for_what_is_asked(deploy: Path, case: str) -> None:
-    policy = resources(deploy)["NetworkPolicy"]["spec"]
-    assert policy["policyTypes"] == ["Ingress", "Egress"]
-    open_to_all = [each for each in policy["ingress"] if "from" not in each]
-    assert not open_to_all
-    ports = {port["port"] for each in policy["ingress"] for port in each.get("ports", [])}
-    (container,) = pods(deploy)[0]["spec"]["containers"]
-    assert ports == {port["name"] for port in container["ports"]}
-    # the Hub, and the other node
-    outside = [port["port"] for each in policy["egress"] for port in each.get("ports", [])]
-    hub = [443] if CASES[case].get("checkpoints") == "hub" else []
-    assert outside == ([53, 53, *hub] if hub or case == SEVERAL else [])
+    # as the comment in it says
+    service["spec"]["predictor"]["canaryTrafficPercent"] = 10
+    check(service)
 
 
 def test_the_schemas_refuse_what_is_not_published() -> None:
-    wrong = {"leaderworkerset": "leaderWorkerTemplat", "podmonitor": "endpoints"}
-    wrong |= {"inferenceservice": "predictors", "servingruntime": "container"}
-    wrong |= {"prometheusrule": "rules", "scaledobject": "trigger", "dynamographdeployment": "x"}
+    wrong = {"inferenceservice": "predictors", "servingruntime": "container"}
+    wrong |= {"dynamographdeployment": "x"}
     for kind, field in wrong.items():
         schema = json.loads((SCHEMAS / f"{kind}.json").read_text())["properties"]["spec"]
         with pytest.raises(jsonschema.ValidationError, match=field):
             jsonschema.validate({field: {}}, schema)
 
 
-def test_kustomize_takes_it(deploy: Path) -> None:
-    """Everything listed is there, and the other way round; kubectl agrees."""
-    folder = deploy / "kubernetes"
-    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    files = {file.name for file in folder.glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(listed["resources"]) == files
-    (image,) = listed["images"]
-    for template in pods(deploy):
-        (container,) = template["spec"]["containers"]
-        assert container["image"] == f"{image['name']}:{image['newTag']}"
-    assert len(applied(folder)) == len(files)
-
-
 def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
+    if case == SEVERAL:
+        return
+    spec = base(deploy)["Deployment"]["spec"]["template"]["spec"]
     if case in OURS:
-        assert_writes_nothing_but_tmp(pods(deploy)[0]["spec"], {"cpu": 0, "plans": 2}[case])
+        assert_writes_nothing_but_tmp(spec, {"cpu": 0, "plans": 2}[case])
         return
     engine = CASES[case]
-    preset = machine(engine["hardware"])
-    for template in pods(deploy):
-        spec, (container,) = template["spec"], template["spec"]["containers"]
-        gpus = container["resources"]["limits"]["nvidia.com/gpu"]
-        assert gpus == min(engine.get("gpus", preset.all_gpus), preset.gpus)
-        shm = next(volume for volume in spec["volumes"] if volume["name"] == "shm")
-        assert shm["emptyDir"]["medium"] == "Memory"
-        assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
-        mounted = {mount["name"] for mount in container["volumeMounts"]}
-        assert mounted == {volume["name"] for volume in spec["volumes"]}
-        assert capabilities(spec) == [divmod(preset.gpu.sm, 10)]
-        assert spec["securityContext"]["runAsNonRoot"]
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        env = {each["name"] for each in container["env"]}
-        assert ("HF_TOKEN" in env) == (engine.get("checkpoints") == "hub")
-        # one machine's ranks find what was fetched before; of several each fetches for itself
-        fetches = "HF_TOKEN" in env and case != SEVERAL
-        assert [each["command"] for each in spec.get("initContainers", [])] == (
-            [["deploy/fetch.sh"]] if fetches else []
-        )
+    preset, (container,) = machine(engine["hardware"]), spec["containers"]
+    gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+    assert gpus == min(engine.get("gpus", preset.all_gpus), preset.gpus)
+    shm = next(volume for volume in spec["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"]["medium"] == "Memory"
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in spec["volumes"]}
+    assert capabilities(spec) == [divmod(preset.gpu.sm, 10)]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    env = {each["name"] for each in container["env"]}
+    assert ("HF_TOKEN" in env) == (engine.get("checkpoints") == "hub")
+    # the ranks find what was fetched before
+    assert [each["command"] for each in spec.get("initContainers", [])] == (
+        [["deploy/fetch.sh"]] if "HF_TOKEN" in env else []
+    )
 
 
 def capabilities(spec: dict[str, Any]) -> list[tuple[int, int]]:
@@ -414,25 +334,15 @@ def assert_writes_nothing_but_tmp(spec: dict[str, Any], gpus: int) -> None:
         assert capabilities(spec) == [(8, 9), (12, 0)]
 
 
-def test_selectors_find_the_pods_that_serve(deploy: Path, case: str) -> None:
-    kinds, (serving, *others) = resources(deploy), pods(deploy)
-    # what the controller adds to the pods of a group
-    index = "leaderworkerset.sigs.k8s.io/worker-index"
-    labels = [dict(template["metadata"]["labels"]) for template in (serving, *others)]
+def test_the_service_finds_the_pods(deploy: Path, case: str) -> None:
     if case == SEVERAL:
-        for number, each in enumerate(labels):
-            each[index] = str(number)
-    for selector in (
-        kinds["Service"]["spec"]["selector"],
-        kinds["PodMonitor"]["spec"]["selector"]["matchLabels"],
-    ):
-        found = [selector.items() <= each.items() for each in labels]
-        assert found == [True] + [False] * len(others)
-    (container,) = serving["spec"]["containers"]
+        return
+    kinds = base(deploy)
+    template = kinds["Deployment"]["spec"]["template"]
+    assert kinds["Service"]["spec"]["selector"] == template["metadata"]["labels"]
+    (container,) = template["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports.keys()
-    (endpoint,) = kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]
-    assert ports[endpoint["port"]] == 8002
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         if case in OURS:
             assert container[probe]["httpGet"]["port"] == "http"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jsonschema
 import kubernetes_validate
@@ -15,7 +15,6 @@ from commands import run
 from exported import PUBLISHED, assert_published, assert_shell_agrees, commands
 from pairs import make_pair
 from test_deployment import KUBERNETES, SCHEMAS
-from transformers import GenerationConfig
 
 from dflash_trt.build.export import ENGINES, export
 from dflash_trt.checkpoints import Located, ModelSummary
@@ -48,10 +47,8 @@ def written(config: BuildConfig, engine: str) -> str:
 
 
 def with_method(directory: Path, method: Method) -> BuildConfig:
-    """EAGLE-3's head is whatever it is: export reads no more of it than it names it by. The target
-    is its own draft model."""
-    drafters = {"eagle3": "head", "draft_model": "target"}
-    drafter = {"drafter": {"path": directory / drafters[method]}} if method in drafters else {}
+    """EAGLE-3's head is whatever it is: export reads no more of it than it names it by."""
+    drafter = {"drafter": {"path": directory / "head"}} if method == "eagle3" else {}
     return config_of(
         directory,
         **{"drafter": None, **drafter},
@@ -60,12 +57,13 @@ def with_method(directory: Path, method: Method) -> BuildConfig:
     )
 
 
-@pytest.mark.parametrize("method", ["dflash", "eagle3", "draft_model", "ngram", "none"])
+METHODS = ["dflash", "eagle3", "ngram", "none"]
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("engine", SCRIPTS)
 def test_options_are_published_ones(pair: Path, engine: str, method: Method) -> None:
     config = made(pair) if method == "dflash" else with_method(pair, method)
-    if engine == "transformers" and method != "dflash":
-        return
     words = assert_published(written(config, engine), engine)
     assert str(pair / "target") in words
     assert (str(pair / "drafter") in " ".join(words)) == (
@@ -80,15 +78,13 @@ def option(words: list[str], name: str) -> str | None:
 def test_each_method_is_that_of_the_engine(pair: Path) -> None:
     """Three drafts, as a build has; without a method no word of drafts."""
     drafts, lines = "--speculative-config", {}
-    for method in get_args(Method):
-        if method not in ("dflash", "lilicorr"):
-            config = with_method(pair, method)
-            lines[method] = [commands(written(config, engine))[0] for engine in ("vllm", "sglang")]
+    for method in METHODS[1:]:
+        config = with_method(pair, method)
+        lines[method] = [commands(written(config, engine))[0] for engine in ("vllm", "sglang")]
     vllm = {method: json.loads(option(x, drafts) or "null") for method, (x, _) in lines.items()}
-    head, small = str(pair / "head"), str(pair / "target")
+    head = str(pair / "head")
     assert vllm == {
         "eagle3": {"method": "eagle3", "num_speculative_tokens": 3, "model": head},
-        "draft_model": {"method": "draft_model", "num_speculative_tokens": 3, "model": small},
         "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4},
         "none": None,
     }
@@ -101,28 +97,9 @@ def test_each_method_is_that_of_the_engine(pair: Path) -> None:
     }
     assert sglang == {
         "eagle3": ["EAGLE3", "3", "4", head],
-        "draft_model": ["STANDALONE", "3", "4", small],
         "ngram": ["NGRAM", None, "4", None],
         "none": [None] * 4,
     }
-
-
-@pytest.mark.parametrize("method", ["draft_model", "ngram", "none"])
-def test_transformers_decodes_without_a_drafter(pair: Path, method: Method) -> None:
-    """What the script calls is there, with the arguments that it gives."""
-    script = written(with_method(pair, method), "transformers")
-    code = script.split("<<'EOF'\n")[1].split("EOF\n")[0]
-    compile(code, "script", "exec")
-    lookup = "prompt_lookup_num_tokens=3, max_matching_ngram_size=4"
-    assert (lookup in code) == (method == "ngram")
-    assert ("assistant_model=assistant" in code) == (method == "draft_model")
-    known = {"prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens"}
-    assert known | {"num_assistant_tokens_schedule"} <= vars(GenerationConfig()).keys()
-
-
-def test_transformers_has_no_other_method(pair: Path) -> None:
-    with pytest.raises(PairError, match="transformers has no eagle3"):
-        written(with_method(pair, "eagle3"), "transformers")
 
 
 def test_vllm_gets_its_drafter(pair: Path) -> None:
@@ -224,12 +201,10 @@ def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("engine", SCRIPTS)
-@pytest.mark.parametrize("method", ["dflash", "eagle3", "draft_model", "ngram", "none"])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_shell_has_nothing_against_it(
     pair: Path, tmp_path: Path, engine: str, method: Method
 ) -> None:
-    if (engine, method) == ("transformers", "eagle3"):
-        return
     config = made(pair) if method == "dflash" else with_method(pair, method)
     assert_shell_agrees({"script": written(config, engine)}, tmp_path)
 
@@ -259,6 +234,6 @@ def test_the_command(pair: Path, tmp_path: Path) -> None:
     assert out.startswith("#!/usr/bin/env bash\n")
     code, _, err = run("export", "llama.cpp", file)
     assert code == 1
-    assert "Take vllm, sglang, trtllm-serve, transformers, dynamo." in err
+    assert "Take vllm, sglang, trtllm-serve, dynamo." in err
     with pytest.raises(ConfigError, match="says nothing of GPUs"):
         written(config_of(pair), "vllm")

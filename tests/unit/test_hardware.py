@@ -5,7 +5,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.roofline import PRESETS, Machine, machine
+from dflash_trt.planning import PRESETS, Machine, machine
 
 OWN = """
 name: lab

@@ -20,9 +20,10 @@ from dflash_trt.build import manifest, provenance
 from dflash_trt.build.export import ENGINES, export
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints import Pair, pair_findings, summarize_drafter, summarize_target
+from dflash_trt.cli.plan import make_plan
 from dflash_trt.config import BuildConfig, load_config, variants
 from dflash_trt.errors import ConfigError, PairError
-from dflash_trt.planning.report import plan
+from dflash_trt.planning import published_config
 from dflash_trt.tensorrt_llm import bundle
 
 pytestmark = pytest.mark.models
@@ -157,10 +158,10 @@ def test_its_other_methods_build(cache: Path, tmp_path: Path, file: Path) -> Non
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_it_can_be_planned(cache: Path, file: Path) -> None:
+def test_it_can_be_planned(cache: Path, tmp_path: Path, file: Path) -> None:
     """From the JSON files alone it counts the bytes of weights that the stand-ins have."""
     models = directories(cache, file.stem)
-    found = plan(load_config(file), *models)
+    found = make_plan(load_config(file), *models)
     index = json.loads((models[0] / "model.safetensors.index.json").read_text())
     sizes = {
         "target": index["metadata"]["total_size"],
@@ -170,6 +171,15 @@ def test_it_can_be_planned(cache: Path, file: Path) -> None:
         assert found[role]["weight_bytes"] == pytest.approx(size, rel=0.02)
     assert found["machine"]["name"] == file.parent.name
     assert any(layout["by_context"][32768]["sequences"] for layout in found["memory"])
+    # what the package has of the two config.json says the same
+    config, bare = load_config(file), tmp_path
+    hubs = {"target": config.target.hub, "drafter": PAIRS[file.stem].drafter_hub}
+    for role, hub in hubs.items():
+        (bare / role).mkdir()
+        (bare / role / "config.json").write_text(json.dumps(published_config(str(hub))))
+    packaged = make_plan(config, bare / "target", bare / "drafter")
+    for part in ("target", "drafter", "assumed", "memory", "speed"):
+        assert packaged[part] == found[part]
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
@@ -182,16 +192,12 @@ def test_it_can_be_compared_with_other_engines(cache: Path, file: Path, tmp_path
             if refused is not None and method == "dflash" and of_llm:
                 with pytest.raises(PairError, match=re.escape(refused[1])):
                     export(config, engine, silent)
-            elif (method, engine) == ("eagle3", "transformers"):
-                with pytest.raises(PairError, match="transformers has no eagle3"):
-                    export(config, engine, silent)
             else:
                 script = export(config, engine, silent)
                 assert_pinned(script, config)
                 if engine != "dynamo":
                     scripts[f"{method}-{engine}"] = script
-                # a program for transformers has no options
-                if engine in PUBLISHED and (engine != "transformers" or method == "dflash"):
+                if engine in PUBLISHED:
                     assert_published(script, engine)
     assert_shell_agrees(scripts, tmp_path)
 

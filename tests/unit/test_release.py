@@ -1,17 +1,12 @@
-"""What a pipeline does with a build: sign it, check it, describe it, pack it."""
+"""What a pipeline does with a build: sign it, check it, describe it."""
 
-import io
 import json
 import random
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
-from functools import partial
-from operator import methodcaller
 from pathlib import Path
-from typing import Any
 
 import pytest
 from builds import config_of, contents, quiet
@@ -31,24 +26,11 @@ from dflash_trt.build.manifest import (
     differences,
     read_manifest,
 )
-from dflash_trt.build.pack import MANIFEST_TYPE, MODEL_LAYER, Blobs, pack
 from dflash_trt.build.run import build
 from dflash_trt.build.signing import check_signed, sign, verify_signature
-from dflash_trt.build.unpack import unpack
 from dflash_trt.errors import BuildError, DflashError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import free_ports
-
-
-def served(directory: Path) -> dict[str, Any]:
-    """The contents without what only deploys it, which no server has use for."""
-    found = contents(directory)
-    return {name: each for name, each in found.items() if not name.startswith("deploy/")}
-
-
-def blob_of(layout: Path, descriptor: dict[str, Any]) -> Path:
-    return layout / "blobs" / str(descriptor["digest"]).replace(":", "/")
-
 
 CARD = "---\nlicense: apache-2.0\ndatasets:\n- org/texts\n---\n# A model\n"
 
@@ -182,57 +164,6 @@ def test_mutated_manifests_are_refused(original: Path, built: Path) -> None:
     assert unreadable > 200
 
 
-def test_mutated_layouts_are_refused(original: Path, tmp_path: Path) -> None:
-    """What says the same is unpacked to the same files."""
-    layout, out, chance = tmp_path / "layout", tmp_path / "out", random.Random(4)
-    refused = 0
-    for kind in ("modelpack", "modelcar"):
-        pack(original / "built", layout, kind, quiet)
-        (top,) = json.loads((layout / "index.json").read_text())["manifests"]
-        blobs = sorted((layout / "blobs" / "sha256").iterdir())
-        index, manifest = layout / "index.json", blob_of(layout, top)
-        config = blob_of(layout, json.loads(manifest.read_text())["config"])
-        files = [index] * 80 + [manifest] * 50 + chance.choices(blobs, k=37 - (kind == "modelcar"))
-        for seed, file in enumerate(files):
-            kept = file.read_bytes()
-            (mutated,) = mutations(kept, 1, seed)
-            file.write_bytes(mutated)
-            said = refusal(lambda: unpack(layout, out, quiet))
-            file.write_bytes(kept)
-            if said is None:
-                assert file in (index, config)
-                assert contents(out) == served(original / "built")
-                shutil.rmtree(out)
-                continue
-            assert said.startswith(f"{layout} cannot be unpacked: ")
-            assert not out.exists()
-            refused += 1
-    assert refused > 270
-
-
-def test_a_layout_writes_nowhere_else(original: Path, tmp_path: Path) -> None:
-    """Of archives with right digests: links, devices and paths that lead out are refused."""
-    for number, (name, kind) in enumerate(
-        (
-            *((name, tarfile.REGTYPE) for name in ("../out", "/out", "models/../../out")),
-            *(("x", kind) for kind in (tarfile.FIFOTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)),
-        )
-    ):
-        layout, member = tmp_path / f"layout{number}", tarfile.TarInfo(name)
-        member.type, member.linkname = kind, "/etc"
-        data = io.BytesIO()
-        with tarfile.open(fileobj=data, mode="w") as archive:
-            archive.addfile(member)
-        blobs = Blobs(layout)
-        layer = blobs.add(MODEL_LAYER.format("code"), methodcaller("write", data.getvalue()))
-        top = blobs.add_json(MANIFEST_TYPE, {"layers": [layer]})
-        (layout / "index.json").write_text(json.dumps({"manifests": [top]}))
-        said = refusal(partial(unpack, layout, tmp_path / "there" / "build", quiet))
-        assert said is not None
-        assert not list((tmp_path / "there").iterdir())
-        assert not (tmp_path / "out").exists()
-
-
 def test_a_source_is_used_only_if_its_signer_signed_it(original: Path, tmp_path: Path) -> None:
     shutil.copytree(original, tmp_path / "pair")
     pair, made = tmp_path / "pair", tmp_path / "made"
@@ -279,32 +210,16 @@ def test_a_broken_card_costs_its_facts_only(original: Path, tmp_path: Path, card
     assert "licenses" not in target
 
 
-@pytest.mark.parametrize("layout", ["modelpack", "modelcar"])
-def test_a_pack_repeats_and_holds_the_build(original: Path, tmp_path: Path, layout: str) -> None:
-    digests = [pack(original / "built", tmp_path / each, layout, quiet) for each in "ab"]
-    assert digests[0] == digests[1]
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    unpack(tmp_path / "a", tmp_path / "out", quiet)
-    assert contents(tmp_path / "out") == served(original / "built")
-    check_signed(tmp_path / "out", "full", original / "key.pub")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").write_text("kept")
-    with pytest.raises(BuildError, match="is not a build"):
-        unpack(tmp_path / "a", tmp_path / "mine", quiet)
-
-
-def test_sign_pack_unpack_check_serve(original: Path, built: Path, tmp_path: Path) -> None:
-    """By the commands; the text of what was unpacked elsewhere is that of what was built."""
+def test_sign_copy_check_serve(original: Path, built: Path, tmp_path: Path) -> None:
+    """By the commands; the text of what was copied elsewhere is that of what was built."""
     texts, moved = [], tmp_path / "elsewhere" / "build"
     (built / SIGNATURE).unlink()
-    for command in (
-        ("sign", built, "--key", original / "key.pem"),
-        ("pack", built, tmp_path / "layout", "--as", "modelcar"),
-        ("unpack", tmp_path / "layout", moved),
-        ("check", moved, "--key", original / "key.pub"),
-    ):
-        code, _, err = run(*command)
-        assert code == 0, err
+    code, _, err = run("sign", built, "--key", original / "key.pem")
+    assert code == 0, err
+    # an image leaves out what deploys it
+    shutil.copytree(built, moved, ignore=shutil.ignore_patterns("deploy"))
+    code, _, err = run("check", moved, "--key", original / "key.pub")
+    assert code == 0, err
     for directory in (original / "built", moved):
         ports = free_ports()
         with (
@@ -313,17 +228,3 @@ def test_sign_pack_unpack_check_serve(original: Path, built: Path, tmp_path: Pat
         ):
             texts.append(client.generate("def main():", max_tokens=24).text)
     assert texts[0] == texts[1] != ""
-
-
-def test_a_pack_takes_no_links_and_nobody_elses_directory(original: Path, tmp_path: Path) -> None:
-    linked = tmp_path / "linked"
-    engine = {"kind": "onnxruntime", "weights": "link"}
-    build(config_of(original, engine=engine), linked, quiet)
-    with pytest.raises(BuildError, match="is a link"):
-        pack(linked, tmp_path / "out", "modelpack", quiet)
-    assert not (tmp_path / "out").exists()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").write_text("kept")
-    with pytest.raises(BuildError, match="not an OCI layout"):
-        pack(original / "built", tmp_path / "mine", "modelpack", quiet)
-    assert (tmp_path / "mine" / "file").read_text() == "kept"

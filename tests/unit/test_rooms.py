@@ -16,18 +16,17 @@ STRUCTURE = ROOT / "docs" / "structure.md"
 LONGEST = 350  # lines of a file
 # a room imports those after it, and modules that lie beside the rooms
 ROOMS = [
-    *("cli", "bench", "planning", "doctor", "serving", "build", "decoding", "tensorrt_llm"),
-    *("chat", "engines", "graphs", "checkpoints", "config", "roofline"),
+    *("cli", "bench", "doctor", "serving", "build", "decoding", "tensorrt_llm"),
+    *("chat", "engines", "graphs", "checkpoints", "config", "planning"),
 ]
 # within `serving` the processes are rooms, too
 PROCESSES = {"client", "front", "gateway", "openai", "server"}
 # what takes long to load has a door of its own, and is imported where it is needed
 SIDE_DOORS = {
-    *("build.acceptance_probe", "build.built", "build.export", "build.pack", "build.run"),
+    *("build.acceptance_probe", "build.built", "build.export", "build.run"),
     *(
         "build.settings",
         "build.signing",
-        "build.unpack",
         "cli.main",
         "engines.accuracy",
         "engines.cuda.kernels",

@@ -7,6 +7,7 @@ in Triton 2.51 one with a decoupled answer crashes the calling process now and t
 import asyncio
 import json
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +19,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from dflash_trt.build.settings import CODED_ERRORS
 from dflash_trt.request_schema import tensors
 from dflash_trt.serving.client import MODEL, Tls, open_channel, read_tensor, split_error
-from dflash_trt.serving.internal import GRPC, given
+from dflash_trt.serving.internal import GRPC
 
 log = logging.getLogger(__name__)
 
+DEFAULT = '{"address": "127.0.0.1:8001", "headers": {}, "tls": null}'  # under a bare Triton
 LOOK = 0.02  # seconds between two looks at whether a client has gone
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 Answer = Arrays | tuple[str, str]  # output tensors, or an error's code and message
@@ -70,7 +72,7 @@ class UnaryClient:
 
     async def _answer(self, request: Any, cancelled: Any) -> Answer:
         if self._stub is None:  # in the loop's thread
-            how = json.loads(given(GRPC))
+            how = json.loads(os.environ.get(GRPC, DEFAULT))
             channel = open_channel(grpc.aio, how["address"], how["tls"] and Tls(**how["tls"]))
             self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             self._metadata = list(how["headers"].items())

@@ -2,7 +2,7 @@
 
 from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.config import BLOCKS
-from dflash_trt.roofline import section
+from dflash_trt.planning import section
 from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.context import PAGED, Context, heads, undivided
 from dflash_trt.tensorrt_llm.rules import BEST_FOR_GPT_OSS

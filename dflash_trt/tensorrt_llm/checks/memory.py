@@ -2,7 +2,7 @@
 
 from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.config import BLOCKS
-from dflash_trt.roofline import OVERHEAD
+from dflash_trt.planning import OVERHEAD
 from dflash_trt.tensorrt_llm.arguments import LlmArgs
 from dflash_trt.tensorrt_llm.context import Context, weight_bytes
 

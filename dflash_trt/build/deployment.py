@@ -1,0 +1,135 @@
+"""Write what deploys a build: a Dockerfile, Kubernetes manifests, and KServe's.
+
+```
+deploy/   Dockerfile, kserve.yaml; of kind tensorrt_llm start.sh, probe.sh, of a target on the Hub
+          fetch.sh
+deploy/kubernetes/   Deployment and Service, HorizontalPodAutoscaler
+```
+
+Each file says how it is used, and what was not tried. Several nodes get no manifests.
+"""
+
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+import dflash_trt
+from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT, TensorRTLLM
+from dflash_trt.engines import read_infos
+from dflash_trt.files import size_of
+from dflash_trt.planning import machine
+from dflash_trt.triton import CHANGES
+
+TEMPLATES = Path(__file__).with_name("templates")
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+LONGEST_NAME = 45  # of what Kubernetes takes 63; the controller appends to it
+GIB = 1 << 30
+THREADS = 2  # that a cluster gives an engine at first, where the config says no number
+
+
+def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
+    """Write `directory/deploy`; the same arguments and engines give the same bytes.
+
+    ranks: GPUs or processes that compute one instance; GPUs may be those of several nodes.
+    Nothing is written for a build of links, which do not travel, nor for ONNX Runtime on a GPU.
+    """
+    engine, name = config.engine, resource_name(config.name)
+    values: dict[str, Any] = {"build": config.name, "name": name}
+    if isinstance(engine, TensorRTLLM):
+        if engine.checkpoints == "link":
+            return
+        values |= _bundle(config, engine, ranks)
+    else:
+        if isinstance(engine, OnnxRuntime) and (engine.weights == "link" or engine.device != "cpu"):
+            return
+        values |= _graphs(directory / "engines", config, engine, ranks)
+    values["image"] = f"{name}:{values['image_tag']}"
+    kind = "tensorrt_llm/" if values["llm"] else "serve/"
+    for template in ENVIRONMENT.list_templates():
+        file = template.removeprefix(kind)
+        left_out = "export/", "serve/", "tensorrt_llm/", *([] if values["hub"] else ["fetch.sh"])
+        if file.startswith(left_out) or (values["nodes"] > 1 and file.endswith(".yaml")):
+            continue
+        at = directory / "deploy" / file
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.write_text(render(template, **values), encoding="utf-8")
+        if file.endswith(".sh"):
+            at.chmod(0o755)
+
+
+def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, Any]:
+    made_for = machine(engine.hardware)
+    per_node = min(ranks, made_for.gpus)
+    upstream = config.serving.style == "llmapi"  # TensorRT-LLM's own Triton model
+    return {
+        "llm": True,
+        "image_tag": engine.version,
+        "version": engine.version,
+        "hub": engine.checkpoints == "hub",
+        "gpus": per_node,
+        "cpus": per_node * 2,
+        "limited": False,
+        "memory": per_node * 32,
+        "nodes": -(-ranks // per_node),
+        "capabilities": [divmod(made_for.gpu.sm, 10)],
+        "closed": ",".join(CHANGES),
+        "model": "tensorrt_llm" if upstream else "dflash",
+        "max_tokens": "sampling_param_max_tokens" if upstream else "max_tokens",
+    }
+
+
+def _graphs(
+    engines: Path, config: BuildConfig, engine: OnnxRuntime | TensorRT, ranks: int
+) -> dict[str, Any]:
+    infos = read_infos(engines)
+    weights = size_of(engines)
+    caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
+    kept = config.serving.prefix_cache_mib << 20
+    # graphs have weights of 16 bits, and are computed in 32; the rest are processes
+    wide = 2 if isinstance(engine, OnnxRuntime) and engine.quantize is None else 1
+    plan = infos[0].plan
+    return {
+        "llm": False,
+        "image_tag": dflash_trt.__version__,
+        "hub": False,
+        "gpus": 0 if plan is None else ranks,
+        "cpus": (infos[0].threads or THREADS) * ranks + 1,
+        "limited": infos[0].threads is None,  # or engines would take all cores of the node
+        "memory": -(-(wide * weights + caches + kept) // GIB) + 2,
+        "nodes": 1,
+        "capabilities": [] if plan is None else [x.split(".") for x in plan.compute_capabilities],
+        "requirements": _requirements(plan.library if plan else "", ranks),
+    }
+
+
+def _requirements(plans: str, ranks: int) -> list[str]:
+    """Of this package's dependencies what a server imports; plans: the library that runs them."""
+    extra = {"tensorrt_rtx": "rtx"}.get(plans, plans)
+    builds = {"onnx-ir"} | ({"onnx"} if ranks == 1 else set())  # graphs are cut for ranks
+    found = []
+    for each in metadata.requires("dflash-trt") or ():
+        requirement, _, marker = each.partition("; ")
+        project = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        if marker == f"extra == '{extra}'" or (not marker and project not in builds):
+            found.append(requirement)
+    return sorted(found)
+
+
+def render(template: str, **values: Any) -> str:
+    """A file of `templates/` filled in; a value that it does not get is an error."""
+    return ENVIRONMENT.get_template(template).render(values)
+
+
+def resource_name(name: str) -> str:
+    """A build's name as Kubernetes takes it: small letters, digits and hyphens, a letter first."""
+    name = re.sub(r"[._-]+", "-", name)[:LONGEST_NAME].strip("-")
+    return name if name[0].isalpha() else f"dflash-{name}"

@@ -1,0 +1,340 @@
+"""`dflash-trt plan`: what a config's pair needs of a machine and what it gives there."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.table import Table
+
+from dflash_trt import planning, tensorrt_llm
+from dflash_trt.checkpoints import (
+    Pair,
+    Report,
+    config_values,
+    locate,
+    summarize_drafter,
+    summarize_target,
+)
+from dflash_trt.cli.report import text_console, text_table
+from dflash_trt.config import BLOCKS, BuildConfig, Source, TensorRTLLM
+from dflash_trt.errors import CheckpointError, ConfigError
+from dflash_trt.planning import Deployment, Machine, ModelSize, Values
+
+CONTEXTS = tuple(1024 * n for n in (1, 4, 16, 32, 64, 128))
+BLOCK = 16  # z-lab's default
+METHODS = ("plain", "EAGLE-3", "DFlash")
+GIB, WIDTH = 1 << 30, 140
+
+
+def locate_configs(config: BuildConfig, report: Report, stack: ExitStack) -> tuple[Path, Path]:
+    """Directories with at least a config.json of target and drafter.
+
+    Of a published model that cannot be fetched it is the package's own (`models.yaml`), in a
+    directory that lives as long as `stack`. Raises CheckpointError for others.
+    """
+    found = []
+    for role, source in (("target", config.target), ("drafter", dflash_drafter(config))):
+        try:
+            found.append(locate(source, role, report, weights=False).directory)
+        except CheckpointError as error:
+            if (values := planning.published_config(source.hub or "")) is None:
+                raise
+            print(f"{role}: {error.problem}; taken as the package has it", file=sys.stderr)
+            directory = Path(stack.enter_context(TemporaryDirectory(prefix="dflash-trt-plan-")))
+            (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
+            found.append(directory)
+    return found[0], found[1]
+
+
+def make_plan(
+    config: BuildConfig,
+    target: Path,
+    drafter: Path,
+    *,
+    hardware: Machine | None = None,
+    context: int | None = None,
+    acceptance: float | None = None,
+    eagle_acceptance: float | None = None,
+) -> dict[str, Any]:
+    """The plan, ready for JSON; seconds, bytes and tokens/s.
+
+    target, drafter: directories with at least a config.json. hardware: in place of the config's.
+    Raises ConfigError when no machine is named or an acceptance length cannot be.
+    """
+    engine = config.engine
+    if hardware is None and not isinstance(engine, TensorRTLLM):
+        raise ConfigError(
+            f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",
+            f"Give --machine: one of {', '.join(planning.PRESETS)}",
+        )
+    args, gpus, summary = None, None, summarize_target(target)
+    if isinstance(engine, TensorRTLLM):
+        summary = tensorrt_llm.announced(engine.quantize, summary)
+        hardware, gpus = hardware or planning.machine(engine.hardware), engine.gpus
+        if gpus is not None and gpus > hardware.all_gpus:
+            raise ConfigError(
+                f"engine.gpus is {gpus}, but {hardware.name} has {hardware.all_gpus}",
+                f"Set it to at most {hardware.all_gpus}, or leave it out",
+            )
+        # the arguments that `build` would write
+        args = tensorrt_llm.choose_args(config, Pair(summary, summarize_drafter(drafter)), hardware)
+    assert hardware is not None
+    values = tensorrt_llm.target_values(target, summary.values)
+    draft_values = config_values(drafter, "drafter")
+    size = planning.target_size(values)
+    block = _block(config, draft_values)
+    backend = "TRTLLM" if hardware.gpu.sm in tensorrt_llm.PAGED else "VANILLA"
+    if args is not None:
+        backend = args.value("speculative_config.attention_backend") or backend
+    deployment = Deployment(
+        machine=hardware,
+        gpus=gpus or hardware.all_gpus,
+        target=size,
+        drafter=planning.drafter_size(draft_values, size),
+        block=block,
+        kv_bytes=tensorrt_llm.kv_bytes(values, args.kv_cache_config.dtype if args else "auto"),
+        paged=backend == "TRTLLM",
+    )
+    tau, source = _given("--acceptance", acceptance, block) or planning.expected_acceptance(
+        dflash_drafter(config).hub or "", block - 1
+    )
+    chain, chain_source = _given(
+        "--eagle-acceptance", eagle_acceptance, planning.EAGLE_CHAIN + 1
+    ) or planning.expected_eagle(config.target.hub or "")
+    context = context or min(
+        tensorrt_llm.CONTEXT, config.serving.max_seq_len or tensorrt_llm.CONTEXT
+    )
+    constants = planning.Constants.fitted()
+    methods = (
+        planning.PLAIN,
+        planning.eagle(size, chain),
+        planning.dflash(deployment.drafter, tau, block - 1),
+    )
+    return {
+        "name": config.name,
+        "machine": {
+            "name": hardware.name,
+            "gpu": hardware.gpu.name,
+            "gpus": deployment.gpus,
+        },
+        "target": _model(size, config.target.hub or target.name),
+        "drafter": _model(deployment.drafter, dflash_drafter(config).hub or drafter.name),
+        "assumed": {
+            "context": context,
+            "block": block,
+            "acceptance": tau,
+            "acceptance_from": source,
+            "eagle_acceptance": chain,
+            "eagle_acceptance_from": chain_source,
+            "kv_bytes": deployment.kv_bytes,
+            "attention_backend": backend,
+        },
+        "built": args  # what `build` takes of the layouts
+        and {
+            "layout": str(tensorrt_llm.layout_of(args.model_dump())),
+            "max_batch_size": args.max_batch_size,
+            "max_seq_len": args.max_seq_len,
+            "draft_len_schedule": args.value("speculative_config.draft_len_schedule"),
+        },
+        "memory": _memory(deployment),
+        "speed": [
+            {
+                "method": point.method.name,
+                "concurrency": point.concurrency,
+                "layout": str(point.layout),
+                "draft_tokens": point.method.draft_tokens,
+                "acceptance": round(point.method.acceptance, 3),
+                "tokens_per_user": round(point.per_user, 1),
+                "tokens_per_gpu": round(point.per_gpu, 1),
+                "round": vars(point.step),
+            }
+            for method in methods
+            for point in planning.curve(deployment, method, context, constants)
+        ],
+        "errors": planning.fit_errors(),
+    }
+
+
+def dflash_drafter(config: BuildConfig) -> Source:
+    """Whose rounds are planned, whatever method the config builds. ConfigError if it names none."""
+    other = config.drafter if config.speculation.method in BLOCKS else None
+    if found := config.drafters.get("dflash", other):
+        return found
+    raise ConfigError(
+        "a plan is of a DFlash drafter beside other methods, and the config names none",
+        "Name it: drafters: {dflash: {hub: ORG/NAME, revision: COMMIT}}",
+    )
+
+
+def _given(option: str, tau: float | None, most: int) -> tuple[float, str] | None:
+    """An acceptance length by an option; ConfigError for one that no round has."""
+    if tau is not None and not 1 <= tau <= most:
+        raise ConfigError(
+            f"{option} {tau:g} is not from 1 to {most}, the tokens of a round",
+            "Give the mean number of tokens that a round commits",
+        )
+    return None if tau is None else (tau, "given")
+
+
+def _block(config: BuildConfig, values: Values) -> int:
+    found = values.get("block_size")
+    trained = found if type(found) is int and 2 <= found <= 1024 else BLOCK
+    return min(trained, (config.speculation.draft_tokens or trained) + 1)
+
+
+def _model(size: ModelSize, name: str) -> dict[str, Any]:
+    formats = {kind.name for layer in size.kinds for count, kind in layer.parts() if count}
+    return {
+        "name": name,
+        "parameters": size.parameters,
+        "weight_bytes": round(size.weight_bytes),
+        "formats": sorted(formats),
+        "layers": len(size.layers),
+        "experts": max((layer.experts for layer in size.layers), default=0),
+        "estimated": list(size.estimated),
+    }
+
+
+def _memory(deployment: Deployment) -> list[dict[str, Any]]:
+    rows = []
+    for layout in deployment.layouts():
+        if layout.experts_parallel and not layout.attention_dp:
+            continue  # the same bytes as without: whole experts weigh what their slices do
+        instances = deployment.gpus // layout.gpus
+        fits = {context: deployment.fit(layout, context) for context in CONTEXTS}
+        one = fits[CONTEXTS[0]]
+        rows.append(
+            {
+                "layout": str(layout),
+                "gpus": layout.gpus,
+                "instances": instances,
+                "target_bytes": round(one.target),
+                "drafter_bytes": round(one.drafter),
+                "free_bytes": round(one.free),
+                "kv_bytes_per_token": round(one.per_token),
+                "by_context": {
+                    context: {
+                        "sequences": instances * found.sequences,
+                        "kv_bytes": round(found.sequence),
+                        "drafter_context_bytes": round(found.drafting),
+                        "free_gpu_memory_fraction": round(found.fraction, 3),
+                    }
+                    for context, found in fits.items()
+                },
+            }
+        )
+    return rows
+
+
+def show_plan(plan: Mapping[str, Any]) -> None:
+    """Print what `make_plan` gave."""
+    console = text_console(WIDTH)
+    for line in _heading(plan):
+        console.print(line, markup=False)
+    for table in (_memory_table(plan), _speed_table(plan)):
+        console.print()
+        console.print(table)
+    console.print()
+    for line in _remarks(plan):
+        console.print(line, markup=False)
+
+
+def _heading(plan: Mapping[str, Any]) -> Iterator[str]:
+    machine, assumed = plan["machine"], plan["assumed"]
+    yield f"{plan['name']} on {machine['gpus']} x {machine['gpu']} ({machine['name']})"
+    for role in ("target", "drafter"):
+        model = plan[role]
+        experts = f", {model['experts']} experts" if model["experts"] else ""
+        yield (
+            f"  {role:<8} {model['name']}: {model['parameters'] / 1e9:.2f} B parameters in "
+            f"{' and '.join(model['formats'])}, {model['weight_bytes'] / GIB:.1f} GiB, "
+            f"{model['layers']} layers{experts}"
+        )
+        for remark in model["estimated"]:
+            yield f"  {'':<8} an estimate: {remark}"
+    yield (
+        f"  KV cache {assumed['kv_bytes']:g} bytes a number; drafter attention "
+        f"{assumed['attention_backend']}; "
+        f"acceptance length {assumed['acceptance']:.2f} of {assumed['block']} "
+        f"({assumed['acceptance_from']})"
+    )
+    yield (
+        f"  EAGLE-3  a chain of three drafts, acceptance length {assumed['eagle_acceptance']:.2f} "
+        f"({assumed['eagle_acceptance_from']})"
+    )
+    if built := plan["built"]:
+        schedule = built["draft_len_schedule"]
+        yield (
+            f"  {'build':<8} {built['layout']}, {built['max_batch_size']} sequences of "
+            f"{built['max_seq_len']} tokens"
+            + (f", drafts by sequences {schedule}" if schedule else "")
+        )
+
+
+def _memory_table(plan: Mapping[str, Any]) -> Table:
+    contexts = [f"\n{int(context) // 1024}k" for context in plan["memory"][0]["by_context"]]
+    table = text_table(
+        "Memory of a GPU, and sequences on all of them by length",
+        *("layout", "target\nGiB", "drafter\nGiB", "left\nGiB", "KV of a\ntoken, KiB", *contexts),
+    )
+    for row in plan["memory"]:
+        name = row["layout"] if row["gpus"] == 1 else f"{row['instances']} x {row['layout']}"
+        sizes = (row["target_bytes"], row["drafter_bytes"], row["free_bytes"])
+        cells = [f"{size / GIB:.1f}" for size in sizes]
+        counts = [entry["sequences"] for entry in row["by_context"].values()]
+        fits = [f"{count:,}" if count else "-" for count in counts]
+        table.add_row(name, *cells, f"{row['kv_bytes_per_token'] / 1024:.1f}", *fits)
+    return table
+
+
+def _speed_table(plan: Mapping[str, Any]) -> Table:
+    context = plan["assumed"]["context"]
+    more = {"DFlash": ("\nover plain", "\ndrafts", "\nround, ms")}
+    columns = ["sequences"]
+    for method in METHODS:
+        columns += [f"{method}\nuser", "\nGPU", *more.get(method, ()), "\nlayout"]
+    title = f"tokens/s, sequences of {context} tokens, best layout of each"
+    table = text_table(title, *columns)
+    by_level: dict[int, dict[str, Any]] = {}
+    for point in plan["speed"]:
+        by_level.setdefault(point["concurrency"], {})[point["method"]] = point
+    for level, points in sorted(by_level.items()):
+        cells = [f"{level:,}"]
+        for method in METHODS:
+            if (point := points.get(method)) is None:
+                cells += [""] * (3 + len(more.get(method, ())))
+                continue
+            cells += [f"{point['tokens_per_user']:,.0f}", f"{point['tokens_per_gpu']:,.0f}"]
+            if method == "DFlash":
+                plain = points.get("plain")
+                ratio = point["tokens_per_user"] / plain["tokens_per_user"] if plain else 0
+                cells += [f"{ratio:.2f}x" if plain else "", str(point["draft_tokens"])]
+                cells.append(f"{1000 * sum(point['round'].values()):.2f}")
+            cells.append(point["layout"])
+        table.add_row(*cells)
+    return table
+
+
+def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
+    errors = plan["errors"]
+    median, nine_of_ten = (math.expm1(errors[name]) for name in ("median", "nine_of_ten"))
+    yield (
+        f"These are estimates. Of {errors['checked']} published figures that the model was not "
+        f"fitted to, half are off by less than {median:.0%} and nine of ten by less than "
+        f"{nine_of_ten:.0%} (docs/planning.md). Prefill is not in them."
+    )
+    if plan["assumed"]["attention_backend"] != "TRTLLM":
+        entries = plan["memory"][-1]["by_context"].values()
+        fractions = [x["free_gpu_memory_fraction"] for x in entries if x["sequences"]]
+        if fractions:
+            yield (
+                "The drafter's context is a dense arena: these sequences fit with a "
+                f"free_gpu_memory_fraction of {min(fractions):.2f} to {max(fractions):.2f}."
+            )
+    if not plan["speed"]:
+        yield "The weights do not fit: take more GPUs, larger ones, or a quantized checkpoint."

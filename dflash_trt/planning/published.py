@@ -1,0 +1,111 @@
+"""What others measured of DFlash pairs: `published.yaml`, with a source for every number.
+
+The figures are theirs, by their hardware and software: `plan` takes acceptance from them and is
+checked against their speeds, `doctor` holds a deployment against them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from dflash_trt.files import data_file
+
+NEAR = 0.8  # of the lowest acceptance length of another engine: texts differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """One published table of one drafter, by task."""
+
+    name: str
+    source: str
+    hardware: str  # and software
+    drafter: str  # its id on the Hub
+    draft_tokens: int  # of a round
+    tau: Mapping[str, float]  # tokens that a round commits, the target's own included
+    setting: str = ""
+    temperature: float | None = None  # None: not said
+    least: float | None = None  # what its own engine's test demands
+
+
+@cache
+def published_data() -> Mapping[str, Any]:
+    """The tables of `published.yaml`; its figures name targets without their organization."""
+    return dict(data_file(__file__, "published.yaml"))
+
+
+@cache
+def published_models() -> Mapping[str, Any]:
+    """`targets` by their ids on the Hub, and `drafters`, each with its `target` and `config`."""
+    return dict(data_file(__file__, "models.yaml"))
+
+
+@cache
+def acceptance_tables() -> tuple[Acceptance, ...]:
+    return tuple(Acceptance(**entry) for entry in published_data()["acceptance"])
+
+
+def published_acceptance(drafter: str, draft_tokens: int | None = None) -> Acceptance | None:
+    """The table to hold a drafter against: with so many draft tokens, or with its most.
+
+    drafter: its id on the Hub, or its name alone, which a directory may have.
+    """
+    found = [each for each in acceptance_tables() if drafter in _names(each)]
+    length = draft_tokens or max((each.draft_tokens for each in found), default=0)
+    return next((each for each in found if each.draft_tokens == length), None)
+
+
+def lowest_believed(drafter: str, draft_tokens: int, engine: str) -> tuple[float, str]:
+    """The acceptance length below which something is wrong, and whose figure says so; 0: unknown.
+
+    The engine's own of at most as many draft tokens, since more of them are accepted if more are
+    drafted; otherwise a share (`NEAR`) of the lowest that another one published.
+    """
+    known = [each for each in acceptance_tables() if drafter in _names(each)]
+    own = [x for x in known if x.hardware.endswith(engine) and x.draft_tokens <= draft_tokens]
+    found = max(own, key=lambda each: each.draft_tokens, default=None)
+    found = found or published_acceptance(drafter, draft_tokens)
+    if found is None:
+        return 0.0, ""
+    drafts = f"{found.draft_tokens} draft tokens, {', '.join(found.tau)}"
+    least = found.least or NEAR * min(found.tau.values())
+    return least, f"{found.source}, {found.hardware}, {drafts}"
+
+
+def published_config(hub: str) -> Mapping[str, Any] | None:
+    """Return what `plan` reads of a published model's config.json; hub: its id. None: unknown."""
+    models = published_models()
+    drafter = models["drafters"].get(hub, {}).get("config")
+    return models["targets"].get(hub) or drafter  # type: ignore[no-any-return]
+
+
+def tau_of(entry: Mapping[str, Any]) -> float:
+    """Tau of an entry of `figures` or `pareto`, by the table that it names."""
+    found = next(each for each in acceptance_tables() if _key(each) == _key_of(entry))
+    return found.tau[entry.get("tau_of", entry["task"])]
+
+
+def eagle_acceptance(target: str) -> Acceptance | None:
+    """What is published of EAGLE-3 for a target, its id on the Hub."""
+    found = (entry for entry in published_data()["eagle3"] if entry["target"] == target)
+    entry = next(found, None)
+    if entry is None:
+        return None
+    fields = {name: entry[name] for name in ("source", "hardware", "draft_tokens", "tau")}
+    return Acceptance(name="eagle3", drafter="", **fields)
+
+
+def _names(table: Acceptance) -> tuple[str, str]:
+    return table.drafter, table.drafter.split("/")[1]
+
+
+def _key(table: Acceptance) -> tuple[str, str, int]:
+    return (table.name, table.drafter, table.draft_tokens)
+
+
+def _key_of(entry: Mapping[str, Any]) -> tuple[str, str, int]:
+    """The table that an entry names; its drafts are the whole block unless said."""
+    block = published_models()["drafters"][entry["drafter"]]["config"]["block_size"]
+    drafts = int(entry.get("DFlash", {}).get("drafts", block - 1))
+    return (entry.get("acceptance", ""), entry["drafter"], drafts)
