@@ -186,11 +186,11 @@ class BuildConfig(Section):
     @classmethod
     def _what_the_engine_has(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
         engine = info.data.get("engine")
+        if engine is not None and speculation.method not in methods_of(engine):
+            message = "of engine.kind {kind} the methods are {methods}"
+            known = {"kind": engine.kind, "methods": ", ".join(methods_of(engine))}
+            raise PydanticCustomError("method", message, known)
         if not isinstance(engine, TensorRTLLM):
-            if engine is not None and speculation.method not in methods_of(engine):
-                message = "of engine.kind {kind} the methods are {methods}"
-                known = {"kind": engine.kind, "methods": ", ".join(methods_of(engine))}
-                raise PydanticCustomError("method", message, known)
             return speculation
         asked = [name for name in OF_ADAPTIVE if name in speculation.model_fields_set]
         if idle := [name for name in asked if getattr(speculation, name)]:

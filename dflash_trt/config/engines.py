@@ -11,21 +11,7 @@ from dflash_trt.config.source import DrafterSource
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Machine, machine
 
-# TensorRT-LLM's releases with DFlash and without the TensorRT backend (PyPI), oldest first
-Version = Literal[
-    "1.3.0rc22",
-    "1.3.0rc22.post1",
-    "1.3.0rc23",
-    "1.3.0rc23.post1",
-    "1.3.0rc24",
-    "1.3.0rc25",
-    "1.3.0rc26",
-    "1.3.0rc27",
-    "1.3.0rc28",
-    "1.3.0rc29",
-    "1.4.0rc0",
-    "1.4.0rc1",
-]
+Version = Literal["1.4.0rc1"]  # the one release of TensorRT-LLM whose arguments are known
 
 # TensorRT-RTX 1.7 builds for more, which do not compute in bfloat16
 Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]

@@ -1,6 +1,6 @@
 """Methods of decoding, and which engine kinds have which."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM
 
@@ -12,7 +12,7 @@ BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills th
 def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ...]:
     """What an engine kind can decode by."""
     if isinstance(engine, TensorRTLLM):
-        return get_args(Method)
+        return ("dflash", "eagle3", *DRAFTERLESS)
     if isinstance(engine, OnnxRuntime):
         return (*BLOCKS, "draft_model", *DRAFTERLESS)
     return ("dflash", "none")

@@ -24,7 +24,6 @@ OF_BUNDLE: Checks = (
     runtime.arguments_taken,
     runtime.faults_known,
     runtime.drafter_attention,
-    place.hub_target,
     place.launcher,
 )
 OF_DECODING: Checks = (

@@ -10,7 +10,6 @@ from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.doctor.patient import GIB, Patient
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.server import Ports, check_ports, find_binary
-from dflash_trt.tensorrt_llm import cached_target
 
 LEAST_SHARED = 1 << 30  # bytes; Docker's own 64 MiB end NCCL and Triton's Python models
 PORTS = Ports(8000, 8001, 8002)  # `serve`'s own
@@ -63,23 +62,6 @@ def ports(patient: Patient) -> Found:
     except ServerError as error:
         return Found(False, error.problem, error.fix)
     return Found(True, f"{PORTS.http}, {PORTS.grpc} and {PORTS.metrics} are free")
-
-
-@check("warning")
-def hub_target(patient: Patient) -> Found:
-    """A target that was left on the Hub is fetched when the server starts, by every rank."""
-    if not (target := patient.info.target):
-        return Found(True, "the target lies in the build")
-    what = f"{target['id']} at {target['revision']}"
-    if cached_target(target["id"], target["revision"]):
-        return Found(True, f"{what} is in the Hub's cache")
-    return Found(
-        False,
-        f"{what} is not whole in the Hub's cache: the first start downloads it",
-        # gpt-oss holds two more copies of its weights in these folders
-        f"Run: hf download {target['id']} --revision {target['revision']} "
-        "--exclude 'original/*' --exclude 'metal/*'",
-    )
 
 
 @check("error")

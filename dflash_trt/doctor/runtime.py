@@ -8,9 +8,9 @@ from dflash_trt.checkpoints.checks import Found, NotKnown, check
 from dflash_trt.doctor.patient import Patient, last_line, more
 from dflash_trt.tensorrt_llm import (
     PAGED,
+    LlmArgs,
     look_up,
     refused_arguments,
-    typed_args,
 )
 
 IMPORT_TIMEOUT = 300.0  # seconds
@@ -53,8 +53,9 @@ def arguments_taken(patient: Patient) -> Found:
 def faults_known(patient: Patient) -> Found:
     """What others met with this version, on these GPUs, with these arguments and packages."""
     info = patient.info
-    args = typed_args(info.version, patient.args)
-    return look_up(args, {gpu.sm for gpu in patient.gpus} or {info.sm}, info.architecture)
+    return look_up(
+        LlmArgs(patient.args), {gpu.sm for gpu in patient.gpus} or {info.sm}, info.architecture
+    )
 
 
 @check("error")

@@ -1,4 +1,4 @@
-"""What the rules and the checks look at: the pair, the machine and the goal."""
+"""What the choices and the checks look at: the pair, the machine and the goal."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +22,7 @@ from dflash_trt.roofline import (
     ARENA_SHARE,
     OVERHEAD,
     Gpu,
+    Layout,
     Machine,
     ModelSize,
     Values,
@@ -33,6 +34,7 @@ from dflash_trt.roofline import (
 
 Model = ModelSummary[Target] | ModelSummary[Drafter]
 PAGED = (100, 103)  # compute capabilities with the drafter's paged attention
+CONTEXT = 4096  # tokens of a sequence that `plan` computes for, its prompt included
 TAIL = 2048  # tokens; the window of z-lab's drafters that have one
 
 
@@ -102,20 +104,14 @@ class Context:
         return known(self.target, "num_local_experts", "num_experts", "n_routed_experts")
 
     @cached_property
-    def windows(self) -> bool:
-        """Layers of the drafter see only what is near."""
-        if self.drafter.model is not None:
-            return any(layer.window for layer in self.drafter.layers)
-        kinds = self.drafter.values.get("layer_types")
-        return isinstance(kinds, list) and SLIDING in kinds
-
-    @cached_property
     def two_sided_windows(self) -> bool:
-        """What is near lies after them in the block, too."""
+        """Layers of the drafter see only what is near, before and after a token."""
         if self.drafter.model is not None:
             return any(layer.window and not layer.causal for layer in self.drafter.layers)
         values = self.drafter.values
-        return self.windows and False in (values.get("is_causal"), values.get("causal"))
+        kinds = values.get("layer_types")
+        windows = isinstance(kinds, list) and SLIDING in kinds
+        return windows and False in (values.get("is_causal"), values.get("causal"))
 
     @property
     def paged(self) -> bool:
@@ -185,6 +181,22 @@ def target_values(directory: Path, values: Values) -> Values:
         return values
     more = section(read_json(file), "quantization")
     return {**values, "quantization_config": more | section(values, "quantization_config")}
+
+
+def kv_bytes(values: Values, dtype: object) -> float:
+    """Bytes of a number in the target's KV cache; dtype: of kv_cache_config."""
+    if dtype == "auto":
+        dtype = section(values, "quantization_config").get("kv_cache_quant_algo")
+    return {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}.get(str(dtype).lower(), 2.0)
+
+
+def layout_of(args: Values) -> Layout:
+    """How the arguments of `LLM(...)` divide the models."""
+    return Layout(
+        args["tensor_parallel_size"],
+        attention_dp=bool(args["enable_attention_dp"]),
+        experts_parallel=(args["moe_expert_parallel_size"] or 1) > 1,
+    )
 
 
 def heads(model: Model) -> Heads:

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.tensorrt_llm.info import read_llm_args
 
 TOKENS = 64  # of each prompt, at most
@@ -57,7 +56,7 @@ def generate(engine: Path, cases: Sequence[Case], *, plain: bool) -> Generated:
     from tensorrt_llm import LLM  # noqa: PLC0415
 
     started = time.monotonic()
-    args = with_cached_target(read_llm_args(engine)) | {"enable_iter_perf_stats": True}
+    args = read_llm_args(engine) | {"enable_iter_perf_stats": True}
     if plain:
         del args["speculative_config"]
     llm = LLM(**args)

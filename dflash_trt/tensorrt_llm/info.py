@@ -33,7 +33,6 @@ class BundleInfo:
     architecture: str = ""  # of the target
     target: Mapping[str, str]  # on the Hub: id and revision; empty where it lies in the bundle
     environment: dict[str, str]
-    chosen: list[dict[str, Any]]  # of each argument that a rule chose: rule, value, why, source
     # acceptance lengths by data set, for as many draft tokens as the bundle has
     published: Mapping[str, float] = field(default_factory=dict)
     published_by: str = ""

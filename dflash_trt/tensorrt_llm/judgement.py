@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
-from dflash_trt.tensorrt_llm.info import read_info, read_llm_args
+from dflash_trt.tensorrt_llm.info import read_llm_args
 
 TIMEOUT = 300.0  # seconds
+ANSWER = "refused"  # the key of the object; TensorRT-LLM writes lines of its own, too
 
 
 def refused_arguments(engine: Path) -> list[str]:
-    """What `TorchLlmArgs` says against the arguments of `LLM(...)`; empty where it takes them.
+    """Return what `TorchLlmArgs` says against the arguments; empty where it takes them.
 
-    Raises NotKnown where there is no TensorRT-LLM of the bundle's version, or it cannot say.
+    It is that of the installed release, whatever the build is for. Raises NotKnown where none is
+    installed, or it cannot say.
     """
     if importlib.util.find_spec("tensorrt_llm") is None:
         raise NotKnown("TensorRT-LLM is not installed")
@@ -34,28 +35,20 @@ def refused_arguments(engine: Path) -> list[str]:
     if not said:
         last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no reason"])[-1]
         raise NotKnown(f"TensorRT-LLM cannot judge them here: {last.strip()}")
-    answer = json.loads(said[-1])
-    if answer[ANSWER] != (wanted := read_info(engine).version):
-        raise NotKnown(f"TensorRT-LLM {answer[ANSWER]} is installed, the build is for {wanted}")
-    return list(answer["refused"])
+    return list(json.loads(said[-1])[ANSWER])
 
 
-ANSWER = "tensorrt_llm"  # its version; it writes lines of its own, too
-
-
-def _judge(engine: Path) -> dict[str, Any]:
-    import tensorrt_llm  # noqa: PLC0415
+def _judge(engine: Path) -> list[str]:
     from tensorrt_llm.llmapi.llm_args import TorchLlmArgs  # noqa: PLC0415
 
-    refused: list[str] = []
     try:
-        TorchLlmArgs(**with_cached_target(read_llm_args(engine)))
+        TorchLlmArgs(**read_llm_args(engine))
     except (ValueError, AssertionError, TypeError) as error:  # pydantic's is a ValueError
         listed: list[dict[str, Any]] = getattr(error, "errors", list)()
         refused = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in listed]
-        refused = refused or [" ".join(str(error).split())]
-    return {ANSWER: tensorrt_llm.__version__, "refused": refused}
+        return refused or [" ".join(str(error).split())]
+    return []
 
 
 if __name__ == "__main__":
-    print(json.dumps(_judge(Path(sys.argv[1]))))
+    print(json.dumps({ANSWER: _judge(Path(sys.argv[1]))}))

@@ -1,0 +1,635 @@
+"""What TensorRT-LLM takes without a word and runs worse for, or wrongly.
+
+What its class or its start refuses is left to it. An error never drafts well, or gives other texts;
+a warning is slow, or worse than it could be; a note is what a user of the server may meet.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
+from dflash_trt.checkpoints.checks import Check, Finding, Found, check, checks_for, checks_of, run
+from dflash_trt.config import BLOCKS, BuildConfig, Method
+from dflash_trt.roofline import OVERHEAD, Machine
+from dflash_trt.tensorrt_llm.context import Context, undivided, weight_bytes
+from dflash_trt.tensorrt_llm.faults import look_up
+from dflash_trt.tensorrt_llm.llm_args import BEST_FOR_GPT_OSS, DRAFTER, TARGET
+from dflash_trt.tensorrt_llm.schema import LlmArgs
+
+GIB = 1 << 30
+DRAFTING: tuple[Method, ...] = (*BLOCKS, "eagle3", "ngram")
+OWN, CACHE = "engine.args.speculative_config", "engine.args.kv_cache_config"
+
+
+def check_args(
+    config: BuildConfig, pair: Pair, machine: Machine, args: LlmArgs
+) -> Iterator[Finding]:
+    """Yield every check's finding; one that is an error must not be deployed.
+
+    The pair itself has its own checks (`checkpoints.pair_findings`).
+    """
+    context = Context(config, pair, machine)
+    yield from run(checks_for(TENSORRT_LLM_CHECKS, context.method), pair)
+    yield from run(checks_for(all_checks(), context.method), context, args)
+
+
+def all_checks() -> list[Check[[Context, LlmArgs]]]:
+    """Return the checks below, in their order."""
+    return checks_of(sys.modules[__name__])
+
+
+# --- single values --------------------------------------------------------------------------------
+
+# argument, whether a value is wrong, why, and the fix
+LEAVE = "Leave it out"
+WRONG: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+    (
+        "pipeline_parallel_size",
+        lambda value: value != 1,
+        "hidden states of layers on another stage do not reach the drafter",
+        "Set it to 1; use tensor parallelism",
+    ),
+    (
+        "context_parallel_size",
+        lambda value: value != 1,
+        "speculation does not go with it",
+        "Set it to 1",
+    ),
+    ("max_beam_width", lambda value: value != 1, "with a drafter there is one beam", LEAVE),
+    ("encode_only", bool, "an encoder generates no text", LEAVE),
+    ("mm_encoder_only", bool, "an encoder generates no text", LEAVE),
+    (
+        "attn_backend",
+        lambda value: value not in ("TRTLLM", "FLASHINFER", "VANILLA"),
+        "TensorRT-LLM would take another without a word",
+        "Use TRTLLM, FLASHINFER or VANILLA, or leave it out",
+    ),
+    ("skip_tokenizer_init", bool, "`doctor` generates with TensorRT-LLM's tokenizer", LEAVE),
+    (
+        "cuda_graph_config.batch_sizes",
+        lambda value: value == [],
+        "graphs up to a batch of 128 would be made",
+        LEAVE,
+    ),
+    (
+        "speculative_config.advanced_sampling_mode",
+        lambda value: value not in (None, "full"),
+        "requests with top_k or top_p would be sampled without them, and not be told",
+        LEAVE,
+    ),
+    ("num_postprocess_workers", bool, "texts are made by our server", LEAVE),
+    ("orchestrator_type", lambda value: value == "ray", "our server starts ranks by MPI", LEAVE),
+    ("batched_logits_processor", bool, "upstream does not run it with speculation", LEAVE),
+    ("load_format", lambda value: value.lower() != "auto", "no weights would be loaded", LEAVE),
+)
+WITHOUT_DRAFTS = {"pipeline_parallel_size", "context_parallel_size", "max_beam_width",
+                  "batched_logits_processor"}  # fmt: skip
+
+
+@check("error")
+def values_that_work(context: Context, args: LlmArgs) -> Found:
+    """Upstream drops or breaks on some values of the right type."""
+    for name, is_wrong, why, fix in WRONG:
+        if context.method == "none" and name in WITHOUT_DRAFTS:
+            continue
+        if is_wrong(value := args.value(name)):
+            return Found(False, f"engine.args.{name} is {value!r}: {why}", fix)
+    longest, total = args.drafts, args.value("speculative_config.max_total_draft_tokens")
+    if total not in (None, longest):
+        name = "speculative_config.max_total_draft_tokens"
+        what = f"engine.args.{name} is {total}: it is overwritten by max_draft_len"
+        return Found(False, what, "Set max_draft_len in its place")
+    return Found(True, "no argument has a value that TensorRT-LLM drops or breaks on")
+
+
+@check("error")
+def forced_acceptance(context: Context, args: LlmArgs) -> Found:
+    """The texts are wrong: a developers' variable accepts drafts whatever the target says."""
+    name = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
+    forced = name in (args.env_overrides or {})
+    what = f"{name} is {'' if forced else 'not '}set"
+    return Found(not forced, what, "Remove it from env_overrides")
+
+
+@check("warning")
+def no_remote_code(context: Context, args: LlmArgs) -> Found:
+    """Python files of the checkpoint would run as the server."""
+    what = f"trust_remote_code is {_bool(args.trust_remote_code)}"
+    fix = "Read the checkpoint's Python files first, and pin its revision"
+    return Found(not args.trust_remote_code, what, fix)
+
+
+@check("warning")
+def faults_known(context: Context, args: LlmArgs) -> Found:
+    """What others met with this GPU and feature, from public threads."""
+    return look_up(args, [context.gpu.sm], context.target.architecture)
+
+
+# --- drafts ---------------------------------------------------------------------------------------
+
+
+@check("warning", *BLOCKS)
+def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
+    """Fewer masks than in training draft worse; upstream's examples have 4 for every drafter."""
+    asked, most = args.speculative_config.max_draft_len, context.max_draft_len
+    return Found(
+        asked is None or asked >= most,
+        f"max_draft_len is {asked}, the drafter was trained to draft {most}",
+        f"Set it to {most}, or leave it and speculation.draft_tokens out; to verify fewer give "
+        f"{OWN}.draft_len_schedule, which takes the first drafts of a whole block",
+    )
+
+
+@check("error", *BLOCKS)
+def taps_as_stated(context: Context, args: LlmArgs) -> Found:
+    """Other layers than in training give features that the drafter has never seen."""
+    taps, given = list(context.drafter.taps), args.speculative_config.target_layer_ids
+    return Found(
+        _kept(context, "target_layer_ids", taps, given),
+        f"target_layer_ids is {_list(given)}, the drafter's taps are {_list(taps)}"
+        + ("; upstream looks for them in dflash_config only" if given is None else ""),
+        f"Leave out {OWN}.target_layer_ids: the checkpoint's are written",
+    )
+
+
+@check("error", *BLOCKS)
+def mask_as_stated(context: Context, args: LlmArgs) -> Found:
+    """Without the id in `dflash_config` upstream silently takes vocab_size."""
+    mask, given = context.drafter.number("mask_token_id"), args.speculative_config.mask_token_id
+    return Found(
+        _kept(context, "mask_token_id", mask, given),
+        f"mask_token_id is {given}, the drafter's is {mask}",
+        f"Leave out {OWN}.mask_token_id: the checkpoint's is written",
+    )
+
+
+def _kept(context: Context, name: str, stated: object, given: object) -> bool:
+    """What is given is what the checkpoint states; null is, where upstream finds that."""
+    inside = context.drafter.values.get("dflash_config")
+    found = isinstance(inside, dict) and inside.get(name) == stated
+    return given == stated or (given is None and found)
+
+
+@check("error", *BLOCKS, "eagle3")
+def drafter_is_local(context: Context, args: LlmArgs) -> Found:
+    """Upstream reads the drafter's config.json before it resolves Hub ids, and goes on without."""
+    place = args.speculative_config.speculative_model
+    return Found(
+        place is not None and (place == DRAFTER or place.startswith(("/", "./", "../"))),
+        f"speculative_model is {place}",
+        f"Leave out {OWN}.speculative_model, or give a path that starts with / or ./",
+    )
+
+
+@check("warning", *DRAFTING)
+def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
+    """Without drafts the drafter misses tokens, and drafts badly later (pull request 16888)."""
+    drafting = [rows for rows, drafts in _schedule(args).items() if drafts]
+    last = max(drafting, default=args.speculative_config.max_concurrency)
+    batch = args.max_batch_size or 0
+    return Found(
+        last is None or last >= batch,
+        "speculation goes on at every batch size"
+        if last is None
+        else f"speculation ends above a batch of {last}, max_batch_size is {batch}",
+        f"Add {batch}: 1 to {OWN}.draft_len_schedule, or lower max_batch_size to {last}",
+    )
+
+
+@check("warning", *DRAFTING)
+def schedule_on_one_rank(context: Context, args: LlmArgs) -> Found:
+    """With attention-DP each rank goes by its own batch, and graphs are for one length of each."""
+    alone = bool(args.enable_attention_dp) and args.tensor_parallel_size > 1
+    schedule = _schedule(args)
+    return Found(
+        not alone or not schedule,
+        f"enable_attention_dp is {_bool(alone)}, draft_len_schedule is {schedule or 'not given'}",
+        f"Leave out {OWN}.draft_len_schedule",
+    )
+
+
+def _schedule(args: LlmArgs) -> dict[int, int]:
+    return args.speculative_config.draft_len_schedule or {}
+
+
+@check("warning", *DRAFTING)
+def acceptance_threshold(context: Context, args: LlmArgs) -> Found:
+    """A bad spell, one long text in another language, and speculation is off until a restart."""
+    limit = args.speculative_config.acceptance_rate_threshold
+    what = f"acceptance_rate_threshold is {limit}"
+    what += "; below it upstream ends speculation for good" if limit else ""
+    fix = f"Leave out {OWN}.acceptance_rate_threshold and .acceptance_rate_window_size"
+    return Found(not limit, what, f"{fix}, and watch the metrics instead")
+
+
+@check("note", *BLOCKS, "eagle3")
+def sampled_requests(context: Context, args: LlmArgs) -> Found:
+    """Without it a draft counts only if it is the very token that the target draws: few are."""
+    on = args.speculative_config.use_rejection_sampling
+    what = f"use_rejection_sampling is {_bool(on)}"
+    what += "" if on else ": requests with a temperature accept fewer drafts"
+    fix = f"For them set {OWN}.use_rejection_sampling: true (a prototype; FlashInfer)"
+    return Found(on, what, fix)
+
+
+@check("note", *DRAFTING)
+def penalties(context: Context, args: LlmArgs) -> Found:
+    """Upstream refuses requests with a penalty unless it has been turned on."""
+    on = args.speculative_config.enable_penalty
+    what = f"enable_penalty is {_bool(on)}"
+    what += "" if on else ": requests with a repetition, presence or frequency penalty are refused"
+    return Found(on, what, f"For them set {OWN}.enable_penalty: true (a prototype)")
+
+
+@check("note", *DRAFTING)
+def guided_drafts(context: Context, args: LlmArgs) -> Found:
+    """The grammar masks the target's logits, not the drafter's: drafts it forbids are thrown away.
+
+    `DFlashWorker._forward_impl` (_torch/speculative/dflash.py@00679c66).
+    """
+    backend = args.guided_decoding_backend
+    what = f"guided_decoding_backend is {backend or 'not given'}"
+    what += ": texts conform, but fewer drafts are accepted" if backend else ""
+    return Found(backend is None, what, "Compare acceptance with and without a guide")
+
+
+@check("warning")
+def guided_of_channels(context: Context, args: LlmArgs) -> Found:
+    """gpt-oss opens a channel first: only a structural tag, xgrammar's, lets JSON wait for it.
+
+    `_response_format_to_guided_decoding_params` of `tensorrt_llm/serve/openai_protocol.py`. The
+    server refuses JSON and regular expressions, and takes grammars that have the channels in them.
+    """
+    backend = args.guided_decoding_backend
+    what = f"guided_decoding_backend is {backend}, the target {context.target.architecture}"
+    wrong = context.is_gpt_oss and backend == "llguidance"
+    return Found(not wrong, what, "Set engine.args.guided_decoding_backend: xgrammar")
+
+
+@check("warning")
+def lora(context: Context, args: LlmArgs) -> Found:
+    """Untested with speculation upstream; the drafter knows nothing of the adapter."""
+    on = args.enable_lora or args.lora_config is not None
+    fix = "Merge the adapter into the target, or see that acceptance is still good"
+    return Found(not on, f"LoRA is {'on' if on else 'off'}", fix)
+
+
+# --- memory and sizes -----------------------------------------------------------------------------
+
+
+@check("error")
+def weights_fit(context: Context, args: LlmArgs) -> Found:
+    """The weights of both models, divided over the ranks, leave room for everything else."""
+    ranks, gpu = args.tensor_parallel_size, context.gpu
+    drafter = 0 if context.drafter.absent else weight_bytes(context.drafter)
+    need = (weight_bytes(context.target) + drafter) // ranks + OVERHEAD
+    return Found(
+        need < gpu.memory_bytes,
+        f"weights over {ranks} ranks and {OVERHEAD / GIB:.0f} GiB of overhead take "
+        f"{need / GIB:.1f} GiB of each {gpu.name}, which has {gpu.memory_bytes / GIB:.1f} GiB",
+        "Take more GPUs (engine.gpus), a machine with more memory, or a quantized target",
+    )
+
+
+@check("error", *BLOCKS)
+def dense_context(context: Context, args: LlmArgs) -> Found:
+    """The drafter's dense context is beside the KV cache's share and grows with max_seq_len.
+
+    The formula is upstream's own check (pull request 19466).
+    """
+    own, batch, length = args.speculative_config, args.max_batch_size or 0, args.max_seq_len
+    if own.attention_backend == "TRTLLM":
+        return Found(True, "the drafter's context lies in pages of the KV cache")
+    if own.skip_ctx_buffer_budget_check or args.kv_cache_config.max_tokens is not None:
+        return Found(True, "the dense context is not checked: skip_ctx_buffer_budget_check or "
+                     "kv_cache_config.max_tokens is set")  # fmt: skip
+    if length is None:
+        return Found(True, "the dense context is not known without max_seq_len")
+    slot, width = _slot(context, args), (own.max_draft_len or 0) + 1
+    need = (batch + 1) * slot
+    fraction = args.kv_cache_config.free_gpu_memory_fraction
+    budget = context.dense_budget(args.tensor_parallel_size, fraction)
+    fits = max(0, budget // slot - 1)
+    return Found(
+        need <= budget,
+        f"the drafter's dense context takes {need / GIB:.2f} GiB of each GPU ({batch} + 1 "
+        f"sequences of {length} + {width} tokens), {budget / GIB:.2f} GiB are free for it",
+        f"Set max_batch_size to at most {fits}"
+        if fits
+        else "Lower max_seq_len, or kv_cache_config.free_gpu_memory_fraction",
+    )
+
+
+@check("warning", *BLOCKS)
+def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
+    """Where the pool is not of the drafter's type, its context is dense after all, beside it.
+
+    `DFlashWorker._managed_ctx_pool` (`_torch/speculative/dflash.py` at 00679c66) falls back so.
+    """
+    dtype = args.kv_cache_config.dtype
+    paged = args.speculative_config.attention_backend == "TRTLLM"
+    plain = dtype in ("auto", "bfloat16")
+    what = f"the KV cache's dtype is {dtype}"
+    if paged and not plain and args.max_seq_len:
+        need = ((args.max_batch_size or 0) + 1) * _slot(context, args)
+        what += f", the drafter's bfloat16: its context may take {need / GIB:.2f} GiB of each GPU "
+        what += "beside the cache"
+    fix = f"Leave {CACHE}.dtype at auto, or see that there is as much room"
+    return Found(not paged or plain, what, fix)
+
+
+def _slot(context: Context, args: LlmArgs) -> int:
+    """Bytes of one sequence's dense context on each GPU; with attention-DP each has it whole."""
+    ranks = 1 if args.enable_attention_dp else args.tensor_parallel_size
+    width = (args.speculative_config.max_draft_len or 0) + 1
+    return context.dense_slot(ranks, args.max_seq_len, width)
+
+
+@check("warning")
+def memory_fraction(context: Context, args: LlmArgs) -> Found:
+    """What the KV cache takes of the free memory is not there for graphs and the drafter."""
+    fraction = args.kv_cache_config.free_gpu_memory_fraction
+    dense = context.in_blocks and args.speculative_config.attention_backend != "TRTLLM"
+    most = 0.8 if dense else 0.9
+    return Found(
+        fraction is not None and fraction <= most,
+        f"free_gpu_memory_fraction is {fraction}; the drafter and the CUDA graphs need what is "
+        f"above {most}",
+        f"Set {CACHE}.free_gpu_memory_fraction to at most {most}",
+    )
+
+
+@check("warning")
+def concurrency_met(context: Context, args: LlmArgs) -> Found:
+    """Where the drafter's context is dense, fewer sequences may fit than are asked for."""
+    asked = context.engine.concurrency or 0
+    each = args.tensor_parallel_size if args.enable_attention_dp else 1
+    together = (args.max_batch_size or 0) * each
+    return Found(
+        together >= asked,
+        f"{together} sequences are decoded together"
+        + (f", engine.concurrency is {asked}" if asked else ""),
+        "Lower serving.max_seq_len, or take more GPUs or a machine with more memory",
+    )
+
+
+@check("error")
+def tokens_of_a_step(context: Context, args: LlmArgs) -> Found:
+    """Every sequence of a batch is verified in one step, the anchor and its drafts."""
+    batch, verified = args.max_batch_size or 0, 1 + args.drafts
+    asked, least = args.max_num_tokens or 0, batch * verified
+    return Found(
+        asked >= least,
+        f"max_num_tokens is {asked}, {batch} sequences of {verified} verified tokens are {least}",
+        f"Set max_num_tokens to at least {least}, or max_batch_size to at most {asked // verified}",
+    )
+
+
+@check("warning")
+def long_prompts(context: Context, args: LlmArgs) -> Found:
+    """Without chunks a prompt that is longer than max_num_tokens is refused."""
+    length, tokens = args.max_seq_len or 0, args.max_num_tokens or 0
+    return Found(
+        args.enable_chunked_prefill or length <= tokens,
+        f"prompts go in {'by chunks' if args.enable_chunked_prefill else 'whole'}, max_num_tokens "
+        f"is {tokens}, max_seq_len {length}",
+        "Set enable_chunked_prefill: true",
+    )
+
+
+@check("warning")
+def sequence_length_stated(context: Context, args: LlmArgs) -> Found:
+    """Without it upstream takes all that the models know, and sizes the drafter's context by it."""
+    fix = "Set serving.max_seq_len to the longest text that is served"
+    return Found(args.max_seq_len is not None, f"max_seq_len is {args.max_seq_len}", fix)
+
+
+@check("error")
+def target_positions(context: Context, args: LlmArgs) -> Found:
+    """The target knows no positions after these."""
+    most, asked = context.target.number("max_position_embeddings"), args.max_seq_len or 0
+    what = f"max_seq_len is {asked}, the target knows {most} positions"
+    return Found(asked <= most, what, f"Set max_seq_len to at most {most}")
+
+
+@check("warning", *BLOCKS)
+def drafter_positions(context: Context, args: LlmArgs) -> Found:
+    """After the drafter's positions a sequence drafts nothing, and upstream only logs it."""
+    most, asked = context.drafter.number("max_position_embeddings"), args.max_seq_len or 0
+    what = f"max_seq_len is {asked}, the drafter knows {most} positions"
+    fix = f"Set max_seq_len to at most {most}, or use a drafter trained on longer texts"
+    return Found(asked <= most, what, fix)
+
+
+# --- prefix reuse ---------------------------------------------------------------------------------
+# Upstream's tests of `context_recompute_tail` (tests/unittest/_torch, TestSpecRecomputeClaimLimit,
+# TestV1RewindReusedContext, TestV1WindowedLayerGate) say what each KV cache manager does with it.
+
+TAIL = "speculative_config.context_recompute_tail"
+
+
+@check("warning", *BLOCKS)
+def block_reuse(context: Context, args: LlmArgs) -> Found:
+    """Reused tokens are not run again and give no hidden states: the drafter misses them."""
+    reused, tail = args.kv_cache_config.enable_block_reuse, args.value(TAIL)
+    what = f"enable_block_reuse is {_bool(reused)}, of reused prompts "
+    what += f"the last {tail} tokens are run again" if tail else "no token is run again"
+    fix = "Set serving.prefix_cache: recompute_tail in its place; texts stay right, but acceptance "
+    return Found(not reused or bool(tail), what, f"{fix}drops")
+
+
+@check("error", *BLOCKS)
+def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
+    """Arguments that take back what serving.prefix_cache asks for."""
+    tail, reused = args.value(TAIL) or 0, args.kv_cache_config.enable_block_reuse
+    longest = args.max_seq_len
+    what = f"enable_block_reuse is {_bool(reused)}, context_recompute_tail {tail}"
+    if not context.reuses:
+        return Found(True, what)
+    if tail < 0:
+        what += ", which runs every prompt whole"
+    elif longest is not None and tail >= longest:
+        what += f", and max_seq_len {longest}: nothing is ever reused"
+    fine = reused and 0 < tail < (longest or tail + 1)
+    return Found(fine, what, f"Leave enable_block_reuse and {TAIL} out of engine.args, or "
+                 "serving.prefix_cache out of the config")  # fmt: skip
+
+
+@check("error", *BLOCKS)
+def tail_of_manager(context: Context, args: LlmArgs) -> Found:
+    """KV cache manager V1 drops the tail without a word, and the drafter sees nothing."""
+    if not args.value(TAIL):
+        return Found(True, "there is no tail to run again")
+    second = args.kv_cache_config.use_kv_cache_manager_v2 is not False
+    windows = any(layer.window for layer in context.target_size.layers)
+    chunks = args.enable_chunked_prefill
+    what = f"KV cache manager {'V2' if second else 'V1'}, the target has "
+    what += f"{'layers' if windows else 'no layer'} with a window, prompts go in "
+    what += "by chunks" if chunks else "whole"
+    fix = "Leave engine.args.kv_cache_config.use_kv_cache_manager_v2 out"
+    return Found(second or (chunks and not windows), what, fix)
+
+
+@check("warning")
+def reuse_of_states(context: Context, args: LlmArgs) -> Found:
+    """A state of linear attention can be reused only where a snapshot of it was kept."""
+    if not args.kv_cache_config.enable_block_reuse:
+        return Found(True, "nothing is reused")
+    states = any(layer.state for layer in context.target_size.layers)
+    kept = args.kv_cache_config.mamba_state_config
+    what = "the target has layers of linear attention" if states else "no layer has a state"
+    fix = f"Set {CACHE}.mamba_state_config, and watch the reused tokens"
+    return Found(not states or bool(kept), what, fix)
+
+
+@check("warning")
+def reuse_by_rank(context: Context, args: LlmArgs) -> Found:
+    """With attention-DP each rank has a cache of its own, which another turn may miss."""
+    reused, alone = args.kv_cache_config.enable_block_reuse, args.enable_attention_dp
+    routed = any(
+        args.value(f"attention_dp_config.{name}")
+        for name in ("enable_kv_cache_aware_routing", "kv_cache_routing_conversation_affinity")
+    )
+    what = f"enable_block_reuse is {_bool(reused)}, attention-DP {'on' if alone else 'off'}"
+    fix = "Set engine.args.attention_dp_config.enable_kv_cache_aware_routing: true"
+    return Found(not (reused and alone) or routed, what, fix)
+
+
+@check("warning", *BLOCKS, "eagle3")
+def one_server(context: Context, args: LlmArgs) -> Found:
+    """A generation server gets a prompt's KV, not its hidden states (pull request 19352)."""
+    apart = args.cache_transceiver_config is not None
+    what = f"prefill and generation are {'apart' if apart else 'in one server'}"
+    fix = "Leave engine.args.cache_transceiver_config out; texts stay right, but acceptance drops"
+    return Found(not apart, what, fix)
+
+
+# --- ranks and kernels ----------------------------------------------------------------------------
+
+
+@check("error")
+def heads_divide(context: Context, args: LlmArgs) -> Found:
+    """Each rank has as many heads of both models; KV heads may be repeated on several."""
+    left = undivided(context, args.tensor_parallel_size)
+    return Found(
+        not left,
+        f"{args.tensor_parallel_size} ranks divide "
+        + (f"not {' and '.join(left)}" if left else "the heads of both models"),
+        "Set tensor_parallel_size to a power of two that divides them",
+    )
+
+
+@check("warning")
+def no_idle_gpus(context: Context, args: LlmArgs) -> Found:
+    """GPUs that are paid for and not used."""
+    ranks, gpus = args.tensor_parallel_size, context.gpus
+    fix = f"Set engine.gpus to {ranks}, and start {gpus // ranks} instances on this machine"
+    return Found(ranks >= gpus, f"{ranks} of {gpus} GPUs are used", fix)
+
+
+@check("warning")
+def nvlink_domain(context: Context, args: LlmArgs) -> Found:
+    """Ranks that NVLink does not join add up over the network, once for every half layer."""
+    ranks, joined = args.tensor_parallel_size, context.machine.domain
+    what = f"{ranks} ranks, NVLink joins {joined} GPUs of {context.machine.name}"
+    return Found(ranks <= joined, what, f"Set engine.gpus to at most {joined}")
+
+
+@check("warning")
+def attention_data_parallel(context: Context, args: LlmArgs) -> Found:
+    """Each rank has attention and the drafter whole; without experts nothing is shared."""
+    return Found(
+        not args.enable_attention_dp or context.experts is not None,
+        f"enable_attention_dp is {_bool(args.enable_attention_dp)}, the target has "
+        f"{context.experts or 'no'} experts",
+        "Leave it out: for a dense target start several instances instead",
+    )
+
+
+@check("warning", *BLOCKS)
+def target_attention(context: Context, args: LlmArgs) -> Found:
+    """Only TRTLLM's metadata has the drafter's pages; FlashInfer's expects one token a sequence."""
+    what = f"attn_backend is {args.attn_backend}"
+    return Found(args.attn_backend == "TRTLLM", what, "Leave engine.args.attn_backend out")
+
+
+@check("error", *BLOCKS)
+def drafter_windows(context: Context, args: LlmArgs) -> Found:
+    """TRTLLM's kernels have no windows that look both ways (pull request 19159)."""
+    backend, both = args.speculative_config.attention_backend, context.two_sided_windows
+    return Found(
+        not (both and backend == "TRTLLM"),
+        f"the drafter's attention_backend is {backend}, its windows look "
+        f"{'both ways' if both else 'back only'}",
+        f"Leave {OWN}.attention_backend out",
+    )
+
+
+@check("warning")
+def expert_kernels_fast(context: Context, args: LlmArgs) -> Found:
+    """gpt-oss has one quick kind for each generation."""
+    best = BEST_FOR_GPT_OSS.get(context.gpu.sm) if context.is_gpt_oss else None
+    what = f"moe_config.backend is {args.moe_config.backend}"
+    what += f", the guide for gpt-oss has {best} on {context.gpu.name}" if best else ""
+    fix = "Leave engine.args.moe_config.backend out"
+    return Found(best in (None, args.moe_config.backend), what, fix)
+
+
+@check("warning")
+def graphs_padded(context: Context, args: LlmArgs) -> Found:
+    """A batch between two sizes runs without a graph; a schedule turns padding on anyway."""
+    graphs = args.cuda_graph_config
+    padded = graphs is None or graphs.enable_padding
+    return Found(
+        padded or args.value("speculative_config.draft_len_schedule") is not None,
+        f"cuda_graph_config.enable_padding is {_bool(padded)}",
+        "Set engine.args.cuda_graph_config.enable_padding: true",
+    )
+
+
+@check("warning")
+def graphs_cover_batch(context: Context, args: LlmArgs) -> Found:
+    """Larger batches than the largest graph run without one, when it matters most."""
+    graphs, batch = args.cuda_graph_config, args.max_batch_size or 0
+    if graphs is None:
+        return Found(True, "there are no CUDA graphs")
+    largest = max(graphs.batch_sizes or [graphs.max_batch_size or 128])
+    return Found(
+        largest >= batch,
+        f"the largest CUDA graph is for {largest} sequences, max_batch_size is {batch}",
+        f"Add {batch} to engine.args.cuda_graph_config.batch_sizes",
+    )
+
+
+# --- where the target comes from ------------------------------------------------------------------
+
+
+@check("error")
+def hub_target(context: Context, args: LlmArgs) -> Found:
+    """`checkpoints: hub` names the target by its id, which a directory does not have."""
+    kept, hub = context.engine.checkpoints, context.config.target.hub
+    return Found(
+        kept != "hub" or hub is not None,
+        f"engine.checkpoints is {kept}, the target {hub or 'a directory'}",
+        "Give target: {hub: ORG/NAME, revision: COMMIT}, or set engine.checkpoints to copy or link",
+    )
+
+
+@check("error")
+def target_as_checked(context: Context, args: LlmArgs) -> Found:
+    """Another target than the one that was checked, or another revision of it."""
+    target = context.config.target
+    return Found(
+        args.model == TARGET or (args.model, args.revision) == (target.hub, target.revision),
+        f"model is {args.model}" + (f" at {args.revision}" if args.revision else ""),
+        "Set the config's target, and leave engine.args.model and revision out",
+    )
+
+
+def _bool(value: object) -> str:
+    return str(value).lower()
+
+
+def _list(taps: Sequence[int] | None) -> str:
+    return ", ".join(map(str, taps)) if taps else "not given"
