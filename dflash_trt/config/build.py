@@ -15,7 +15,7 @@ RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
 CHAIN = 3  # drafts of a model that makes them one after the other, as in upstream's examples
-OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
+OF_ADAPTIVE = ("lookup", "tree")  # what an adaptive policy may use
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
@@ -47,9 +47,6 @@ class Speculation(Section):
     )
     lookup: bool = Field(
         default=True, description="adaptive: propose what followed the same tokens earlier"
-    )
-    correction: bool = Field(
-        default=True, description="has no effect any more: it brought 0 to 2 %"
     )
     tree: bool = Field(
         default=True, description="adaptive: verify alternatives beside the likeliest draft tokens"
@@ -87,11 +84,6 @@ class Speculation(Section):
 class Serving(Section):
     """How the server answers, and how much it holds at a time."""
 
-    style: Literal["dflash", "llmapi"] = Field(
-        default="dflash",
-        description="dflash: serve this project's public models; llmapi (engine kind tensorrt_llm "
-        "only): serve the layout and tensors of TensorRT-LLM's own Triton model",
-    )
     mode: Literal["ensemble", "in_process"] = Field(
         default="ensemble",
         description="ensemble: run verify and draft as Triton models; in_process: run both engines "
@@ -203,8 +195,6 @@ class BuildConfig(Section):
         if "engine" not in info.data:  # it is wrong itself
             return serving
         by_llm = isinstance(info.data["engine"], TensorRTLLM)
-        if serving.style == "llmapi" and not by_llm:
-            raise PydanticCustomError("style", "style llmapi needs engine.kind tensorrt_llm")
         if serving.prefix_cache == RECOMPUTE_TAIL and not by_llm:
             raise PydanticCustomError(
                 "prefix_cache", "prefix_cache recompute_tail needs engine.kind tensorrt_llm"

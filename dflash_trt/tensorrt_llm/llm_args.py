@@ -32,7 +32,7 @@ def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
     context = Context(config, pair, machine)
     _check_given(context)
     args = llm_args(context)
-    if refused := refusal(args):  # for what the checkpoints say
+    if refused := refusal(args, context.method):  # for what the checkpoints say
         raise ConfigError(
             f"{refused.name} would be {refused.value!r}, which TensorRT-LLM does not take",
             "Check the config.json of target and drafter, or give it in engine.args",
@@ -56,7 +56,7 @@ def _check_given(context: Context) -> None:
     whole = {"model": TARGET} | given
     if context.method != "none":
         whole[name] = {"decoding_type": DECODING_TYPES[context.method]} | given.get(name, {})
-    if refused := refusal(whole):
+    if refused := refusal(whole, context.method):
         raise ConfigError(f"engine.args.{refused.name}: {refused.why:.200}", refused.fix)
 
 

@@ -32,17 +32,18 @@ class Refusal(NamedTuple):
     fix: str
 
 
-def refusal(args: Mapping[str, Any]) -> Refusal | None:
-    """Return what the schema has against the arguments first; None if it takes them."""
+def refusal(args: Mapping[str, Any], method: str) -> Refusal | None:
+    """Return what the schema has against arguments of a method first; None if it takes them."""
     # imported here: it takes a while to load
     from jsonschema import Draft202012Validator  # noqa: PLC0415
     from jsonschema.exceptions import best_match  # noqa: PLC0415
 
     plain = json.loads(json.dumps(args, default=str))  # keys of a mapping become text
     properties = dict(schema()["properties"])
-    if isinstance(speculative := plain.get("speculative_config"), dict):
+    if method in DECODING_TYPES:
         # one class in place of all of them, for an error that names the argument
-        properties["speculative_config"] = _section(properties["speculative_config"], speculative)
+        own = {"decoding_type": DECODING_TYPES[method]}
+        properties["speculative_config"] = _section(properties["speculative_config"], own)
     validator = Draft202012Validator({**schema(), "properties": properties})
     found = best_match(validator.iter_errors(plain))
     if found is None:

@@ -81,7 +81,6 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
 def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, Any]:
     made_for = machine(engine.hardware)
     per_node = min(ranks, made_for.gpus)
-    upstream = config.serving.style == "llmapi"  # TensorRT-LLM's own Triton model
     return {
         "llm": True,
         "image_tag": engine.version,
@@ -94,8 +93,6 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
         "nodes": -(-ranks // per_node),
         "capabilities": [divmod(made_for.gpu.sm, 10)],
         "closed": ",".join(CHANGES),
-        "model": "tensorrt_llm" if upstream else "dflash",
-        "max_tokens": "sampling_param_max_tokens" if upstream else "max_tokens",
     }
 
 
