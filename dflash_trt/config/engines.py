@@ -1,11 +1,11 @@
 """What runs the two models: a section for each engine kind, chosen by `kind`."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.quantization import Quantize, Share, or_method_alone
 from dflash_trt.config.section import Count, Section
 from dflash_trt.config.source import DrafterSource
 from dflash_trt.errors import ConfigError
@@ -57,15 +57,10 @@ class OnnxRuntime(Sharded):
         description="copy: store the weights in the build; link: read what is possible from the "
         "checkpoint files, which must not change (less disk, slower to load)",
     )
-    quantize: Literal["int8", "int4", "auto"] | None = Field(
+    quantize: Literal["int8", "int4"] | None = Field(
         default=None,
         description="quantizes linear layers to int8 or int4, one scale for 32 weights; `build` "
-        "measures the loss of accuracy. auto: `build` measures tokens/s too, and takes the fastest "
-        "of both and the checkpoint's precision. Unset: keep the checkpoint's precision",
-    )
-    max_accuracy_loss: Share = Field(
-        default=0.05,
-        description="limits the share of greedy tokens that quantize: auto may change",
+        "measures the loss of accuracy. Unset: keep the checkpoint's precision",
     )
 
     @model_validator(mode="after")
@@ -113,6 +108,50 @@ class TensorRT(Sharded):
         return self
 
 
+class Calibration(Section):
+    """The texts that the ranges of activations are measured on."""
+
+    prompts: Path | None = Field(
+        default=None,
+        description="names a file of prompts as `verify` takes it, absolute or relative to this "
+        "file, of which an eighth is held out to judge by; unset: pages of Python's own "
+        "documentation",
+    )
+    tokens: Count = Field(default=256, description="cuts each text to so many tokens")
+
+
+Precision = Literal["fp8", "nvfp4"]
+
+
+class Quantize(Section):
+    """Precision of the target's linear layers; embedding, head and norms stay as they are."""
+
+    method: Precision = Field(
+        description="fp8: weights and activations in e4m3, a scale for each matrix; nvfp4: in "
+        "e2m1, a scale for 16 numbers"
+    )
+    kv_cache: Literal["none", "fp8"] = Field(
+        default="none", description="fp8: also calibrate scales of an FP8 KV cache"
+    )
+    calibration: Calibration = Field(
+        default=Calibration(), description="selects the texts that ranges are measured on"
+    )
+    max_acceptance_loss: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.05,
+        description="fails the build if tau, the tokens of a round, falls by a larger share",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _method_alone(cls, given: Any) -> Any:
+        return {"method": given} if isinstance(given, str) else given
+
+
+def _or_method_alone(schema: dict[str, Any]) -> None:
+    """In the JSON Schema of a field that holds the section."""
+    schema["anyOf"].append({"enum": list(get_args(Precision))})
+
+
 class TensorRTLLM(Section):
     """A bundle for TensorRT-LLM's PyTorch backend."""
 
@@ -151,7 +190,7 @@ class TensorRTLLM(Section):
         description="quantizes the target's linear layers with ModelOpt (extra `quantize`), "
         "measures what that costs, and puts the result into the bundle; a method alone is short "
         "for the section. Unset: keep the checkpoint's precision",
-        json_schema_extra=or_method_alone,
+        json_schema_extra=_or_method_alone,
     )
     args: dict[str, Any] = Field(
         default={},

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from builds import config_of, quiet
 from commands import run
+from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
 from llm_build import STANDINS
 from pairs import make_pair, teach
 
@@ -32,7 +33,6 @@ from dflash_trt.roofline import lowest_believed
 from dflash_trt.serving.ports import Ports
 from dflash_trt.tensorrt_llm.first_generation import Measured
 from dflash_trt.tensorrt_llm.host import check_host, gpus, not_on_nvlink
-from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
 from dflash_trt.tensorrt_llm.info import read_info, write_info
 from dflash_trt.tensorrt_llm.judgement import refused_arguments
 

@@ -48,7 +48,6 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
         "threads": None,
         "weights": "copy",
         "quantize": None,
-        "max_accuracy_loss": 0.05,
     }
     assert config.speculation.draft_tokens is None
     assert config.serving.model_dump() == {
