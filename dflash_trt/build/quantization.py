@@ -171,13 +171,6 @@ def _too_large(target: Target) -> str:
     return f"in float32 it may take {needed / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free"
 
 
-def write_report(engine: Path, asked: Quantize, cost: Cost) -> None:
-    """Write `quantization.json` into the engine's directory."""
-    path = {"calibration": {"prompts"}}  # the build does not depend on it
-    found = {"asked": asked.model_dump(mode="json", exclude=path), "cost": asdict(cost)}
-    (engine / "quantization.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-
-
 def check_loss(cost: Cost, asked: Quantize) -> None:
     """Raise BuildError where acceptance falls by more than is allowed, however prompts fell."""
     if cost.losses is not None and cost.losses[0] > asked.max_acceptance_loss:

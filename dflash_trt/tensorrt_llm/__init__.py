@@ -11,7 +11,7 @@ from dflash_trt.tensorrt_llm.context import (
     target_values,
 )
 from dflash_trt.tensorrt_llm.faults import look_up
-from dflash_trt.tensorrt_llm.host import SeenGpu, check_host, gpus, not_on_nvlink
+from dflash_trt.tensorrt_llm.host import SeenGpu, check_host, gpus
 from dflash_trt.tensorrt_llm.info import (
     ARGS_FILE,
     KIND,
@@ -20,7 +20,7 @@ from dflash_trt.tensorrt_llm.info import (
     read_llm_args,
     write_info,
 )
-from dflash_trt.tensorrt_llm.judgement import refused_arguments
+from dflash_trt.tensorrt_llm.judgement import judged_arguments
 from dflash_trt.tensorrt_llm.llm_args import choose_args, env_vars
 from dflash_trt.tensorrt_llm.quantization import announced, check_quantizable, quantize_target
 from dflash_trt.tensorrt_llm.schema import LlmArgs

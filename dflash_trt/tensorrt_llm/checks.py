@@ -5,8 +5,7 @@ a warning is slow, or worse than it could be; a note is what a user of the serve
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
 from dflash_trt.checkpoints.checks import Check, Finding, Found, check, checks_for, checks_of, run
@@ -14,7 +13,7 @@ from dflash_trt.config import BLOCKS, BuildConfig, Method
 from dflash_trt.roofline import OVERHEAD, Machine
 from dflash_trt.tensorrt_llm.context import Context, undivided, weight_bytes
 from dflash_trt.tensorrt_llm.faults import look_up
-from dflash_trt.tensorrt_llm.llm_args import BEST_FOR_GPT_OSS, DRAFTER, TARGET
+from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 GIB = 1 << 30
@@ -41,65 +40,43 @@ def all_checks() -> list[Check[[Context, LlmArgs]]]:
 
 # --- single values --------------------------------------------------------------------------------
 
-# argument, whether a value is wrong, why, and the fix
-LEAVE = "Leave it out"
-WRONG: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
-    (
-        "pipeline_parallel_size",
-        lambda value: value != 1,
-        "hidden states of layers on another stage do not reach the drafter",
-        "Set it to 1; use tensor parallelism",
-    ),
-    (
-        "context_parallel_size",
-        lambda value: value != 1,
-        "speculation does not go with it",
-        "Set it to 1",
-    ),
-    ("max_beam_width", lambda value: value != 1, "with a drafter there is one beam", LEAVE),
-    ("encode_only", bool, "an encoder generates no text", LEAVE),
-    ("mm_encoder_only", bool, "an encoder generates no text", LEAVE),
-    (
-        "attn_backend",
-        lambda value: value not in ("TRTLLM", "FLASHINFER", "VANILLA"),
+# of these arguments all values but a few are dropped or break something: what is taken, and why
+TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
+    "attn_backend": (
+        ("TRTLLM", "FLASHINFER", "VANILLA"),
         "TensorRT-LLM would take another without a word",
-        "Use TRTLLM, FLASHINFER or VANILLA, or leave it out",
     ),
-    ("skip_tokenizer_init", bool, "`doctor` generates with TensorRT-LLM's tokenizer", LEAVE),
-    (
-        "cuda_graph_config.batch_sizes",
-        lambda value: value == [],
-        "graphs up to a batch of 128 would be made",
-        LEAVE,
-    ),
-    (
-        "speculative_config.advanced_sampling_mode",
-        lambda value: value not in (None, "full"),
+    "load_format": (("AUTO", "auto"), "no weights would be loaded"),
+    "encode_only": ((False,), "an encoder generates no text"),
+    "mm_encoder_only": ((False,), "an encoder generates no text"),
+    "skip_tokenizer_init": ((False,), "`doctor` generates with TensorRT-LLM's tokenizer"),
+    "num_postprocess_workers": ((0,), "texts are made by our server"),
+    "orchestrator_type": ((None, "rpc"), "our server starts ranks by MPI"),
+}
+# the same, with drafts
+TAKEN_WITH_DRAFTS: dict[str, tuple[tuple[object, ...], str]] = {
+    "pipeline_parallel_size": ((1,), "hidden states do not reach the drafter from another stage"),
+    "context_parallel_size": ((1,), "speculation does not go with it"),
+    "max_beam_width": ((1,), "with a drafter there is one beam"),
+    "batched_logits_processor": ((None,), "upstream does not run it with speculation"),
+    "speculative_config.advanced_sampling_mode": (
+        ("full",),
         "requests with top_k or top_p would be sampled without them, and not be told",
-        LEAVE,
     ),
-    ("num_postprocess_workers", bool, "texts are made by our server", LEAVE),
-    ("orchestrator_type", lambda value: value == "ray", "our server starts ranks by MPI", LEAVE),
-    ("batched_logits_processor", bool, "upstream does not run it with speculation", LEAVE),
-    ("load_format", lambda value: value.lower() != "auto", "no weights would be loaded", LEAVE),
-)
-WITHOUT_DRAFTS = {"pipeline_parallel_size", "context_parallel_size", "max_beam_width",
-                  "batched_logits_processor"}  # fmt: skip
+}
 
 
 @check("error")
 def values_that_work(context: Context, args: LlmArgs) -> Found:
     """Upstream drops or breaks on some values of the right type."""
-    for name, is_wrong, why, fix in WRONG:
-        if context.method == "none" and name in WITHOUT_DRAFTS:
-            continue
-        if is_wrong(value := args.value(name)):
-            return Found(False, f"engine.args.{name} is {value!r}: {why}", fix)
-    longest, total = args.drafts, args.value("speculative_config.max_total_draft_tokens")
-    if total not in (None, longest):
+    table = TAKEN | (TAKEN_WITH_DRAFTS if context.method != "none" else {})
+    if total := args.value("speculative_config.max_total_draft_tokens"):
         name = "speculative_config.max_total_draft_tokens"
-        what = f"engine.args.{name} is {total}: it is overwritten by max_draft_len"
-        return Found(False, what, "Set max_draft_len in its place")
+        table = table | {name: ((args.drafts,), f"{total} is overwritten by max_draft_len")}
+    for name, (taken, why) in table.items():
+        if (value := args.value(name)) not in taken:
+            what = f"engine.args.{name} is {value!r}: {why}"
+            return Found(False, what, f"Set it to {' or '.join(map(str, taken))}, or leave it out")
     return Found(True, "no argument has a value that TensorRT-LLM drops or breaks on")
 
 
@@ -197,18 +174,6 @@ def schedule_covers_batch(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("warning", *DRAFTING)
-def schedule_on_one_rank(context: Context, args: LlmArgs) -> Found:
-    """With attention-DP each rank goes by its own batch, and graphs are for one length of each."""
-    alone = bool(args.enable_attention_dp) and args.tensor_parallel_size > 1
-    schedule = _schedule(args)
-    return Found(
-        not alone or not schedule,
-        f"enable_attention_dp is {_bool(alone)}, draft_len_schedule is {schedule or 'not given'}",
-        f"Leave out {OWN}.draft_len_schedule",
-    )
-
-
 def _schedule(args: LlmArgs) -> dict[int, int]:
     return args.speculative_config.draft_len_schedule or {}
 
@@ -242,18 +207,6 @@ def penalties(context: Context, args: LlmArgs) -> Found:
     return Found(on, what, f"For them set {OWN}.enable_penalty: true (a prototype)")
 
 
-@check("note", *DRAFTING)
-def guided_drafts(context: Context, args: LlmArgs) -> Found:
-    """The grammar masks the target's logits, not the drafter's: drafts it forbids are thrown away.
-
-    `DFlashWorker._forward_impl` (_torch/speculative/dflash.py@00679c66).
-    """
-    backend = args.guided_decoding_backend
-    what = f"guided_decoding_backend is {backend or 'not given'}"
-    what += ": texts conform, but fewer drafts are accepted" if backend else ""
-    return Found(backend is None, what, "Compare acceptance with and without a guide")
-
-
 @check("warning")
 def guided_of_channels(context: Context, args: LlmArgs) -> Found:
     """gpt-oss opens a channel first: only a structural tag, xgrammar's, lets JSON wait for it.
@@ -265,14 +218,6 @@ def guided_of_channels(context: Context, args: LlmArgs) -> Found:
     what = f"guided_decoding_backend is {backend}, the target {context.target.architecture}"
     wrong = context.is_gpt_oss and backend == "llguidance"
     return Found(not wrong, what, "Set engine.args.guided_decoding_backend: xgrammar")
-
-
-@check("warning")
-def lora(context: Context, args: LlmArgs) -> Found:
-    """Untested with speculation upstream; the drafter knows nothing of the adapter."""
-    on = args.enable_lora or args.lora_config is not None
-    fix = "Merge the adapter into the target, or see that acceptance is still good"
-    return Found(not on, f"LoRA is {'on' if on else 'off'}", fix)
 
 
 # --- memory and sizes -----------------------------------------------------------------------------
@@ -374,18 +319,6 @@ def concurrency_met(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error")
-def tokens_of_a_step(context: Context, args: LlmArgs) -> Found:
-    """Every sequence of a batch is verified in one step, the anchor and its drafts."""
-    batch, verified = args.max_batch_size or 0, 1 + args.drafts
-    asked, least = args.max_num_tokens or 0, batch * verified
-    return Found(
-        asked >= least,
-        f"max_num_tokens is {asked}, {batch} sequences of {verified} verified tokens are {least}",
-        f"Set max_num_tokens to at least {least}, or max_batch_size to at most {asked // verified}",
-    )
-
-
 @check("warning")
 def long_prompts(context: Context, args: LlmArgs) -> Found:
     """Without chunks a prompt that is longer than max_num_tokens is refused."""
@@ -396,13 +329,6 @@ def long_prompts(context: Context, args: LlmArgs) -> Found:
         f"is {tokens}, max_seq_len {length}",
         "Set enable_chunked_prefill: true",
     )
-
-
-@check("warning")
-def sequence_length_stated(context: Context, args: LlmArgs) -> Found:
-    """Without it upstream takes all that the models know, and sizes the drafter's context by it."""
-    fix = "Set serving.max_seq_len to the longest text that is served"
-    return Found(args.max_seq_len is not None, f"max_seq_len is {args.max_seq_len}", fix)
 
 
 @check("error")
@@ -563,42 +489,6 @@ def drafter_windows(context: Context, args: LlmArgs) -> Found:
         f"the drafter's attention_backend is {backend}, its windows look "
         f"{'both ways' if both else 'back only'}",
         f"Leave {OWN}.attention_backend out",
-    )
-
-
-@check("warning")
-def expert_kernels_fast(context: Context, args: LlmArgs) -> Found:
-    """gpt-oss has one quick kind for each generation."""
-    best = BEST_FOR_GPT_OSS.get(context.gpu.sm) if context.is_gpt_oss else None
-    what = f"moe_config.backend is {args.moe_config.backend}"
-    what += f", the guide for gpt-oss has {best} on {context.gpu.name}" if best else ""
-    fix = "Leave engine.args.moe_config.backend out"
-    return Found(best in (None, args.moe_config.backend), what, fix)
-
-
-@check("warning")
-def graphs_padded(context: Context, args: LlmArgs) -> Found:
-    """A batch between two sizes runs without a graph; a schedule turns padding on anyway."""
-    graphs = args.cuda_graph_config
-    padded = graphs is None or graphs.enable_padding
-    return Found(
-        padded or args.value("speculative_config.draft_len_schedule") is not None,
-        f"cuda_graph_config.enable_padding is {_bool(padded)}",
-        "Set engine.args.cuda_graph_config.enable_padding: true",
-    )
-
-
-@check("warning")
-def graphs_cover_batch(context: Context, args: LlmArgs) -> Found:
-    """Larger batches than the largest graph run without one, when it matters most."""
-    graphs, batch = args.cuda_graph_config, args.max_batch_size or 0
-    if graphs is None:
-        return Found(True, "there are no CUDA graphs")
-    largest = max(graphs.batch_sizes or [graphs.max_batch_size or 128])
-    return Found(
-        largest >= batch,
-        f"the largest CUDA graph is for {largest} sequences, max_batch_size is {batch}",
-        f"Add {batch} to engine.args.cuda_graph_config.batch_sizes",
     )
 
 

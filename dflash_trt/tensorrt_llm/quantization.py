@@ -22,7 +22,6 @@ from dflash_trt.checkpoints import (
     ModelSummary,
     Report,
     Target,
-    Weights,
     read_json,
     small_files,
 )
@@ -86,8 +85,7 @@ def quantize_target(
 ) -> None:
     """Write `source`, quantized, to the new directory `output`; texts: token ids to calibrate on.
 
-    In memory are one layer, embedding and head, a shard, and the texts' hidden states.
-    Raises BuildError where ModelOpt fails, or writes what the original is not.
+    Raises BuildError where ModelOpt fails.
     """
     output.mkdir(parents=True)
     task = {
@@ -109,7 +107,6 @@ def quantize_target(
     config = read_json(source / "config.json")
     config["quantization_config"] = exported["quantization_config"]
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    _check_written(source, output)
 
 
 def _run(task: dict[str, Any], report: Report) -> str:
@@ -136,23 +133,3 @@ def _run(task: dict[str, Any], report: Report) -> str:
         process.wait()
         process.stdin.close()
         process.stdout.close()
-
-
-def _check_written(source: Path, output: Path) -> None:
-    """Every tensor of the original is there in its shape, what a drafter shares in its numbers."""
-    before = Weights(source, read_json(source / "config.json"))
-    after = Weights(output, read_json(output / "config.json"))
-    tied = {"lm_head.weight"}  # may be left out, or written, where it is the embedding
-    wrong = {*before.names} ^ {*after.names}
-    wrong -= tied if read_json(source / "config.json").get("tie_word_embeddings") else set()
-    for name in {*before.names} & {*after.names}:
-        shared = name.endswith(("embed_tokens.weight", "lm_head.weight"))
-        if before.shape(name) != after.shape(name) or (
-            shared and before.dtype(name) != after.dtype(name)
-        ):
-            wrong.add(name)
-    if wrong:
-        raise BuildError(
-            f"ModelOpt wrote another model than {source}: {', '.join(sorted(wrong)[:3])} differ",
-            "Leave engine.quantize out, or take a published quantized checkpoint",
-        )

@@ -49,7 +49,8 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
     from modelopt.torch.export import export_hf_checkpoint  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    causal, scratch = AutoModelForCausalLM, Path(task["output"]).parent
+    causal: Any = AutoModelForCausalLM
+    scratch = Path(task["output"]).parent
     with tempfile.TemporaryDirectory(dir=scratch) as offload, torch.no_grad():
         # on the GPUs that are there, else in memory; what does not fit goes to `offload`
         options: Any = {"device_map": "auto", "offload_folder": offload}

@@ -317,7 +317,7 @@ def test_arguments_are_checked_before_anything_is_quantized(pair: Path, prompts:
     def report(step: str, done: int, total: int) -> None:
         assert "quantizing" not in step
 
-    with pytest.raises(ConfigError, match=r"values-that-work: engine\.args\.pipeline_parallel_size"):
+    with pytest.raises(ConfigError, match=r"engine\.args\.pipeline_parallel_size is 2"):
         build(asked.model_copy(update={"engine": wrong}), pair / "built", report)
     assert_only(pair)
 
@@ -329,10 +329,9 @@ def test_a_bundle_holds_the_quantized_target_and_its_cost(pair: Path, prompts: P
     result = build(settings, output, quiet)
     assert_only(pair, "built")
     engine = output / "engines" / "tensorrt_llm"
-    said = json.loads((engine / "quantization.json").read_text())
-    assert said["asked"]["method"] == "fp8"
     manifest = read_manifest(output)
-    assert manifest["quantization"] == said["cost"]
+    assert manifest["config"]["engine"]["quantize"]["method"] == "fp8"
+    assert manifest["quantization"]["taus"][0] >= 1
     assert set(manifest["target"]["quantized"]) == {"texts", "modelopt"}
     assert result.written.cost is not None
     assert result.written.cost.taus is not None
