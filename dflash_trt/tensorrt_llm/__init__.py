@@ -18,6 +18,7 @@ from dflash_trt.tensorrt_llm.info import (
     BundleInfo,
     read_info,
     read_llm_args,
+    with_local_target,
     write_info,
 )
 from dflash_trt.tensorrt_llm.judgement import judged_arguments

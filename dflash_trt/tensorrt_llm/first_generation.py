@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.tensorrt_llm.info import read_llm_args
+from dflash_trt.tensorrt_llm.info import read_llm_args, with_local_target
 
 TOKENS = 64  # of each prompt, at most
 STATS_TIMEOUT = 2.0  # seconds, as upstream's tests wait
@@ -52,7 +52,7 @@ def generate(engine: Path, cases: Sequence[Case], *, plain: bool) -> Generated:
     from tensorrt_llm import LLM  # noqa: PLC0415
 
     started = time.monotonic()
-    args = read_llm_args(engine) | {"enable_iter_perf_stats": True}
+    args = with_local_target(read_llm_args(engine)) | {"enable_iter_perf_stats": True}
     if plain:
         del args["speculative_config"]
     llm = LLM(**args)

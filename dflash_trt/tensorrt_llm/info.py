@@ -71,3 +71,21 @@ def read_llm_args(engine: Path) -> dict[str, Any]:
             "Run `dflash-trt build` again",
         ) from error
     return args
+
+
+def with_local_target(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with the folder of a target that was left on the Hub, fetched if need be.
+
+    By its id TensorRT-LLM would fetch gpt-oss's further copies of its weights, too. On several
+    machines it finds it on each by itself.
+    """
+    if "revision" not in args or "gpus_per_node" in args:
+        return dict(args)
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+
+    left_out = ["original/*", "metal/*"]
+    local = {name: value for name, value in args.items() if name != "revision"}
+    local["model"] = snapshot_download(
+        args["model"], revision=args["revision"], ignore_patterns=left_out
+    )
+    return local

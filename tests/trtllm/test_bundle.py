@@ -147,6 +147,39 @@ def test_a_target_on_the_hub_stays_there(original: Path, tmp_path: Path) -> None
     assert "target-head" in warning
 
 
+GIVEN = """
+import sys
+from dflash_trt.tensorrt_llm import with_local_target
+args = with_local_target({"model": "org/target", "revision": sys.argv[1]})
+print(args.pop("model"), args)
+"""
+
+
+def test_a_target_on_the_hub_is_given_as_a_folder(original: Path, tmp_path: Path) -> None:
+    """Fetched without gpt-oss's further copies of its weights, and found again without a network."""
+    target = Path(shutil.copytree(original / "target", tmp_path / "target"))
+    (target / "original").mkdir()
+    (target / "original" / "model.safetensors").write_bytes(b"x" * 100)
+    command = [sys.executable, "-c", GIVEN, COMMIT]
+    with running_hub() as hub:
+        hub.repositories["org/target"] = Repository(target, {"main": COMMIT})
+        variables = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        for offline in ("0", "1"):
+            done = subprocess.run(
+                command,
+                env=variables | {"HF_HUB_OFFLINE": offline},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert done.returncode == 0, done.stderr
+            folder, rest = done.stdout.split()
+            assert rest == "{}"
+            weights = {file.name for file in Path(folder).rglob("*.safetensors")}
+            assert weights == {"model.safetensors"}
+            assert not (Path(folder) / "original").exists()
+
+
 def test_what_the_graphs_refuse_may_pass(pair: Path) -> None:
     edit(pair / "target", architectures=["Qwen3_5ForConditionalGeneration"])
     with pytest.raises(CheckpointError):
