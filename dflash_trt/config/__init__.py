@@ -2,7 +2,10 @@
 
 from dflash_trt.config.build import CHAIN, RECOMPUTE_TAIL, BuildConfig, Speculation
 from dflash_trt.config.engines import (
+    BLOCKS,
+    DRAFTERLESS,
     Capability,
+    Method,
     OnnxRuntime,
     Quantize,
     TensorRT,
@@ -10,5 +13,4 @@ from dflash_trt.config.engines import (
     Version,
 )
 from dflash_trt.config.load import json_schema, load_config, variants, with_ranks
-from dflash_trt.config.methods import BLOCKS, DRAFTERLESS, Method
 from dflash_trt.config.source import DrafterSource, Source, TargetSource

@@ -5,10 +5,16 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM, taking
-from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
-from dflash_trt.config.section import Count, Section
-from dflash_trt.config.source import DrafterSource, TargetSource
+from dflash_trt.config.engines import (
+    DRAFTERLESS,
+    Method,
+    OnnxRuntime,
+    TensorRT,
+    TensorRTLLM,
+    methods_of,
+    taking,
+)
+from dflash_trt.config.source import Count, DrafterSource, Section, TargetSource
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
@@ -37,8 +43,8 @@ class Speculation(Section):
     policy: Literal["adaptive", "fixed"] = Field(
         default="adaptive",
         description="adaptive: verify in each round what pays most by measured costs, which may be "
-        "nothing (tensorrt_llm: fewer draft tokens in large batches, as `plan` computes); fixed: "
-        "always verify draft_tokens of the drafter. Default when draft_tokens is given: fixed",
+        "nothing; fixed: always verify draft_tokens of the drafter, as tensorrt_llm does. Default "
+        "when draft_tokens is given: fixed",
     )
     draft_tokens: Count | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""What runs the two models: a section for each engine kind, chosen by `kind`."""
+"""What runs the two models: a section for each engine kind, chosen by `kind`, and its methods."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -6,10 +6,13 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.section import Count, Section
-from dflash_trt.config.source import DrafterSource
+from dflash_trt.config.source import Count, DrafterSource, Section
 from dflash_trt.errors import ConfigError
 from dflash_trt.roofline import Machine, machine
+
+Method = Literal["dflash", "lilicorr", "eagle3", "draft_model", "ngram", "none"]
+DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
+BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
 
 Version = Literal["1.4.0rc1"]  # the one release of TensorRT-LLM whose arguments are known
 
@@ -232,3 +235,12 @@ def taking(engine: Kind, *drafters: DrafterSource | None) -> Kind:
         message = "drafter.quantize is for engine.kind onnxruntime on the CPU; leave it out"
         raise PydanticCustomError("drafter", message)
     return engine
+
+
+def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ...]:
+    """What an engine kind can decode by."""
+    if isinstance(engine, TensorRTLLM):
+        return ("dflash", "eagle3", *DRAFTERLESS)
+    if isinstance(engine, OnnxRuntime):
+        return (*BLOCKS, "draft_model", *DRAFTERLESS)
+    return ("dflash", "none")

@@ -156,7 +156,7 @@ print(args.pop("model"), args)
 
 
 def test_a_target_on_the_hub_is_given_as_a_folder(original: Path, tmp_path: Path) -> None:
-    """Fetched without gpt-oss's further copies of its weights, and found again without a network."""
+    """Without gpt-oss's further copies of its weights, and found again without a network."""
     target = Path(shutil.copytree(original / "target", tmp_path / "target"))
     (target / "original").mkdir()
     (target / "original" / "model.safetensors").write_bytes(b"x" * 100)

@@ -205,14 +205,13 @@ serving:
 """
 
 
-def test_fields_are_compared_though_others_are_wrong(tmp_path: Path) -> None:
-    """Of a section, and of two; nothing is said that only follows from another mistake."""
-    with pytest.raises(ConfigError, match=r"has 9 mistakes") as caught:
+def test_mistakes_of_several_sections_are_told_with_their_lines(tmp_path: Path) -> None:
+    """Fields are compared with others only where they are right; nothing follows from a mistake."""
+    with pytest.raises(ConfigError, match=r"has 7 mistakes") as caught:
         load_config(write(tmp_path, MISTAKES))
     found = [line.split(":")[1] for line in str(caught.value).splitlines()[1:]]
-    assert found == ["1", "3", "4", "7", "8", "9", "10", "12", "14"]
-    for said in ("lookup has no effect", "slots has no effect", "no machine is called 'dgx-1'"):
-        assert said in str(caught.value)
+    assert found == ["1", "3", "4", "7", "8", "10", "14"]
+    assert "no machine is called 'dgx-1'" in str(caught.value)
     wrong = LLM + "  gpu: 2\nserving: {prefix_cache: recompute_tail}\n"
     with pytest.raises(ConfigError, match=r"^\S+:6: unknown field 'engine.gpu'\. [^\n]+$"):
         load_config(write(tmp_path, wrong))
