@@ -16,6 +16,7 @@ would. A table is written anew after each number of streams.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -29,8 +30,8 @@ from dflash_trt.bench import Cell, Plan, Table, full_rates, load_task, measure_e
 from dflash_trt.build.run import build
 from dflash_trt.cli.output import reporting
 from dflash_trt.decoding import check_lossless, in_process
-from dflash_trt.decoding.speculation import keep_profile, this_machine
 from dflash_trt.decoding.speculation import measure as measure_costs
+from dflash_trt.decoding.speculation import this_machine
 from dflash_trt.engines.load import load_engine
 from dflash_trt.engines.onnxruntime import use_one_pool
 from dflash_trt.machine import versions
@@ -100,7 +101,8 @@ def keep_costs_of(engines: Path, slots: int) -> None:
     target, drafter = (load_engine(engines / role) for role in ("target", "drafter"))
     rounds, info = in_process(target, drafter), target.info
     costs = measure_costs(rounds, drafter.info.block_size, slots, info.max_seq_len)
-    keep_profile(engines, this_machine(engines, "in_process", THREADS), costs)
+    kept = {this_machine(engines, "in_process", THREADS): costs.as_json()}
+    (engines / "costs.json").write_text(json.dumps(kept))
 
 
 def distinct(text: Sequence[int], length: int = 8) -> float:

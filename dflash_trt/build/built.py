@@ -19,13 +19,13 @@ def inspect_built(directory: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(directory)
     kept = kept_profiles(directory / "engines")
-    here = this_machine(directory / "engines") if kept else ""
+    here = this_machine(directory / "engines", "").partition("; ")[0] if kept else ""
     return {
         "directory": str(directory),
         "name": manifest["name"],
         "engine_kind": manifest["config"]["engine"]["kind"],
         "costs": [
-            {"machine": name, "here": name.startswith(f"{here};"), **profile.as_json()}
+            {"machine": name, "here": name.startswith(f"{here}; "), **profile.as_json()}
             for name, profile in kept.items()
         ],
     }

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from dflash_trt.checkpoints import (
     INDEX,
@@ -36,14 +35,6 @@ Model = ModelSummary[Target] | ModelSummary[Drafter]
 PAGED = (100, 103)  # compute capabilities with the drafter's paged attention
 CONTEXT = 4096  # tokens of a sequence that `plan` computes for, its prompt included
 TAIL = 2048  # tokens; the window of z-lab's drafters that have one
-
-
-class Heads(NamedTuple):
-    """The heads of a model's attention."""
-
-    query: int
-    kv: int
-    dim: int
 
 
 @dataclass(frozen=True)
@@ -199,30 +190,25 @@ def layout_of(args: Values) -> Layout:
     )
 
 
-def heads(model: Model) -> Heads:
-    """NotKnown where config.json does not say enough. Where layers differ, the first's."""
-    query = model.number("num_attention_heads")
-    if model.model is not None:
-        first = model.model.spec.layers[0]
-        return Heads(query, first.num_key_value_heads, first.head_dim)
-    kv = known(model, "num_key_value_heads") or query
-    dim = known(model, "head_dim") or model.number("hidden_size") // max(query, 1)
-    if min(query, kv, dim) < 1:
-        raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads of {dim}")
-    return Heads(query, kv, dim)
-
-
 def undivided(context: Context, ranks: int) -> list[str]:
-    """What cannot be divided over so many ranks; KV heads may be repeated instead."""
+    """What cannot be divided over so many ranks; KV heads may be repeated instead.
+
+    NotKnown where a config.json does not say enough. Where layers differ, the first counts.
+    """
     found = []
     for model in (context.target, context.drafter):
         if model.absent:
             continue
-        own = heads(model)
-        if own.query % ranks:
-            found.append(f"the {model.role}'s {own.query} heads")
-        if own.kv % ranks and ranks % own.kv:
-            found.append(f"the {model.role}'s {own.kv} KV heads")
+        query = model.number("num_attention_heads")
+        kv = known(model, "num_key_value_heads") or query
+        if model.model is not None:
+            kv = model.model.spec.layers[0].num_key_value_heads
+        if min(query, kv) < 1:
+            raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads")
+        if query % ranks:
+            found.append(f"the {model.role}'s {query} heads")
+        if kv % ranks and ranks % kv:
+            found.append(f"the {model.role}'s {kv} KV heads")
     linear = known(context.target, "linear_num_key_heads")  # of hybrids
     if linear and linear % ranks:
         found.append(f"the target's {linear} heads of linear attention")

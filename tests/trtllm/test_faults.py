@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
-from urllib.parse import urlparse
 
 import pytest
 
 from dflash_trt.tensorrt_llm import LlmArgs
 from dflash_trt.tensorrt_llm import faults as module
-from dflash_trt.tensorrt_llm.faults import FAULTS, look_up
+from dflash_trt.tensorrt_llm.faults import look_up
 
 PAGED = {"speculative_config": {"decoding_type": "DFlash", "attention_backend": "TRTLLM"}}
 # arguments, compute capability and target that the fault touches, and a neighbour that it does not
@@ -32,14 +32,14 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_installed", {"flashinfer-python": "0.6.7"}.get)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.link.rpartition("/")[2])
-def test_a_fault_touches_what_it_says(fault: module.Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    touched, beside = TOUCHED[fault.link.rpartition("/")[2]]
+@pytest.mark.parametrize("link", TOUCHED)
+def test_a_fault_touches_what_it_says(link: str) -> None:
+    touched, beside = TOUCHED[link]
     args, sm, target = touched
     found = look_up(LlmArgs(args), [sm], target)
     assert not found.ok
-    assert fault.link in found.what
-    assert fault.fix in found.fix
+    assert re.search(rf"\(https://github\.com/\S+/{re.escape(link)}, .*2026", found.what)
+    assert found.fix
     args, sm, target = beside
     assert look_up(LlmArgs(args), [sm], target).ok
 
@@ -47,12 +47,3 @@ def test_a_fault_touches_what_it_says(fault: module.Fault, monkeypatch: pytest.M
 def test_another_package_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_installed", lambda name: "0.6.8")
     assert look_up(LlmArgs(PAGED), [103], "GptOss").ok
-
-
-def test_rows_say_where_they_are_from() -> None:
-    for fault in FAULTS:
-        link = urlparse(fault.link)
-        assert (link.scheme, link.netloc) == ("https", "github.com")
-        assert "202" in fault.seen
-        assert not fault.fault.endswith(".")
-        assert not fault.fix.endswith(".")

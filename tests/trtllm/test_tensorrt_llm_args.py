@@ -335,7 +335,7 @@ def test_a_drafter_with_odd_numbers(deploy: Deploy, changes: Fields, problem: st
         chosen(deploy, Setup(drafter=changes))
 
 
-@pytest.mark.parametrize("field", ["num_attention_heads", "num_key_value_heads", "head_dim"])
+@pytest.mark.parametrize("field", ["num_attention_heads", "num_key_value_heads"])
 def test_heads_that_cannot_be(deploy: Deploy, field: str) -> None:
     found = checked(deploy, Setup(drafter={field: -4}))
     assert found["heads-divide"].result == "not checked"

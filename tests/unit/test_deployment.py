@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cpu": {"kind": "onnxruntime"},
     "plans": {"kind": "tensorrt", "library": "tensorrt_rtx", "tensor_parallel_size": 2},
     "dgx-b300": {"hardware": "dgx-b300", "checkpoints": "hub"},
-    "one-gpu": {"hardware": "hgx-h200", "gpus": 1, "version": "1.3.0rc27"},
+    "one-gpu": {"hardware": "hgx-h200", "gpus": 1},
     "two-nodes": {"hardware": "gb300-nvl72-slice", "checkpoints": "hub"},
 }
 SEVERAL = "two-nodes"

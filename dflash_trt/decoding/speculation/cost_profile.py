@@ -194,13 +194,10 @@ def profile_of(
     engines: holds `target/` and `drafter/`; mode: how `run_round` runs, "in_process" or "ensemble";
     threads: of an engine call, where they are not those of `engine.json`.
     """
-    info, kept = read_infos(engines)[0], kept_profiles(engines)
-    threads = info.cpu_threads if threads is None else threads
-    made_of = sha256([each / ENGINE_FILE for each in roles(engines)])
-    here = f"{this_machine(engines)}; {mode}, {threads} threads, engines {made_of}"
+    here, kept = this_machine(engines, mode, threads), kept_profiles(engines)
     if here in kept:
         return kept[here]
-    target = read_info(engines / "target", info.kind)
+    target = read_info(engines / "target", engine_kind(engines / "target"))
     log.info("measuring what rounds cost on this machine")
     kept[here] = measure(run_round, target.block_size, target.slots, target.max_seq_len)
     entries = {each: profile.as_json() for each, profile in [*kept.items()][-KEPT:]}
@@ -215,18 +212,20 @@ def profile_of(
     return kept[here]
 
 
-def this_machine(engines: Path) -> str:
-    """Name what decides the time of a round beside the engines."""
+def this_machine(engines: Path, mode: str, threads: int | None = None) -> str:
+    """Name what decides the time of a round: hardware and library; mode, threads and engines."""
     kind, info = engine_kind(engines / "target"), read_infos(engines)[0]
-    if info.plan is None:
-        return f"{cpu_model()}, {usable_cores()} cores, {kind} {versions().get(kind, '')}"
-    # here, because CPUs need none of it
-    from dflash_trt.tensorrt_llm import gpus  # noqa: PLC0415
+    library, gpu = f"{kind} {versions().get(kind, '')}", ""
+    if info.plan is not None:
+        # here, because CPUs need none of it
+        from dflash_trt.tensorrt_llm import gpus  # noqa: PLC0415
 
-    names = ", ".join(each.name for each in gpus()[: info.ranks])
-    return (
-        f"{cpu_model()}, {usable_cores()} cores, {names}, {info.plan.library} {info.plan.version}"
-    )
+        library = f"{info.plan.library} {info.plan.version}"
+        gpu = ", ".join(["", *(each.name for each in gpus()[: info.ranks])])
+    threads = info.cpu_threads if threads is None else threads
+    made_of = sha256([each / ENGINE_FILE for each in roles(engines)])
+    hardware = f"{cpu_model()}, {usable_cores()} cores{gpu}, {library}"
+    return f"{hardware}; {mode}, {threads} threads, engines {made_of}"
 
 
 def kept_profiles(engines: Path) -> dict[str, CostProfile]:
