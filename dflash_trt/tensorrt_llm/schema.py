@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import yaml
+
+from dflash_trt.config import Version
 
 # of `speculative_config`, by method
 DECODING_TYPES: dict[str, str] = {"dflash": "DFlash", "eagle3": "Eagle3", "ngram": "NGram"}
@@ -73,6 +75,7 @@ class Section(dict[str, Any]):
 class LlmArgs:
     """Arguments of `LLM(...)`; each is an attribute, upstream's default where it is not set."""
 
+    version: ClassVar[str] = get_args(Version)[0]  # the release that they are for
     given: dict[str, Any]  # what is set
 
     def __getattr__(self, name: str) -> Any:

@@ -50,7 +50,7 @@ def written(config: BuildConfig, engine: str) -> str:
 def with_method(directory: Path, method: Method) -> BuildConfig:
     """EAGLE-3's head is whatever it is: export reads no more of it than it names it by. The target
     is its own draft model."""
-    drafters = {"eagle3": "head", "draft_model": "target"}
+    drafters = {"eagle3": "head"}
     drafter = {"drafter": {"path": directory / drafters[method]}} if method in drafters else {}
     return config_of(
         directory,
@@ -60,7 +60,7 @@ def with_method(directory: Path, method: Method) -> BuildConfig:
     )
 
 
-@pytest.mark.parametrize("method", ["dflash", "eagle3", "draft_model", "ngram", "none"])
+@pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
 @pytest.mark.parametrize("engine", SCRIPTS)
 def test_options_are_published_ones(pair: Path, engine: str, method: Method) -> None:
     config = made(pair) if method == "dflash" else with_method(pair, method)
@@ -81,14 +81,13 @@ def test_each_method_is_that_of_the_engine(pair: Path) -> None:
     """Three drafts, as a build has; without a method no word of drafts."""
     drafts, lines = "--speculative-config", {}
     for method in get_args(Method):
-        if method not in ("dflash", "lilicorr"):
+        if method not in ("dflash", "lilicorr", "draft_model"):
             config = with_method(pair, method)
             lines[method] = [commands(written(config, engine))[0] for engine in ("vllm", "sglang")]
     vllm = {method: json.loads(option(x, drafts) or "null") for method, (x, _) in lines.items()}
-    head, small = str(pair / "head"), str(pair / "target")
+    head = str(pair / "head")
     assert vllm == {
         "eagle3": {"method": "eagle3", "num_speculative_tokens": 3, "model": head},
-        "draft_model": {"method": "draft_model", "num_speculative_tokens": 3, "model": small},
         "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4},
         "none": None,
     }
@@ -101,13 +100,12 @@ def test_each_method_is_that_of_the_engine(pair: Path) -> None:
     }
     assert sglang == {
         "eagle3": ["EAGLE3", "3", "4", head],
-        "draft_model": ["STANDALONE", "3", "4", small],
         "ngram": ["NGRAM", None, "4", None],
         "none": [None] * 4,
     }
 
 
-@pytest.mark.parametrize("method", ["draft_model", "ngram", "none"])
+@pytest.mark.parametrize("method", ["ngram", "none"])
 def test_transformers_decodes_without_a_drafter(pair: Path, method: Method) -> None:
     """What the script calls is there, with the arguments that it gives."""
     script = written(with_method(pair, method), "transformers")
@@ -115,7 +113,7 @@ def test_transformers_decodes_without_a_drafter(pair: Path, method: Method) -> N
     compile(code, "script", "exec")
     lookup = "prompt_lookup_num_tokens=3, max_matching_ngram_size=4"
     assert (lookup in code) == (method == "ngram")
-    assert ("assistant_model=assistant" in code) == (method == "draft_model")
+    assert "assistant_model" not in code
     known = {"prompt_lookup_num_tokens", "max_matching_ngram_size", "num_assistant_tokens"}
     assert known | {"num_assistant_tokens_schedule"} <= vars(GenerationConfig()).keys()
 
@@ -224,7 +222,7 @@ def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("engine", SCRIPTS)
-@pytest.mark.parametrize("method", ["dflash", "eagle3", "draft_model", "ngram", "none"])
+@pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
 def test_the_shell_has_nothing_against_it(
     pair: Path, tmp_path: Path, engine: str, method: Method
 ) -> None:
