@@ -5,12 +5,12 @@ a warning is slow, or worse than it could be; a note is what a user of the serve
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
 from dflash_trt.checkpoints.checks import Check, Finding, Found, check, checks_for, checks_of, run
 from dflash_trt.config import BLOCKS, BuildConfig, Method
-from dflash_trt.roofline import Machine
+from dflash_trt.roofline import Machine, section
 from dflash_trt.tensorrt_llm import memory_checks
 from dflash_trt.tensorrt_llm.context import Context, undivided
 from dflash_trt.tensorrt_llm.faults import look_up
@@ -120,33 +120,21 @@ def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
 
 
 @check("error", *BLOCKS)
-def taps_as_stated(context: Context, args: LlmArgs) -> Found:
-    """Other layers than in training give features that the drafter has never seen."""
-    taps, given = list(context.drafter.taps), args.speculative_config.target_layer_ids
-    return Found(
-        _kept(context, "target_layer_ids", taps, given),
-        f"target_layer_ids is {_list(given)}, the drafter's taps are {_list(taps)}"
-        + ("; upstream looks for them in dflash_config only" if given is None else ""),
-        f"Leave out {OWN}.target_layer_ids: the checkpoint's are written",
-    )
-
-
-@check("error", *BLOCKS)
-def mask_as_stated(context: Context, args: LlmArgs) -> Found:
-    """Without the id in `dflash_config` upstream silently takes vocab_size."""
-    mask, given = context.drafter.number("mask_token_id"), args.speculative_config.mask_token_id
-    return Found(
-        _kept(context, "mask_token_id", mask, given),
-        f"mask_token_id is {given}, the drafter's is {mask}",
-        f"Leave out {OWN}.mask_token_id: the checkpoint's is written",
-    )
-
-
-def _kept(context: Context, name: str, stated: object, given: object) -> bool:
-    """What is given is what the checkpoint states; null is, where upstream finds that."""
-    inside = context.drafter.values.get("dflash_config")
-    found = isinstance(inside, dict) and inside.get(name) == stated
-    return given == stated or (given is None and found)
+def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
+    """Other layers than in training scramble features; another mask is none. Upstream looks in
+    `dflash_config` alone, and goes on without: the mask is then the vocabulary's size."""
+    drafter, own = context.drafter, args.speculative_config
+    inside = section(drafter.values, "dflash_config")
+    stated = {
+        "target_layer_ids": list(drafter.taps),
+        "mask_token_id": drafter.number("mask_token_id"),
+    }
+    for name, value in stated.items():
+        given = own[name]
+        if given != value and not (given is None and inside.get(name) == value):
+            what = f"{name} is {given}, the drafter's is {value}"
+            return Found(False, what, f"Leave out {OWN}.{name}: the checkpoint's is written")
+    return Found(True, "target_layer_ids and mask_token_id are the drafter's")
 
 
 @check("error", *BLOCKS, "eagle3")
@@ -305,7 +293,3 @@ def target_as_checked(context: Context, args: LlmArgs) -> Found:
         f"model is {args.model}" + (f" at {args.revision}" if args.revision else ""),
         "Set the config's target, and leave engine.args.model and revision out",
     )
-
-
-def _list(taps: Sequence[int] | None) -> str:
-    return ", ".join(map(str, taps)) if taps else "not given"

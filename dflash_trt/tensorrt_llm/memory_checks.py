@@ -119,26 +119,22 @@ def long_prompts(context: Context, args: LlmArgs) -> Found:
 
 
 @check("error")
-def target_positions(context: Context, args: LlmArgs) -> Found:
-    """The target knows no positions after these."""
-    most, asked = context.target.number("max_position_embeddings"), args.max_seq_len or 0
+def positions(context: Context, args: LlmArgs) -> Found:
+    """Neither model knows positions after its own; a sequence drafts nothing after the drafter's,
+    and upstream only logs it."""
+    asked, most = args.max_seq_len or 0, context.target.number("max_position_embeddings")
     what = f"max_seq_len is {asked}, the target knows {most} positions"
-    return Found(asked <= most, what, f"Set max_seq_len to at most {most}")
-
-
-@check("warning", *BLOCKS)
-def drafter_positions(context: Context, args: LlmArgs) -> Found:
-    """After the drafter's positions a sequence drafts nothing, and upstream only logs it."""
-    most, asked = context.drafter.number("max_position_embeddings"), args.max_seq_len or 0
-    what = f"max_seq_len is {asked}, the drafter knows {most} positions"
+    if asked > most:
+        return Found(False, what, f"Set max_seq_len to at most {most}")
+    if not context.in_blocks:
+        return Found(True, what)
+    most = context.drafter.number("max_position_embeddings")
     fix = f"Set max_seq_len to at most {most}, or use a drafter trained on longer texts"
-    return Found(asked <= most, what, fix)
+    return Found(asked <= most, f"{what}, the drafter {most}", fix, "warning")
 
 
-# --- prefix reuse ---------------------------------------------------------------------------------
-# Upstream's tests of `context_recompute_tail` (tests/unittest/_torch, TestSpecRecomputeClaimLimit,
-# TestV1RewindReusedContext, TestV1WindowedLayerGate) say what each KV cache manager does with it.
-
+# Upstream's tests of it (tests/unittest/_torch, TestSpecRecomputeClaimLimit,
+# TestV1RewindReusedContext, TestV1WindowedLayerGate) say what each KV cache manager does with it
 TAIL = "speculative_config.context_recompute_tail"
 
 

@@ -144,6 +144,21 @@ def test_each_check_fires_on_its_fault_and_not_beside_it(deploy: Deploy, check: 
     assert checked(deploy, good)[check].result == "passed"
 
 
+def test_what_only_some_of_a_check_minds(deploy: Deploy) -> None:
+    stated = {"mask_token_id": 200000, "dflash_config": {"target_layer_ids": [1, 9, 17, 25, 33]}}
+    setup = Setup(args=spec(mask_token_id=None), drafter=stated)
+    found = checked(deploy, setup)["taps-and-mask-as-stated"]
+    assert (found.result, "mask_token_id is None" in found.found) == ("error", True)
+    assert (
+        checked(deploy, Setup(args=spec(mask_token_id=None)))["taps-and-mask-as-stated"].result
+        == "passed"
+    )
+    short = {"max_position_embeddings": 32768}
+    found = checked(deploy, Setup(args={"max_seq_len": 65536}, drafter=short))["positions"]
+    assert (found.result, "the drafter 32768" in found.found) == ("warning", True)
+    assert checked(deploy, Setup(drafter=short))["positions"].result == "passed"
+
+
 def test_a_schedule_with_none_covers_no_more_than_one_that_ends(deploy: Deploy) -> None:
     found = checked(deploy, Setup(args=spec(draft_len_schedule={32: 9, 64: 0})))
     assert found["schedule-covers-batch"].found.startswith("speculation ends above a batch of 32")
