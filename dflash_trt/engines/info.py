@@ -11,7 +11,7 @@ from dflash_trt.files import EXACT, Size, read_as
 from dflash_trt.machine import usable_cores
 
 ENGINE_FILE = "engine.json"
-COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `decoding.kept_costs`
+COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `cost_profile.py`
 CORES = "DFLASH_TRT_CORES"  # how many a server takes, in the environment of its processes
 HELD = 256
 """Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the

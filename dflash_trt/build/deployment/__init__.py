@@ -123,7 +123,7 @@ def _graphs(
 def _requirements(plans: str, ranks: int) -> list[str]:
     """Of this package's dependencies what a server imports; plans: the library that runs them."""
     extra = {"tensorrt_rtx": "rtx"}.get(plans, plans)
-    builds = {"onnx-ir"} | ({"onnx"} if ranks == 1 else set())  # graphs are cut for ranks
+    builds = {"jsonschema", "onnx-ir"} | ({"onnx"} if ranks == 1 else set())  # cut for ranks
     found = []
     for each in metadata.requires("dflash-trt") or ():
         requirement, _, marker = each.partition("; ")
