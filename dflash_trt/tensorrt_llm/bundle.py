@@ -15,7 +15,7 @@ from typing import Any
 from dflash_trt.checkpoints import ModelSummary, Pair, Report, open_files, small_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.files import copy_file
-from dflash_trt.roofline import lowest_believed, machine, published_acceptance
+from dflash_trt.roofline import lowest_believed, machine
 from dflash_trt.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
 from dflash_trt.tensorrt_llm.llm_args import env_vars
 from dflash_trt.tensorrt_llm.schema import LlmArgs
@@ -61,7 +61,6 @@ def write_bundle(
 
     ranks = args.tensor_parallel_size
     gpus = min(ranks, made_for.gpus)
-    known = published_acceptance(drafter_name(config), args.drafts or None)
     lowest, lowest_by = lowest_believed(drafter_name(config), args.drafts, "TensorRT-LLM")
     info = BundleInfo(
         kind=KIND,
@@ -73,10 +72,7 @@ def write_bundle(
         gpus=gpus,
         nodes=-(-ranks // gpus),
         architecture=pair.target.architecture,
-        target={"id": args.model, "revision": str(args.revision)} if by_id else {},
         environment=environment,
-        published=known.tau if known else {},
-        published_by=f"{known.source}, {known.hardware}" if known else "",
         lowest=lowest,
         lowest_by=lowest_by,
     )

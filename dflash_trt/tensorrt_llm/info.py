@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,11 +31,7 @@ class BundleInfo:
     gpus: Size  # of each node, that one instance takes
     nodes: Size
     architecture: str = ""  # of the target
-    target: Mapping[str, str]  # on the Hub: id and revision; empty where it lies in the bundle
     environment: dict[str, str]
-    # acceptance lengths by data set, for as many draft tokens as the bundle has
-    published: Mapping[str, float] = field(default_factory=dict)
-    published_by: str = ""
     lowest: float = 0.0  # acceptance length that is believed at least; 0: nothing is published
     lowest_by: str = ""
 
