@@ -79,6 +79,8 @@ class LlmArgs:
     given: dict[str, Any]  # what is set
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "given":  # a copy that is being made
+            raise AttributeError(name)
         return getattr(self.complete, name)
 
     @cached_property
