@@ -2,4 +2,3 @@
 
 CHANGES = ("model-repository", "shared-memory", "trace", "logging")  # APIs that always need a key
 INTERNAL = ("draft_verify", "verify", "draft")  # models that only the front asks
-LLMAPI = "tensorrt_llm"  # TensorRT-LLM's own model

@@ -1,6 +1,5 @@
 """What `dflash-trt inspect` says of a build: the measured costs of rounds in `costs.json`."""
 
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,13 @@ def inspect_built(directory: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(directory)
     kept = kept_profiles(directory / "engines")
-    here = this_machine(directory / "engines", mode="", threads=0) if kept else None
+    here = this_machine(directory / "engines", "").partition("; ")[0] if kept else ""
     return {
         "directory": str(directory),
         "name": manifest["name"],
         "engine_kind": manifest["config"]["engine"]["kind"],
         "costs": [
-            {
-                "machine": asdict(machine),
-                "here": replace(machine, mode="", threads=0) == here,
-                **profile.as_json(),
-            }
-            for machine, profile in kept
+            {"machine": name, "here": name.startswith(f"{here}; "), **profile.as_json()}
+            for name, profile in kept.items()
         ],
     }

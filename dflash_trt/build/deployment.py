@@ -69,7 +69,6 @@ def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
 def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, Any]:
     made_for = machine(engine.hardware)
     per_node = min(ranks, made_for.gpus)
-    upstream = config.serving.style == "llmapi"  # TensorRT-LLM's own Triton model
     return {
         "llm": True,
         "image_tag": engine.version,
@@ -82,8 +81,6 @@ def _bundle(config: BuildConfig, engine: TensorRTLLM, ranks: int) -> dict[str, A
         "nodes": -(-ranks // per_node),
         "capabilities": [divmod(made_for.gpu.sm, 10)],
         "closed": ",".join(CHANGES),
-        "model": "tensorrt_llm" if upstream else "dflash",
-        "max_tokens": "sampling_param_max_tokens" if upstream else "max_tokens",
     }
 
 
@@ -114,7 +111,7 @@ def _graphs(
 def _requirements(plans: str, ranks: int) -> list[str]:
     """Of this package's dependencies what a server imports; plans: the library that runs them."""
     extra = {"tensorrt_rtx": "rtx"}.get(plans, plans)
-    builds = {"onnx-ir"} | ({"onnx"} if ranks == 1 else set())  # graphs are cut for ranks
+    builds = {"jsonschema", "onnx-ir"} | ({"onnx"} if ranks == 1 else set())  # cut for ranks
     found = []
     for each in metadata.requires("dflash-trt") or ():
         requirement, _, marker = each.partition("; ")

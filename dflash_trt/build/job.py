@@ -11,7 +11,6 @@ from dflash_trt.config import BuildConfig
 from dflash_trt.digests import Entry
 
 if TYPE_CHECKING:
-    from dflash_trt.build.precision import Precisions
     from dflash_trt.build.quantization import Cost
     from dflash_trt.engines.accuracy import Accuracy
 
@@ -30,7 +29,6 @@ class Written:
     digests: Mapping[Path, Entry] = field(default_factory=dict)  # made as files were written
     accuracy: "Accuracy | None" = None  # of quantised weights
     cost: "Cost | None" = None  # of a quantised target
-    precisions: "Precisions | None" = None  # of `quantize: auto`
     warnings: list[Finding] = field(default_factory=list)  # of what was written
 
 

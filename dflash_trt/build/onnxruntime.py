@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.job import Input, Job, Written
-from dflash_trt.build.precision import BITS, Precisions, choose_precision
 from dflash_trt.build.repository import write_repository
 from dflash_trt.chat import try_chat_template
 from dflash_trt.checkpoints import (
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from dflash_trt.engines.accuracy import Accuracy
 
 DEFAULT_MAX_SEQ_LEN = 4096
+BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
 
 
 def prepare(
@@ -140,23 +140,11 @@ def _write(
 
     engine, serving, storage = config.engine, config.serving, Storage()
     threads: int | None = 1
-    precisions: Precisions | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     assert isinstance(engine, OnnxRuntime | TensorRT)
     if isinstance(engine, OnnxRuntime):
         threads, device = engine.threads, engine.device
-        bits = BITS.get(engine.quantize or "none")
-        if engine.quantize == "auto":
-            precisions = choose_precision(
-                target,
-                drafter if isinstance(drafter, Drafter) else None,
-                _precision(config).get("quantize"),
-                engine.max_accuracy_loss,
-                directory / "measured",
-                report,
-            )
-            bits = precisions.bits
-        storage = Storage(engine.weights == "link", bits)
+        storage = Storage(engine.weights == "link", BITS.get(engine.quantize or "none"))
     else:
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
@@ -195,7 +183,7 @@ def _write(
 
         cost = measure_drafter(target, drafter, engines, directory / "measured", report)
     accuracy = storage.bits and _accuracy(engines, target, spec, common, report)
-    return Written(digests, accuracy or None, cost, precisions)
+    return Written(digests, accuracy or None, cost)
 
 
 def _accuracy(

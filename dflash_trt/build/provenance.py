@@ -22,7 +22,7 @@ from dflash_trt.checkpoints import Report
 from dflash_trt.digests import Entry, entry, sha256
 
 # of a manifest: what came out; the rest is what went in
-MADE = {"files", "quantization", "precisions"}
+MADE = {"files", "quantization"}
 # of the config: said by what they hold
 LEFT_OUT: dict[str, Any] = dict.fromkeys(("name", "target", "drafter", "drafters"), True) | {
     "engine": {"quantize": {"calibration": {"prompts": True}}}
@@ -74,8 +74,7 @@ def write_manifest(
         if file.is_symlink()
     }
     cost = {"quantization": asdict(written.cost)} if written.cost else {}
-    precisions = {"precisions": asdict(written.precisions)} if written.precisions else {}
-    manifest = {**inputs, **cost, **precisions, "files": files}
+    manifest = {**inputs, **cost, "files": files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
@@ -14,14 +13,12 @@ from dflash_trt.build.settings import Settings
 from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
-from dflash_trt.tensorrt_llm import KIND, read_llm_args
-from dflash_trt.triton import INTERNAL, LLMAPI
+from dflash_trt.tensorrt_llm import KIND
+from dflash_trt.triton import INTERNAL
 
 TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")
 MODELS = (*PUBLIC, *INTERNAL)
-# as TensorRT-LLM's triton_backend/all_models/llmapi/tensorrt_llm/1/model.py reads it
-LLMAPI_TRITON = {"max_batch_size": 0, "decoupled": True, "cancellation_check_period_ms": 100}
 
 
 def write_repository(
@@ -62,16 +59,8 @@ def write_repository(
 def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> None:
     """Writes `directory/model_repository` over TensorRT-LLM; its `llm_args.yaml` is there already.
 
-    The public models read it when they start. With `serving.style: llmapi` TensorRT-LLM's own model
-    does, whose `model.py` and `helpers.py` are not ours to hand on: the README beside them says
-    where they are.
+    The public models read it when they start.
     """
-    repository = directory / "model_repository"
-    if config.serving.style == "llmapi":
-        _write_model(repository, LLMAPI, config.name, {})
-        text = _llmapi_yaml(directory)
-        (repository / LLMAPI / "1" / "model.yaml").write_text(text, encoding="utf-8")
-        return
     target = pair.target
     ends = eos_token_ids(target.directory, target.values, target.number("vocab_size"))
     parameters = {
@@ -83,7 +72,8 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
         "max_per_client": str(config.serving.max_per_client or ""),
     }
     for model in PUBLIC:
-        _write_model(repository, model, config.name, parameters if model == "dflash" else {})
+        chosen = parameters if model == "dflash" else {}
+        _write_model(directory / "model_repository", model, config.name, chosen)
 
 
 def templates() -> Path:
@@ -100,18 +90,6 @@ def templates() -> Path:
 def read_config(path: Path) -> Any:
     """A config.pbtxt as the protobuf message `inference.ModelConfig`."""
     return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
-
-
-def _llmapi_yaml(directory: Path) -> str:
-    """The arguments of `LLM(...)`, and what Triton must know; paths start at the build."""
-    args, root = read_llm_args(directory / "engines" / KIND), directory.resolve()
-    drafter = args.get("speculative_config") or {}
-    for values, name in ((args, "model"), (drafter, "speculative_model")):
-        if name in values and Path(values[name]).is_relative_to(
-            root
-        ):  # otherwise it is an id of the Hub
-            values[name] = str(Path(values[name]).relative_to(root))
-    return yaml.safe_dump({**args, "triton_config": LLMAPI_TRITON}, sort_keys=False)
 
 
 def _write_model(repository: Path, model: str, name: str, parameters: Mapping[str, str]) -> None:

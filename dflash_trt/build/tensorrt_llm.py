@@ -15,7 +15,6 @@ from dflash_trt.build.quantization import (
     check_loss,
     measure_cost,
     provenance,
-    write_report,
 )
 from dflash_trt.build.repository import write_llm_repository
 from dflash_trt.chat import try_chat_template
@@ -46,8 +45,8 @@ from dflash_trt.tensorrt_llm import (
     checkpoint_files,
     choose_args,
     drafter_name,
+    judged_arguments,
     quantize_target,
-    refused_arguments,
     write_bundle,
 )
 
@@ -136,9 +135,11 @@ def _known(model: ModelSummary[Any]) -> dict[str, Any]:
 def _ask_tensorrt_llm(engine: Path) -> None:
     """ConfigError if it is installed here and refuses the arguments; elsewhere `doctor` asks."""
     with suppress(NotKnown):
-        if refused := refused_arguments(engine):
+        version, refused = judged_arguments(engine)
+        if refused:
             raise ConfigError(
-                f"TensorRT-LLM's TorchLlmArgs refuses the arguments: {'; '.join(refused)}",
+                f"TorchLlmArgs of TensorRT-LLM {version} refuses the arguments: "
+                f"{'; '.join(refused)}",
                 "Correct engine.args",
             )
 
@@ -159,7 +160,6 @@ def _quantize(
     warnings_of(checks, PairError)  # the warnings are those of the original
     cost = measure_cost(pair, made, texts, directory / "measured", report)
     check_loss(cost, section.quantize)
-    write_report(engine, section.quantize, cost)
     args = choose_args(config, made, hardware)
     warnings = warnings_of(check_args(config, made, hardware, args), ConfigError)
     _write(directory, config=config, pair=made, args=args, report=report)

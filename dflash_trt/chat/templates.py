@@ -1,108 +1,122 @@
-"""A chat template in a process of its own, limited in time and memory.
+"""A chat template in jinja2's sandbox, as `transformers` has it, limited in what it may make.
 
-Templates are programs from a checkpoint, run on what clients send. A process that was ended
-(`template_process.py`) is started again when it is needed; it also ends with its parent.
+Templates are programs from a checkpoint, run on what clients send. Limited are the text, the steps
+of loops over `range`, and the sizes of products, powers and printf formats; jinja2 has no limit on
+time and memory as such.
 """
 
 import json
-import os
-import signal
-import socket
-import struct
-import subprocess
-import threading
-import weakref
-from contextlib import suppress
+import re
+from datetime import datetime
 from typing import Any
 
-from dflash_trt.child import start_module
+from jinja2 import Template as JinjaTemplate
+from jinja2 import TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+
 from dflash_trt.errors import CheckpointError, RequestError
 
-SECONDS = 2  # of processor time, for one text
-MEMORY = 512 << 20  # bytes, beside those of the idle process
-MAX_BYTES = 64 << 20  # of a message to or from the process
-START_TIMEOUT, TIMEOUT = 60.0, 10.0  # seconds of wall time, for busy machines
-VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")  # not the server's keys
-MODULE = "dflash_trt.chat.template_process"
-DONE, REFUSED, TOO_MUCH = b"+", b"-", b"!"  # how an answer begins
+MAX_SIZE = 64 << 20  # characters of a text; items of a product
+MAX_STEPS = 1 << 20  # of all loops over `range` of a text
+MAX_POWER = 1 << 16  # bits of a power
+WIDE = re.compile(r"%[-+ #0]*(\*|\d{5,}|\d*\.(\*|\d{5,}))")  # a printf field of 10,000 or more
 
 
 class LimitError(RequestError):
-    """The template took too much time or memory."""
+    """The template makes too much."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks text for training; it renders as its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """That of `transformers` (`apply_chat_template`), with limits."""
+
+    intercepted_binops = frozenset(["*", "**", "%"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+
+        def raise_exception(message: str) -> None:
+            raise TemplateError(message)
+
+        def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+            return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+        self.filters["tojson"] = to_json  # jinja's own escapes HTML
+        self.globals["raise_exception"] = raise_exception
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Refuse what would be too large before it is made."""
+        if operator == "*":
+            for many, times in ((left, right), (right, left)):
+                if hasattr(many, "__len__") and isinstance(times, int):
+                    _limit(len(many) * times, MAX_SIZE, "items")
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _limit(left.bit_length() * right, MAX_POWER, "bits")
+        elif operator == "%" and isinstance(left, str) and WIDE.search(left):
+            _limit(MAX_SIZE + 1, MAX_SIZE, "characters")
+        return super().call_binop(context, operator, left, right)
 
 
 class Template:
-    """`template(messages=.., **values)` renders; RequestError where it refuses or takes too much.
-
-    One text at a time, whichever thread asks.
-    """
+    """`template(messages=.., **values)` renders; RequestError where it refuses or is limited."""
 
     def __init__(self, source: str) -> None:
-        """CheckpointError when it is not valid."""
-        self._source, self._lock = source.encode(errors="surrogatepass"), threading.Lock()
-        state, text = self._start()
-        if state != DONE:
-            raise CheckpointError(
-                f"the chat template is not valid ({text})", "Download or export the tokenizer again"
-            )
+        """Compile it; CheckpointError when it is not valid."""
+        try:
+            source.encode()  # no lone surrogates
+            self._template: JinjaTemplate = _Environment().from_string(source)
+        except Exception as error:  # RecursionError and MemoryError too
+            problem = f"the chat template is not valid ({error})"
+            raise CheckpointError(problem, "Download or export the tokenizer again") from None
 
     def __call__(self, **values: Any) -> str:
-        data = json.dumps(values).encode()
-        with self._lock:
-            state, text = (DONE, "") if self._end.alive else self._start()
-            if state == DONE:
-                state, text = self._ask(data, TIMEOUT)
-        if state == DONE:
-            return text
-        raise (LimitError if state == TOO_MUCH else RequestError)(
-            f"the chat template refuses the messages: {text}",
-            "Send roles and fields that the model's chat template knows",
-        )
+        steps, size, parts = 0, 0, list[str]()
 
-    def _start(self) -> tuple[bytes, str]:
-        self._link, theirs = socket.socketpair()
-        fd, known = theirs.fileno(), {k: v for k, v in os.environ.items() if k in VARIABLES}
-        with theirs:
-            process = start_module(MODULE, fd, fds=(fd,), environment=known)
-        self._process, self._end = process, weakref.finalize(self, _end, self._link, process)
-        state, text = self._ask(self._source, START_TIMEOUT)
-        if state != DONE:
-            self._end()
-        return state, text
+        def counted_range(*limits: int) -> range:
+            nonlocal steps
+            made = safe_range(*limits)
+            steps += len(made)
+            _limit(steps, MAX_STEPS, "steps")
+            return made
 
-    def _ask(self, data: bytes, timeout: float) -> tuple[bytes, str]:
-        if len(data) > MAX_BYTES:
-            return TOO_MUCH, f"they have more than {MAX_BYTES >> 20} MiB"
-        self._link.settimeout(timeout)
         try:
-            send(self._link, data)
-            answer = receive(self._link)
-        except OSError:
-            answer = b""
-        if not answer:
-            self._end()
-            late = self._process.returncode in (-signal.SIGPROF, -signal.SIGKILL)
-            why = f"takes more than {SECONDS} s" if late else f"ended ({self._process.returncode})"
-            return TOO_MUCH, f"it {why}"
-        return answer[:1], answer[1:].decode()
+            for part in self._template.generate({**values, "range": counted_range}):
+                size += len(part)
+                _limit(size, MAX_SIZE, "characters")
+                parts.append(part)
+            text = "".join(parts)
+            text.encode()
+            return text
+        except LimitError:
+            raise
+        except Exception as error:  # a template may do anything with what it is given
+            why = f"{error}"[:500].encode(errors="replace").decode()
+            raise _refused(RequestError, why) from None
 
 
-def send(link: socket.socket, data: bytes) -> None:
-    # no SIGPIPE when the other side is gone: Triton's processes might not ignore it
-    link.sendall(struct.pack("!Q", len(data)) + data, socket.MSG_NOSIGNAL)
+def _refused(kind: type[RequestError], why: str) -> RequestError:
+    return kind(
+        f"the chat template refuses the messages: {why}",
+        "Send roles and fields that the model's chat template knows",
+    )
 
 
-def receive(link: socket.socket) -> bytes:
-    """A message, b"" when the other side is gone."""
-    with link.makefile("rb") as stream:
-        header = stream.read(8)
-        size = struct.unpack("!Q", header)[0] if len(header) == 8 else 0
-        return stream.read(size) if size <= MAX_BYTES + 1 else b""
-
-
-def _end(link: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-    link.close()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(0.5)  # it ends by itself, unless it hangs
-    process.kill()
-    process.wait()
+def _limit(size: int, most: int, of: str) -> None:
+    if size > most:
+        raise _refused(LimitError, f"it makes more than {most} {of}")

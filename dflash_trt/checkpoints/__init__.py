@@ -1,7 +1,7 @@
 """The front door: read a target or drafter directory and check that the pair belongs together."""
 
 from dflash_trt.checkpoints.card import ModelCard, card_files, read_card
-from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout, first_generation
+from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout
 from dflash_trt.checkpoints.drafter import (
     Drafter,
     drafter_shapes,

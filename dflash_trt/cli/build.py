@@ -54,8 +54,6 @@ def build(
         f"built {directory} in {result.seconds:.1f} s: {len(files)} files, {size / 1e6:.1f} MB"
         + f", and {linked / 1e6:.1f} MB of the checkpoints by link" * bool(linked)
     )
-    if (found := result.written.precisions) is not None:
-        print("\n".join([f"engine.quantize auto: {found.chosen}", *map(str, found.measured)]))
     if (cost := result.written.accuracy) is not None:
         print(
             f"quantized weights against the unquantized target, {cost.tokens} tokens of fixed "

@@ -59,12 +59,9 @@ def show_built(report: dict[str, Any]) -> None:
     elif not report["costs"]:
         _print([_field("costs", "not measured yet; they are before a server's first round")])
     for costs in report["costs"]:
-        about = costs["machine"]
-        gpu = f", {about['gpu']}" * bool(about["gpu"])
+        machine, _, run = costs["machine"].partition("; ")
         here = " (this machine)" * costs["here"]
-        title = f"costs of rounds on {about['cpu']}, {about['cores']} cores{gpu}{here}"
-        run = f"{about['library']}, {about['threads']} threads, {about['mode']}"
-        _print([[(title, "bold")], _field("run", run)])
+        _print([[(f"costs of rounds on {machine}{here}", "bold")], _field("run", run)])
         console = text_console(20 + 16 * len(costs["widths"]))
         for context, verify, draft in zip(
             costs["contexts"], costs["verify_seconds"], costs["draft_seconds"], strict=True

@@ -1,8 +1,16 @@
 """The build config: the one schema a user writes, as YAML."""
 
 from dflash_trt.config.build import CHAIN, RECOMPUTE_TAIL, BuildConfig, Speculation
-from dflash_trt.config.engines import Capability, OnnxRuntime, TensorRT, TensorRTLLM, Version
+from dflash_trt.config.engines import (
+    BLOCKS,
+    DRAFTERLESS,
+    Capability,
+    Method,
+    OnnxRuntime,
+    Quantize,
+    TensorRT,
+    TensorRTLLM,
+    Version,
+)
 from dflash_trt.config.load import json_schema, load_config, variants, with_ranks
-from dflash_trt.config.methods import BLOCKS, DRAFTERLESS, Method
-from dflash_trt.config.quantization import Quantize
 from dflash_trt.config.source import DrafterSource, Source, TargetSource

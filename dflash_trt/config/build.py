@@ -5,17 +5,23 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.engines import OnnxRuntime, TensorRT, TensorRTLLM, taking
-from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
-from dflash_trt.config.section import Count, Section
-from dflash_trt.config.source import DrafterSource, TargetSource
+from dflash_trt.config.engines import (
+    DRAFTERLESS,
+    Method,
+    OnnxRuntime,
+    TensorRT,
+    TensorRTLLM,
+    methods_of,
+    taking,
+)
+from dflash_trt.config.source import Count, DrafterSource, Section, TargetSource
 
 OF_ROUNDS = {"mode", "slots", "prefill_chunk"}  # how we run rounds ourselves
 RECOMPUTE_TAIL = "recompute_tail"  # of serving.prefix_cache
 # MiB: 3 or more chats of 2,000 tokens of models up to 8B, and less than their weights
 PREFIX_CACHE = 1024
 CHAIN = 3  # drafts of a model that makes them one after the other, as in upstream's examples
-OF_ADAPTIVE = ("lookup", "correction", "tree")  # what an adaptive policy may use
+OF_ADAPTIVE = ("lookup", "tree")  # what an adaptive policy may use
 Engine = Annotated[OnnxRuntime | TensorRT | TensorRTLLM, Field(discriminator="kind")]
 
 
@@ -37,8 +43,8 @@ class Speculation(Section):
     policy: Literal["adaptive", "fixed"] = Field(
         default="adaptive",
         description="adaptive: verify in each round what pays most by measured costs, which may be "
-        "nothing (tensorrt_llm: fewer draft tokens in large batches, as `plan` computes); fixed: "
-        "always verify draft_tokens of the drafter. Default when draft_tokens is given: fixed",
+        "nothing; fixed: always verify draft_tokens of the drafter, as tensorrt_llm does. Default "
+        "when draft_tokens is given: fixed",
     )
     draft_tokens: Count | None = Field(
         default=None,
@@ -47,9 +53,6 @@ class Speculation(Section):
     )
     lookup: bool = Field(
         default=True, description="adaptive: propose what followed the same tokens earlier"
-    )
-    correction: bool = Field(
-        default=True, description="has no effect any more: it brought 0 to 2 %"
     )
     tree: bool = Field(
         default=True, description="adaptive: verify alternatives beside the likeliest draft tokens"
@@ -87,11 +90,6 @@ class Speculation(Section):
 class Serving(Section):
     """How the server answers, and how much it holds at a time."""
 
-    style: Literal["dflash", "llmapi"] = Field(
-        default="dflash",
-        description="dflash: serve this project's public models; llmapi (engine kind tensorrt_llm "
-        "only): serve the layout and tensors of TensorRT-LLM's own Triton model",
-    )
     mode: Literal["ensemble", "in_process"] = Field(
         default="ensemble",
         description="ensemble: run verify and draft as Triton models; in_process: run both engines "
@@ -186,11 +184,11 @@ class BuildConfig(Section):
     @classmethod
     def _what_the_engine_has(cls, speculation: Speculation, info: ValidationInfo) -> Speculation:
         engine = info.data.get("engine")
+        if engine is not None and speculation.method not in methods_of(engine):
+            message = "of engine.kind {kind} the methods are {methods}"
+            known = {"kind": engine.kind, "methods": ", ".join(methods_of(engine))}
+            raise PydanticCustomError("method", message, known)
         if not isinstance(engine, TensorRTLLM):
-            if engine is not None and speculation.method not in methods_of(engine):
-                message = "of engine.kind {kind} the methods are {methods}"
-                known = {"kind": engine.kind, "methods": ", ".join(methods_of(engine))}
-                raise PydanticCustomError("method", message, known)
             return speculation
         asked = [name for name in OF_ADAPTIVE if name in speculation.model_fields_set]
         if idle := [name for name in asked if getattr(speculation, name)]:
@@ -203,8 +201,6 @@ class BuildConfig(Section):
         if "engine" not in info.data:  # it is wrong itself
             return serving
         by_llm = isinstance(info.data["engine"], TensorRTLLM)
-        if serving.style == "llmapi" and not by_llm:
-            raise PydanticCustomError("style", "style llmapi needs engine.kind tensorrt_llm")
         if serving.prefix_cache == RECOMPUTE_TAIL and not by_llm:
             raise PydanticCustomError(
                 "prefix_cache", "prefix_cache recompute_tail needs engine.kind tensorrt_llm"

@@ -1,31 +1,20 @@
-"""What runs the two models: a section for each engine kind, chosen by `kind`."""
+"""What runs the two models: a section for each engine kind, chosen by `kind`, and its methods."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.quantization import Quantize, Share, or_method_alone
-from dflash_trt.config.section import Count, Section
-from dflash_trt.config.source import DrafterSource
+from dflash_trt.config.source import Count, DrafterSource, Section
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning import Machine, machine
 
-# TensorRT-LLM's releases with DFlash and without the TensorRT backend (PyPI), oldest first
-Version = Literal[
-    "1.3.0rc22",
-    "1.3.0rc22.post1",
-    "1.3.0rc23",
-    "1.3.0rc23.post1",
-    "1.3.0rc24",
-    "1.3.0rc25",
-    "1.3.0rc26",
-    "1.3.0rc27",
-    "1.3.0rc28",
-    "1.3.0rc29",
-    "1.4.0rc0",
-    "1.4.0rc1",
-]
+Method = Literal["dflash", "lilicorr", "eagle3", "draft_model", "ngram", "none"]
+DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
+BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
+
+Version = Literal["1.4.0rc1"]  # the one release of TensorRT-LLM whose arguments are known
 
 # TensorRT-RTX 1.7 builds for more, which do not compute in bfloat16
 Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]
@@ -71,15 +60,10 @@ class OnnxRuntime(Sharded):
         description="copy: store the weights in the build; link: read what is possible from the "
         "checkpoint files, which must not change (less disk, slower to load)",
     )
-    quantize: Literal["int8", "int4", "auto"] | None = Field(
+    quantize: Literal["int8", "int4"] | None = Field(
         default=None,
         description="quantizes linear layers to int8 or int4, one scale for 32 weights; `build` "
-        "measures the loss of accuracy. auto: `build` measures tokens/s too, and takes the fastest "
-        "of both and the checkpoint's precision. Unset: keep the checkpoint's precision",
-    )
-    max_accuracy_loss: Share = Field(
-        default=0.05,
-        description="limits the share of greedy tokens that quantize: auto may change",
+        "measures the loss of accuracy. Unset: keep the checkpoint's precision",
     )
 
     @model_validator(mode="after")
@@ -127,6 +111,50 @@ class TensorRT(Sharded):
         return self
 
 
+class Calibration(Section):
+    """The texts that the ranges of activations are measured on."""
+
+    prompts: Path | None = Field(
+        default=None,
+        description="names a file of prompts as `verify` takes it, absolute or relative to this "
+        "file, of which an eighth is held out to judge by; unset: pages of Python's own "
+        "documentation",
+    )
+    tokens: Count = Field(default=256, description="cuts each text to so many tokens")
+
+
+Precision = Literal["fp8", "nvfp4"]
+
+
+class Quantize(Section):
+    """Precision of the target's linear layers; embedding, head and norms stay as they are."""
+
+    method: Precision = Field(
+        description="fp8: weights and activations in e4m3, a scale for each matrix; nvfp4: in "
+        "e2m1, a scale for 16 numbers"
+    )
+    kv_cache: Literal["none", "fp8"] = Field(
+        default="none", description="fp8: also calibrate scales of an FP8 KV cache"
+    )
+    calibration: Calibration = Field(
+        default=Calibration(), description="selects the texts that ranges are measured on"
+    )
+    max_acceptance_loss: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.05,
+        description="fails the build if tau, the tokens of a round, falls by a larger share",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _method_alone(cls, given: Any) -> Any:
+        return {"method": given} if isinstance(given, str) else given
+
+
+def _or_method_alone(schema: dict[str, Any]) -> None:
+    """In the JSON Schema of a field that holds the section."""
+    schema["anyOf"].append({"enum": list(get_args(Precision))})
+
+
 class TensorRTLLM(Section):
     """A bundle for TensorRT-LLM's PyTorch backend."""
 
@@ -165,7 +193,7 @@ class TensorRTLLM(Section):
         description="quantizes the target's linear layers with ModelOpt (extra `quantize`), "
         "measures what that costs, and puts the result into the bundle; a method alone is short "
         "for the section. Unset: keep the checkpoint's precision",
-        json_schema_extra=or_method_alone,
+        json_schema_extra=_or_method_alone,
     )
     args: dict[str, Any] = Field(
         default={},
@@ -207,3 +235,12 @@ def taking(engine: Kind, *drafters: DrafterSource | None) -> Kind:
         message = "drafter.quantize is for engine.kind onnxruntime on the CPU; leave it out"
         raise PydanticCustomError("drafter", message)
     return engine
+
+
+def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ...]:
+    """What an engine kind can decode by."""
+    if isinstance(engine, TensorRTLLM):
+        return ("dflash", "eagle3", *DRAFTERLESS)
+    if isinstance(engine, OnnxRuntime):
+        return (*BLOCKS, "draft_model", *DRAFTERLESS)
+    return ("dflash", "none")

@@ -7,9 +7,8 @@ import yaml
 from pydantic import ValidationError
 
 from dflash_trt.config.build import BuildConfig, Engine, Speculation
-from dflash_trt.config.engines import TensorRTLLM
+from dflash_trt.config.engines import DRAFTERLESS, Method, TensorRTLLM, methods_of
 from dflash_trt.config.errors import repeated, together, wrong_fields
-from dflash_trt.config.methods import DRAFTERLESS, Method, methods_of
 from dflash_trt.config.source import absolute
 from dflash_trt.errors import ConfigError
 from dflash_trt.files import MAX_YAML, compose_yaml, parse_yaml, read_text

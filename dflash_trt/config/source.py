@@ -1,15 +1,18 @@
-"""Where a checkpoint lies."""
+"""What every part of the build config is made of, and where a checkpoint lies."""
 
 import os
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.config.section import Section
-
+Count = Annotated[int, Field(ge=1, strict=True)]
 PLACES: list[JsonValue] = [{"required": ["path"]}, {"required": ["hub", "revision"]}]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Source(Section):

@@ -7,38 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dflash_trt.build import Depth, read_manifest
-from dflash_trt.checkpoints.checks import Check, Finding, run
-from dflash_trt.doctor import decoding, gpus, place, runtime
-from dflash_trt.doctor.patient import Patient
+from dflash_trt.checkpoints.checks import Finding, run
+from dflash_trt.doctor import decoding, machine
+from dflash_trt.doctor.machine import Patient
 from dflash_trt.tensorrt_llm import KIND
 
-Checks = tuple[Check[[Patient]], ...]
-ANY_KIND: Checks = (place.files, place.shared_memory, place.triton, place.ports)
-OF_BUNDLE: Checks = (
-    gpus.driver,
-    gpus.gpu_count,
-    gpus.gpu_model,
-    gpus.gpu_memory,
-    gpus.nvlink,
-    runtime.tensorrt_llm,
-    runtime.arguments_taken,
-    runtime.faults_known,
-    runtime.drafter_attention,
-    place.hub_target,
-    place.launcher,
-)
-OF_DECODING: Checks = (
-    decoding.generation,
-    decoding.acceptance_under_load,
-    decoding.acceptance_by_kind,
-    decoding.greedy_texts,
-)
+OF_DECODING = (decoding.generation, decoding.acceptance, decoding.greedy_texts)
 
 
 def examine(
     directory: Path, generate: bool | None, depth: Depth | None = None
 ) -> Iterator[Finding]:
-    """Each check as it is made.
+    """Yield each check as it is made.
 
     generate: whether to let TensorRT-LLM decode a few prompts; None: if nothing is wrong before.
     depth: how files are checked, see `manifest.check_build`.
@@ -46,7 +26,7 @@ def examine(
     """
     patient, wrong = Patient(directory.resolve(), read_manifest(directory), depth), False
     bundle = patient.kind == KIND
-    for finding in run((*ANY_KIND, *(OF_BUNDLE if bundle else ())), patient):
+    for finding in run((*machine.ANY_KIND, *(machine.OF_BUNDLE if bundle else ())), patient):
         wrong |= finding.result == "error"
         yield finding
     if bundle and generate is not False:

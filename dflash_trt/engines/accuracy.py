@@ -28,17 +28,13 @@ class Accuracy:
     """Of all next-token logits over `tokens` tokens of text, teacher-forced.
 
     agreement: share of positions with the same greedy token; rms: root mean square of the error
-    over that of the logits; largest: the largest error of one logit; kl: mean divergence of the
-    quantized distribution from the original's, in nats; perplexities: of the text, original and
-    quantized.
+    over that of the logits; largest: the largest error of one logit.
     """
 
     tokens: int
     agreement: float
     rms: float
     largest: float
-    kl: float
-    perplexities: tuple[float, float]
 
 
 def original_logits(original: Path, texts: Sequence[Sequence[int]]) -> Floats:
@@ -65,32 +61,13 @@ def compare(quantized: Path, expected: Floats, texts: Sequence[Sequence[int]]) -
     session = load_session(quantized, info, options)
     found = teacher_forced(session, info, texts)
     _check_fused(Path(session.end_profiling()), quantized)
-    return measured(expected, found, texts)
-
-
-def measured(expected: Floats, found: Floats, texts: Sequence[Sequence[int]]) -> Accuracy:
-    """Of float32 logits `[tokens of all texts, vocab]`, the original's and the quantized."""
     error = found - expected
-    next_tokens = np.concatenate([[*text[1:], -1] for text in texts])  # -1: a text ends
-    divergence, losses = 0.0, np.zeros(2)
-    for before, after, token in zip(expected, found, next_tokens, strict=True):
-        p, q = (_log_softmax(each) for each in (before, after))
-        divergence += float(np.exp(p) @ (p - q))
-        losses -= (p[token], q[token]) if token >= 0 else (0, 0)
-    before, after = np.exp(losses / max(1, np.count_nonzero(next_tokens >= 0))).tolist()
     return Accuracy(
         tokens=len(found),
         agreement=float(np.mean(found.argmax(-1) == expected.argmax(-1))),
         rms=float(np.sqrt(np.mean(error**2) / np.mean(expected**2))),
         largest=float(np.abs(error).max()),
-        kl=divergence / len(found),
-        perplexities=(before, after),
     )
-
-
-def _log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
-    shifted = np.subtract(logits, logits.max(), dtype=np.float64)
-    return np.subtract(shifted, np.log(np.exp(shifted).sum()), dtype=np.float64)
 
 
 def teacher_forced(

@@ -10,7 +10,7 @@ from dflash_trt.files import EXACT, Size, read_as
 from dflash_trt.machine import usable_cores
 
 ENGINE_FILE = "engine.json"
-COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `decoding.kept_costs`
+COSTS_FILE = "costs.json"  # beside both engines, no part of a build: `cost_profile.py`
 HELD = 256
 """Tokens whose features `verify` keeps at most while no drafts are wanted, of one sequence: the
 drafter takes them all in one step, with those of the next round."""

@@ -9,17 +9,16 @@ Paths in it are relative: the directory can be moved, with `checkpoints: link` o
 """
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints import ModelSummary, Pair, Report, open_files, small_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.files import copy_file
-from dflash_trt.planning import lowest_believed, machine, published_acceptance
-from dflash_trt.tensorrt_llm.args import env_vars
-from dflash_trt.tensorrt_llm.arguments import LlmArgs
+from dflash_trt.planning import lowest_believed, machine
 from dflash_trt.tensorrt_llm.info import ARGS_FILE, KIND, BundleInfo, write_info
+from dflash_trt.tensorrt_llm.llm_args import env_vars
+from dflash_trt.tensorrt_llm.schema import LlmArgs
 
 SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh", "task.sh")
 
@@ -51,7 +50,7 @@ def write_bundle(
 
     head = (
         f"# {config.name}: arguments of LLM() of TensorRT-LLM {section.version}.\n"
-        "# Paths start at this folder; engine.json says why each argument is what it is.\n"
+        "# Paths start at this folder.\n"
     )
     (engine / ARGS_FILE).write_text(head + args.to_yaml(), encoding="utf-8")
 
@@ -62,7 +61,6 @@ def write_bundle(
 
     ranks = args.tensor_parallel_size
     gpus = min(ranks, made_for.gpus)
-    known = published_acceptance(drafter_name(config), args.drafts or None)
     lowest, lowest_by = lowest_believed(drafter_name(config), args.drafts, "TensorRT-LLM")
     info = BundleInfo(
         kind=KIND,
@@ -74,11 +72,7 @@ def write_bundle(
         gpus=gpus,
         nodes=-(-ranks // gpus),
         architecture=pair.target.architecture,
-        target={"id": args.model, "revision": str(args.revision)} if by_id else {},
         environment=environment,
-        chosen=[asdict(each) for each in args.chosen],
-        published=known.tau if known else {},
-        published_by=f"{known.source}, {known.hardware}" if known else "",
         lowest=lowest,
         lowest_by=lowest_by,
     )

@@ -1,9 +1,8 @@
-"""What the rules and the checks look at: the pair, the machine and the goal."""
+"""What the choices and the checks look at: the pair, the machine and the goal."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from dflash_trt.checkpoints import (
     INDEX,
@@ -22,6 +21,7 @@ from dflash_trt.planning import (
     ARENA_SHARE,
     OVERHEAD,
     Gpu,
+    Layout,
     Machine,
     ModelSize,
     Values,
@@ -33,15 +33,8 @@ from dflash_trt.planning import (
 
 Model = ModelSummary[Target] | ModelSummary[Drafter]
 PAGED = (100, 103)  # compute capabilities with the drafter's paged attention
+CONTEXT = 4096  # tokens of a sequence that `plan` computes for, its prompt included
 TAIL = 2048  # tokens; the window of z-lab's drafters that have one
-
-
-class Heads(NamedTuple):
-    """The heads of a model's attention."""
-
-    query: int
-    kv: int
-    dim: int
 
 
 @dataclass(frozen=True)
@@ -102,20 +95,14 @@ class Context:
         return known(self.target, "num_local_experts", "num_experts", "n_routed_experts")
 
     @cached_property
-    def windows(self) -> bool:
-        """Layers of the drafter see only what is near."""
-        if self.drafter.model is not None:
-            return any(layer.window for layer in self.drafter.layers)
-        kinds = self.drafter.values.get("layer_types")
-        return isinstance(kinds, list) and SLIDING in kinds
-
-    @cached_property
     def two_sided_windows(self) -> bool:
-        """What is near lies after them in the block, too."""
+        """Layers of the drafter see only what is near, before and after a token."""
         if self.drafter.model is not None:
             return any(layer.window and not layer.causal for layer in self.drafter.layers)
         values = self.drafter.values
-        return self.windows and False in (values.get("is_causal"), values.get("causal"))
+        kinds = values.get("layer_types")
+        windows = isinstance(kinds, list) and SLIDING in kinds
+        return windows and False in (values.get("is_causal"), values.get("causal"))
 
     @property
     def paged(self) -> bool:
@@ -187,30 +174,41 @@ def target_values(directory: Path, values: Values) -> Values:
     return {**values, "quantization_config": more | section(values, "quantization_config")}
 
 
-def heads(model: Model) -> Heads:
-    """NotKnown where config.json does not say enough. Where layers differ, the first's."""
-    query = model.number("num_attention_heads")
-    if model.model is not None:
-        first = model.model.spec.layers[0]
-        return Heads(query, first.num_key_value_heads, first.head_dim)
-    kv = known(model, "num_key_value_heads") or query
-    dim = known(model, "head_dim") or model.number("hidden_size") // max(query, 1)
-    if min(query, kv, dim) < 1:
-        raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads of {dim}")
-    return Heads(query, kv, dim)
+def kv_bytes(values: Values, dtype: object) -> float:
+    """Bytes of a number in the target's KV cache; dtype: of kv_cache_config."""
+    if dtype == "auto":
+        dtype = section(values, "quantization_config").get("kv_cache_quant_algo")
+    return {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}.get(str(dtype).lower(), 2.0)
+
+
+def layout_of(args: Values) -> Layout:
+    """How the arguments of `LLM(...)` divide the models."""
+    return Layout(
+        args["tensor_parallel_size"],
+        attention_dp=bool(args["enable_attention_dp"]),
+        experts_parallel=(args["moe_expert_parallel_size"] or 1) > 1,
+    )
 
 
 def undivided(context: Context, ranks: int) -> list[str]:
-    """What cannot be divided over so many ranks; KV heads may be repeated instead."""
+    """What cannot be divided over so many ranks; KV heads may be repeated instead.
+
+    NotKnown where a config.json does not say enough. Where layers differ, the first counts.
+    """
     found = []
     for model in (context.target, context.drafter):
         if model.absent:
             continue
-        own = heads(model)
-        if own.query % ranks:
-            found.append(f"the {model.role}'s {own.query} heads")
-        if own.kv % ranks and ranks % own.kv:
-            found.append(f"the {model.role}'s {own.kv} KV heads")
+        query = model.number("num_attention_heads")
+        kv = known(model, "num_key_value_heads") or query
+        if model.model is not None:
+            kv = model.model.spec.layers[0].num_key_value_heads
+        if min(query, kv) < 1:
+            raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads")
+        if query % ranks:
+            found.append(f"the {model.role}'s {query} heads")
+        if kv % ranks and ranks % kv:
+            found.append(f"the {model.role}'s {kv} KV heads")
     linear = known(context.target, "linear_num_key_heads")  # of hybrids
     if linear and linear % ranks:
         found.append(f"the target's {linear} heads of linear attention")

@@ -1,64 +1,51 @@
-"""Known faults of TensorRT-LLM by version, GPU and feature: faults.yaml, whose head explains it."""
+"""Known faults of TensorRT-LLM 1.4.0rc1 by GPU and feature, from public threads.
 
-import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+`build` looks them up for the machine that it builds for, `doctor` on the machine that is there.
+"""
+
+from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
 
 from dflash_trt.checkpoints.checks import Found
-from dflash_trt.config import Version
-from dflash_trt.tensorrt_llm.arguments import LlmArgs, has, read_table
+from dflash_trt.tensorrt_llm.schema import LlmArgs
 
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """A row of the table."""
-
-    fault: str
-    seen: str
-    link: str
-    fix: str
-    versions: Collection[Version] = ()  # this and the next: empty for any
-    before: Version | None = None
-    sm: Collection[int] = ()
-    ranks: int = 1
-    target: str = ""
-    args: Mapping[str, list[Any] | Literal["not_null"]] = field(default_factory=dict)
-    packages: Mapping[str, list[str]] = field(default_factory=dict)
-
-    def touches(self, args: LlmArgs, sm: Collection[int], architecture: str) -> bool:
-        return (
-            (not self.versions or args.version in self.versions)
-            and (self.before is None or not has(args.version, self.before))
-            and (not self.sm or not {*self.sm}.isdisjoint(sm))
-            and args.tensor_parallel_size >= self.ranks
-            and re.search(self.target, architecture) is not None
-            and all(_is_one(args.value(name), of) for name, of in self.args.items())
-            and all(_installed(name) in of for name, of in self.packages.items())
-        )
-
-    def __str__(self) -> str:
-        return f"{self.fault} ({self.link}, {self.seen})"
-
-
-@cache
-def faults() -> tuple[Fault, ...]:
-    rows = read_table("faults.yaml")
-    return tuple(Fault(**row | {"seen": str(row["seen"])}) for row in rows)
+UPSTREAM = "https://github.com/NVIDIA/TensorRT-LLM"
 
 
 def look_up(args: LlmArgs, sm: Collection[int], architecture: str) -> Found:
-    """Whether a known fault touches these arguments, on GPUs of these compute capabilities."""
-    found = [fault for fault in faults() if fault.touches(args, sm, architecture)]
+    """Return whether a known fault touches these arguments, on GPUs of these capabilities."""
+    found = list(_faults(args, sm, architecture))
     if not found:
-        return Found(True, f"none of {len(faults())} known faults of TensorRT-LLM touches it")
-    return Found(False, "; ".join(map(str, found)), "; ".join(fault.fix for fault in found))
+        return Found(True, "no known fault of TensorRT-LLM touches it")
+    return Found(False, "; ".join(each for each, _ in found), "; ".join(fix for _, fix in found))
 
 
-def _is_one(value: Any, of: list[Any] | Literal["not_null"]) -> bool:
-    return value is not None if of == "not_null" else value in of
+def _faults(args: LlmArgs, sm: Collection[int], architecture: str) -> Iterator[tuple[str, str]]:
+    """Each fault, with its link and when it was seen, and what to do."""
+    if args.scheduler_config.capacity_scheduler_policy == "MAX_UTILIZATION":
+        yield (
+            f"requests are dropped under MAX_UTILIZATION ({UPSTREAM}/issues/16827, July 2026)",
+            "Leave engine.args.scheduler_config.capacity_scheduler_policy out",
+        )
+    if args.kv_connector_config is not None:
+        yield (
+            "a KV cache connector may hang when rejected drafts give back a block "
+            f"({UPSTREAM}/issues/16448, open, 2026-07-15)",
+            "Leave kv_connector_config out",
+        )
+    if args.guided_decoding_backend is not None and architecture.startswith("Qwen3"):
+        yield (
+            "JSON by a schema may never end with Qwen3 models "
+            f"({UPSTREAM}/releases/tag/v1.4.0rc1, 2026-10-22)",
+            "See that every request has a max_tokens",
+        )
+    paged = args.value("speculative_config.attention_backend") == "TRTLLM"
+    if paged and 103 in sm and _installed("flashinfer-python") == "0.6.7":  # `doctor` alone sees it
+        yield (
+            "TRTLLM attention, which the drafter's is, hangs on SM103 with FlashInfer 0.6.7 "
+            "(https://github.com/flashinfer-ai/flashinfer/issues/2939, 2026-04-01)",
+            "Run: pip install 'flashinfer-python!=0.6.7', as TensorRT-LLM's requirements allow it",
+        )
 
 
 def _installed(package: str) -> str | None:

@@ -1,8 +1,8 @@
 """A bundle's first generations, in a process of their own: TensorRT-LLM may end or stall it.
 
-`python -m dflash_trt.tensorrt_llm.first_generation ENGINE RESULT drafts|plain < CASES`
+`python -m dflash_trt.tensorrt_llm.first_generation ENGINE CASES RESULT drafts|plain`
 
-CASES is JSON, a list of `Case`; RESULT becomes what `Generated` holds.
+CASES is a JSON file, a list of `Case`; RESULT becomes what `Generated` holds.
 """
 
 import json
@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
-from dflash_trt.tensorrt_llm.info import read_llm_args
+from dflash_trt.tensorrt_llm.info import read_llm_args, with_local_target
 
 TOKENS = 64  # of each prompt, at most
 STATS_TIMEOUT = 2.0  # seconds, as upstream's tests wait
@@ -37,8 +36,6 @@ class Measured:
     name: str
     texts: Sequence[list[int]] = ()
     acceptance_length: float | None = None  # None: no round drafted, or nothing is told of it
-    # of plain decoding: at each token of a text log-probabilities by id; empty where not told
-    likeliest: Sequence[list[dict[int, float]]] = ()
     error: str | None = None
 
 
@@ -51,27 +48,25 @@ class Generated:
 
 
 def generate(engine: Path, cases: Sequence[Case], *, plain: bool) -> Generated:
-    """The cases, one after the other; plain: without the drafter, and with log-probabilities, which
-    TensorRT-LLM does not tell with one.
-    """
+    """Answer the cases, one after the other; plain: without the drafter."""
     from tensorrt_llm import LLM  # noqa: PLC0415
 
     started = time.monotonic()
-    args = with_cached_target(read_llm_args(engine)) | {"enable_iter_perf_stats": True}
+    args = with_local_target(read_llm_args(engine)) | {"enable_iter_perf_stats": True}
     if plain:
         del args["speculative_config"]
     llm = LLM(**args)
     made = Generated(time.monotonic() - started)
     try:
-        made.cases.extend(_measured(llm, case, plain=plain) for case in cases)
+        made.cases.extend(_measured(llm, case) for case in cases)
     finally:
         llm.shutdown()
     return made
 
 
-def _measured(llm: Any, case: Case, *, plain: bool) -> Measured:
+def _measured(llm: Any, case: Case) -> Measured:
     try:
-        outputs = _answers(llm, case, 2 if plain else None)
+        outputs = _answers(llm, case)
     except Exception as error:
         return Measured(case.name, error=f"{type(error).__name__}: {error}")
     stats = [each.get("specDecodingStats") for each in llm.get_stats(timeout=STATS_TIMEOUT)]
@@ -79,11 +74,10 @@ def _measured(llm: Any, case: Case, *, plain: bool) -> Measured:
         case.name,
         [list(output.token_ids) for output in outputs],
         _acceptance_length([each for each in stats if each and each["numDraftTokens"] > 0]),
-        [_likeliest(output) for output in outputs] if plain else (),
     )
 
 
-def _answers(llm: Any, case: Case, logprobs: int | None) -> list[Any]:
+def _answers(llm: Any, case: Case) -> list[Any]:
     from tensorrt_llm import SamplingParams  # noqa: PLC0415
 
     options: dict[str, Any] = {}
@@ -91,7 +85,7 @@ def _answers(llm: Any, case: Case, logprobs: int | None) -> list[Any]:
         from tensorrt_llm.sampling_params import GuidedDecodingParams  # noqa: PLC0415
 
         options["guided_decoding"] = GuidedDecodingParams(**case.guide)
-    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=logprobs, **options)
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, **options)
     found = []
     for start in range(0, len(case.prompts), case.at_once):
         some = [*case.prompts[start : start + case.at_once]]
@@ -108,14 +102,8 @@ def _acceptance_length(drafted: Sequence[dict[str, Any]]) -> float | None:
     return (accepted + rounds) / rounds if rounds else None
 
 
-def _likeliest(output: Any) -> list[dict[int, float]]:
-    return [
-        {token: getattr(found, "logprob", found) for token, found in by_token.items()}
-        for by_token in output.logprobs or ()
-    ]
-
-
 if __name__ == "__main__":
-    asked = [Case(**case) for case in json.load(sys.stdin)]
-    found = generate(Path(sys.argv[1]), asked, plain=sys.argv[3] == "plain")
-    Path(sys.argv[2]).write_text(json.dumps(asdict(found)))
+    engine, cases, result = map(Path, sys.argv[1:4])
+    asked = [Case(**case) for case in json.loads(cases.read_text())]
+    found = generate(engine, asked, plain=sys.argv[4] == "plain")
+    result.write_text(json.dumps(asdict(found)))

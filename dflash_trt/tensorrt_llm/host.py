@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,8 +25,14 @@ class SeenGpu:
 
 
 def gpus() -> list[SeenGpu]:
-    """Those that CUDA may use; none where there is no driver."""
-    text = _nvidia_smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
+    """Return those that CUDA may use; none where there is no driver."""
+    command = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        text = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = []
     for line in text.splitlines():
@@ -38,20 +43,6 @@ def gpus() -> list[SeenGpu]:
             if visible is None or {index, uuid} & {*visible.split(",")}:
                 found.append(gpu)
     return found
-
-
-def not_on_nvlink() -> list[tuple[str, str]]:
-    """Pairs of GPUs, by `nvidia-smi topo -m`, that NVLink does not join."""
-    text = re.sub(r"\x1b\[\d*m", "", _nvidia_smi("topo", "-m"))  # the header is underlined
-    rows = [[cell.strip() for cell in line.split("\t")] for line in text.splitlines()]
-    names = [cell for cell in rows[0] if re.fullmatch(r"GPU\d+", cell)] if rows else []
-    links = {row[0]: dict(zip(names, row[1:], strict=False)) for row in rows[1:] if row[0] in names}
-    return [
-        (one, other)
-        for i, one in enumerate(names)
-        for other in names[i + 1 :]
-        if not links.get(one, {}).get(other, "").startswith("NV")
-    ]
 
 
 def check_host(info: BundleInfo) -> None:
@@ -71,14 +62,3 @@ def check_host(info: BundleInfo) -> None:
             f"this build takes {info.nodes} machines, and `serve` starts one",
             "Start it with its launch/slurm.sh or launch/mpi.sh",
         )
-
-
-def _nvidia_smi(*arguments: str) -> str:
-    """What it prints; nothing when it is not there or fails."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout

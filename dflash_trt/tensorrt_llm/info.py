@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,12 +31,7 @@ class BundleInfo:
     gpus: Size  # of each node, that one instance takes
     nodes: Size
     architecture: str = ""  # of the target
-    target: Mapping[str, str]  # on the Hub: id and revision; empty where it lies in the bundle
     environment: dict[str, str]
-    chosen: list[dict[str, Any]]  # of each argument that a rule chose: rule, value, why, source
-    # acceptance lengths by data set, for as many draft tokens as the bundle has
-    published: Mapping[str, float] = field(default_factory=dict)
-    published_by: str = ""
     lowest: float = 0.0  # acceptance length that is believed at least; 0: nothing is published
     lowest_by: str = ""
 
@@ -72,3 +67,21 @@ def read_llm_args(engine: Path) -> dict[str, Any]:
             "Run `dflash-trt build` again",
         ) from error
     return args
+
+
+def with_local_target(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with the folder of a target that was left on the Hub, fetched if need be.
+
+    By its id TensorRT-LLM would fetch gpt-oss's further copies of its weights, too. On several
+    machines it finds it on each by itself.
+    """
+    if "revision" not in args or "gpus_per_node" in args:
+        return dict(args)
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+
+    left_out = ["original/*", "metal/*"]
+    local = {name: value for name, value in args.items() if name != "revision"}
+    local["model"] = snapshot_download(
+        args["model"], revision=args["revision"], ignore_patterns=left_out
+    )
+    return local

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.tensorrt_llm.hub_cache import with_cached_target
-from dflash_trt.tensorrt_llm.info import read_info, read_llm_args
+from dflash_trt.tensorrt_llm.info import read_llm_args
 
 TIMEOUT = 300.0  # seconds
+ANSWER = "tensorrt_llm"  # its version; it writes lines of its own, too
 
 
-def refused_arguments(engine: Path) -> list[str]:
-    """What `TorchLlmArgs` says against the arguments of `LLM(...)`; empty where it takes them.
+def judged_arguments(engine: Path) -> tuple[str, list[str]]:
+    """Return the installed release, and what its `TorchLlmArgs` says against the arguments.
 
-    Raises NotKnown where there is no TensorRT-LLM of the bundle's version, or it cannot say.
+    Raises NotKnown where none is installed, or it cannot say.
     """
     if importlib.util.find_spec("tensorrt_llm") is None:
         raise NotKnown("TensorRT-LLM is not installed")
@@ -29,18 +29,13 @@ def refused_arguments(engine: Path) -> list[str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise NotKnown(f"TensorRT-LLM said nothing of them in {TIMEOUT:.0f} s") from None
+        raise NotKnown(f"TensorRT-LLM was not imported in {TIMEOUT:.0f} s") from None
     said = [line for line in done.stdout.splitlines() if line.startswith(f'{{"{ANSWER}"')]
     if not said:
         last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no reason"])[-1]
-        raise NotKnown(f"TensorRT-LLM cannot judge them here: {last.strip()}")
+        raise NotKnown(f"TensorRT-LLM cannot be imported: {last.strip()}")
     answer = json.loads(said[-1])
-    if answer[ANSWER] != (wanted := read_info(engine).version):
-        raise NotKnown(f"TensorRT-LLM {answer[ANSWER]} is installed, the build is for {wanted}")
-    return list(answer["refused"])
-
-
-ANSWER = "tensorrt_llm"  # its version; it writes lines of its own, too
+    return answer[ANSWER], answer["refused"]
 
 
 def _judge(engine: Path) -> dict[str, Any]:
@@ -49,7 +44,7 @@ def _judge(engine: Path) -> dict[str, Any]:
 
     refused: list[str] = []
     try:
-        TorchLlmArgs(**with_cached_target(read_llm_args(engine)))
+        TorchLlmArgs(**read_llm_args(engine))
     except (ValueError, AssertionError, TypeError) as error:  # pydantic's is a ValueError
         listed: list[dict[str, Any]] = getattr(error, "errors", list)()
         refused = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in listed]

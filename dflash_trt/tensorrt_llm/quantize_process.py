@@ -1,12 +1,13 @@
-"""The process that quantizes: see `quantization.py`. It ends when its socket is closed.
+"""The process that quantizes: see `quantization.py`.
 
 ModelOpt changes `transformers` when it is imported, and torch is large: neither comes into ours.
+The task is the first line of stdin, and the process ends when stdin does; each line of stdout is a
+JSON object: `done` of `total`, or at last `error` or `finished`.
 """
 
 import copy
 import json
 import os
-import socket
 import sys
 import tempfile
 import threading
@@ -14,32 +15,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+RECIPES = {"fp8": "FP8_DEFAULT_CFG", "nvfp4": "NVFP4_DEFAULT_CFG"}
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def main() -> None:
-    """`python -m dflash_trt.tensorrt_llm.quantize_process SOCKET`; the task is the first line."""
-    link = socket.socket(fileno=int(sys.argv[1]))
-    read, write = link.makefile("r"), link.makefile("w")
-    task = json.loads(read.readline())
+    write = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):  # bars and warnings
+        os.dup2(nowhere, stream.fileno())
+    task = json.loads(sys.stdin.readline())
 
     def end_with_parent() -> None:
-        read.readline()
+        sys.stdin.read()
         os._exit(1)
 
-    def say(**fields: object) -> None:
-        write.write(json.dumps(fields) + "\n")
-        write.flush()
+    def report(done: int, total: int) -> None:
+        print(json.dumps({"done": done, "total": total}), file=write)
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # bars and warnings
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        _quantize(task, lambda done, total: say(done=done, total=total))
+        _quantize(task, report)
+        print(json.dumps({"finished": True}), file=write)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
-        say(error=f"{type(error).__name__}: {lines[-1]}"[:500])
-    else:
-        say(finished=True)
+        print(json.dumps({"error": f"{type(error).__name__}: {lines[-1]}"[:500]}), file=write)
     os._exit(0)  # without the end of libraries, which may hang
 
 
@@ -47,107 +47,34 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
     import torch  # noqa: PLC0415
     from modelopt.torch import quantization as mtq  # noqa: PLC0415
     from modelopt.torch.export import export_hf_checkpoint  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(dir=task["scratch"]) as offload, torch.no_grad():
-        model, layers = _load(Path(task["source"]), offload)
-        recipe = copy.deepcopy(getattr(mtq, task["recipe"]))
-        awq = "awq" in str(recipe["algorithm"])  # which scales the weights, too
-        layerwise = {"enable": True, "calib_mutates_weights": awq}
-        recipe["algorithm"] = {"method": "awq_lite" if awq else "max", "layerwise": layerwise}
-        if awq:
-            _set_group(recipe, task["group"])
-            _keep_changes_on_disk(model, Path(offload))
+    causal: Any = AutoModelForCausalLM
+    scratch = Path(task["output"]).parent
+    with tempfile.TemporaryDirectory(dir=scratch) as offload, torch.no_grad():
+        # on the GPUs that are there, else in memory; what does not fit goes to `offload`
+        options: Any = {"device_map": "auto", "offload_folder": offload}
+        model = causal.from_pretrained(
+            task["source"], dtype="auto", local_files_only=True, **options
+        )
+        layers, passes = model.config.get_text_config().num_hidden_layers, 0
+        recipe = copy.deepcopy(getattr(mtq, RECIPES[task["method"]]))
+        recipe["algorithm"] = {"method": "max", "layerwise": {"enable": True}}
         if task["kv_cache"] == "fp8":
             recipe["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
-        passes = 0
 
         def feed(model: Any) -> None:
             nonlocal passes
             report(min(passes, layers), layers + 1)
             passes += 1
             for ids in task["texts"]:
-                model(torch.tensor([ids]))
+                model(torch.tensor([ids], device=model.device))
 
-        model = mtq.quantize(model, recipe, feed)
-        if awq:
-            _fuse(model)
-        elif task["recipe"].startswith("FP8"):
+        model = mtq.quantize(model.eval(), recipe, feed)
+        if task["method"] == "fp8":
             _share_scales(model)
         report(layers, layers + 1)
-        export_hf_checkpoint(model, export_dir=task["output"], max_shard_size=task["shard"])
-        report(layers + 1, layers + 1)
-
-
-def _load(source: Path, offload: str) -> tuple[Any, int]:
-    """The model, its layers left on disk until they are run, and how many those are."""
-    from accelerate import init_empty_weights  # noqa: PLC0415
-    from torch import nn  # noqa: PLC0415
-    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415
-
-    causal: Any = AutoModelForCausalLM
-    config = AutoConfig.from_pretrained(source)
-    with init_empty_weights():
-        empty = causal.from_config(config)
-    places: dict[str, str] = {}
-
-    def place(name: str, module: nn.Module) -> None:
-        inner = dict(module.named_children())
-        if isinstance(module, nn.ModuleList):
-            places.update({f"{name}.{index}": "disk" for index in inner})
-        elif not inner or next(module.parameters(recurse=False), None) is not None:
-            places[name] = "cpu"
-        else:
-            for key, child in inner.items():
-                place(f"{name}.{key}" if name else key, child)
-
-    place("", empty)
-    layers = sum(where == "disk" for where in places.values())
-    model = causal.from_pretrained(
-        source, dtype="auto", device_map=places, offload_folder=offload, local_files_only=True
-    )
-    return model.eval(), layers
-
-
-def _set_group(recipe: dict[str, Any], group: int) -> None:
-    """How many inputs of a matrix have one scale."""
-    for entry in recipe["quant_cfg"]:
-        parts = entry.get("cfg", [])
-        for part in parts if isinstance(parts, list) else [parts]:
-            if "block_sizes" in part:
-                part["block_sizes"][-1] = group
-
-
-class _OnDisk(dict[str, Any]):
-    """Tensors by name, each in a file; the dict itself holds where."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._written = folder, 0
-
-    def __setitem__(self, name: str, tensor: Any) -> None:
-        from safetensors.torch import save_file  # noqa: PLC0415
-
-        # a new file, since the last one may still be mapped
-        self._written += 1
-        file = self._folder / f"changed-{self._written}.safetensors"
-        save_file({name: tensor.contiguous()}, file)
-        if name in self:
-            self.file(name).unlink()
-        super().__setitem__(name, file)
-
-    def __getitem__(self, name: str) -> Any:
-        from safetensors.torch import load_file  # noqa: PLC0415
-
-        return load_file(self.file(name))[name]
-
-    def file(self, name: str) -> Path:
-        return Path(super().__getitem__(name))
-
-
-def _keep_changes_on_disk(model: Any, folder: Path) -> None:
-    """Where ModelOpt keeps the weights of a layer on disk that it changed; by itself in memory."""
-    maps = (getattr(getattr(m, "_hf_hook", None), "weights_map", None) for m in model.modules())
-    for loader in {id(found.dataset): found.dataset for found in maps if found}.values():
-        loader.state_dict = _OnDisk(folder)
+        export_hf_checkpoint(model, export_dir=task["output"])
 
 
 def _share_scales(model: Any) -> None:
@@ -160,33 +87,6 @@ def _share_scales(model: Any) -> None:
             found = [getattr(parent, name, None) for name in names]
             if all(hasattr(each, "weight_quantizer") for each in found):
                 preprocess_linear_fusion(found)
-
-
-def _fuse(model: Any) -> None:
-    """What the export does first, a layer at a time: there it would change weights left on disk.
-
-    Matrices with the same input get one scale of its columns, and the norm before takes it over.
-    """
-    import torch  # noqa: PLC0415
-    from modelopt.torch.export.unified_export_hf import (  # noqa: PLC0415
-        _fuse_shared_input_modules,
-        collect_shared_input_modules,
-    )
-    from modelopt.torch.quantization.utils.core_utils import (  # noqa: PLC0415
-        enable_weight_access_and_writeback,
-    )
-    from modelopt.torch.quantization.utils.layerwise_calib import (  # noqa: PLC0415
-        LayerActivationCollector,
-    )
-
-    matrices, norms = collect_shared_input_modules(
-        model, lambda: model(torch.ones([1, 2], dtype=torch.long)), collect_layernorms=True
-    )
-    for layer in LayerActivationCollector.get_decoder_layers(model):
-        own = {id(module) for module in layer.modules()}
-        of_layer = {x: found for x, found in matrices.items() if id(found[0]) in own}
-        with enable_weight_access_and_writeback(layer, model):
-            _fuse_shared_input_modules(model, of_layer, norms, fuse_layernorms=True)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,12 @@ from exact import run_all, scheduler_of, target_step
 from guesses import COSTS, AtRandom, Guesses
 from pairs import make_pair, teach
 
-from dflash_trt.build import precision
-from dflash_trt.build.acceptance_probe import decode
 from dflash_trt.build.manifest import read_manifest
 from dflash_trt.build.provenance import digests
 from dflash_trt.build.run import build
 from dflash_trt.checkpoints.gguf import Blocks
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import (
-    LosslessReport,
     Request,
     SamplingParams,
     Sequence,
@@ -177,42 +174,6 @@ def test_a_drafter_in_another_precision(
     assert not (built / "measured").exists()
     assert not build(settings, built, quiet).built
     assert build(config_of(pair, engine=engines), built, quiet).built
-
-
-@pytest.mark.parametrize(("most", "possible", "drafter"), [(0.0, 1, None), (1.0, 3, "int8")])
-def test_the_fastest_precision_that_is_accurate_enough(
-    taught: tuple[Path, list[list[int]]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    most: float,
-    possible: int,
-    drafter: str | None,
-) -> None:
-    pair, built, measured = taught[0], tmp_path / "built", []
-
-    def spy(engines: Path, *rest: Any) -> LosslessReport:
-        measured.append(read_info(engines / "drafter", KIND).quantized)
-        return decode(engines, *rest)
-
-    monkeypatch.setattr(precision, "decode", spy)
-    settings = config_of(
-        pair,
-        engine={"quantize": "auto", "max_accuracy_loss": most},
-        drafter={"path": pair / "drafter", "quantize": drafter},
-    )
-    found = build(settings, built, quiet).written.precisions
-    assert found is not None
-    by_name = {each.precision: each for each in found.measured}
-    assert list(by_name) == ["none", "int4", "int8"]
-    assert by_name["none"].agreement == 1 > by_name["int4"].agreement > 0
-    allowed = [each for each in found.measured if 1 - each.agreement <= most]
-    assert len(allowed) >= possible
-    assert max(allowed, key=lambda each: each.tokens_per_s).precision == found.chosen
-    assert read_info(built / "engines" / "target", KIND).quantized == (found.chosen != "none")
-    assert read_manifest(built)["precisions"]["chosen"] == found.chosen
-    assert measured == [drafter is not None, True, True]
-    assert not (built / "measured").exists()
-    assert not build(settings, built, quiet).built
 
 
 @pytest.mark.parametrize("rows", [None, 2])

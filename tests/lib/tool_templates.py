@@ -5,11 +5,8 @@ They are short, and ours: what a template says beside calls is left out.
 
 from __future__ import annotations
 
-from typing import Any
-
 from dflash_trt.chat.render import Render
-from dflash_trt.chat.template_process import _environment
-from dflash_trt.errors import RequestError
+from dflash_trt.chat.templates import Template
 
 _CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}CALLS"
@@ -123,13 +120,6 @@ AS_TEXT = _chatml(  # wants the arguments as text
 
 
 def renderer(source: str) -> Render:
-    """As `load_chat_template` gives one, without a process of its own."""
-    template = _environment().from_string(source)
-
-    def render(**values: Any) -> str:
-        try:
-            return template.render(bos_token="<s>", eos_token="</s>", **values)
-        except Exception as error:  # as the process of a template does
-            raise RequestError(str(error), "Send others") from error
-
-    return render
+    """As `load_chat_template` gives one."""
+    template = Template(source)
+    return lambda **values: template(bos_token="<s>", eos_token="</s>", **values)

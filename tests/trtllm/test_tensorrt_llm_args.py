@@ -10,14 +10,14 @@ import json
 import re
 import runpy
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
 from holes import write_hole
+from jsonschema import Draft202012Validator
 from llm_build import STANDINS
 
 from dflash_trt.checkpoints import (
@@ -29,24 +29,13 @@ from dflash_trt.checkpoints import (
 )
 from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.checkpoints.gguf import LINK
-from dflash_trt.config import BuildConfig, Version
+from dflash_trt.config import BuildConfig
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning import PRESETS, machine
-from dflash_trt.tensorrt_llm.args import LlmArgs, check_args, choose_args, env_vars
-from dflash_trt.tensorrt_llm.arguments import (
-    classes,
-    find,
-    flatten,
-    llm_args_class,
-    sections_with_keys,
-    walk,
-)
-from dflash_trt.tensorrt_llm.checks import ARGUMENT_CHECKS, CHECKS
-from dflash_trt.tensorrt_llm.context import Context
-from dflash_trt.tensorrt_llm.draft_len import GAIN, rounds_of
-from dflash_trt.tensorrt_llm.rules import Rule, Values, rules
+from dflash_trt.tensorrt_llm import LlmArgs, check_args, choose_args, env_vars
+from dflash_trt.tensorrt_llm.checks import all_checks
+from dflash_trt.tensorrt_llm.schema import schema
 
-VERSIONS = get_args(Version)
 GIB = 1 << 30
 Fields = dict[str, Any]
 
@@ -133,7 +122,6 @@ def graphs(**fields: Any) -> Fields:
 
 
 H200 = {"hardware": "hgx-h200"}
-OLD = {"version": "1.3.0rc22"}
 # the setup that fails the check, and one as near as can be that does not
 CASES: dict[str, tuple[Setup, Setup]] = {
     name: (Setup(**each["fails"]), Setup(**each["passes"]))
@@ -142,7 +130,7 @@ CASES: dict[str, tuple[Setup, Setup]] = {
 USUAL = {"sampled-requests": "note", "penalties": "note"}  # of gpt-oss-120b on a DGX B300
 
 
-ALL_CHECKS = [*ARGUMENT_CHECKS, *TENSORRT_LLM_CHECKS, *CHECKS]
+ALL_CHECKS = [*TENSORRT_LLM_CHECKS, *all_checks()]
 
 
 @pytest.mark.parametrize("check", CASES)
@@ -156,72 +144,64 @@ def test_each_check_fires_on_its_fault_and_not_beside_it(deploy: Deploy, check: 
     assert checked(deploy, good)[check].result == "passed"
 
 
+def test_what_only_some_of_a_check_minds(deploy: Deploy) -> None:
+    stated = {"mask_token_id": 200000, "dflash_config": {"target_layer_ids": [1, 9, 17, 25, 33]}}
+    setup = Setup(args=spec(mask_token_id=None), drafter=stated)
+    found = checked(deploy, setup)["taps-and-mask-as-stated"]
+    assert (found.result, "mask_token_id is None" in found.found) == ("error", True)
+    assert (
+        checked(deploy, Setup(args=spec(mask_token_id=None)))["taps-and-mask-as-stated"].result
+        == "passed"
+    )
+    short = {"max_position_embeddings": 32768}
+    found = checked(deploy, Setup(args={"max_seq_len": 65536}, drafter=short))["positions"]
+    assert (found.result, "the drafter 32768" in found.found) == ("warning", True)
+    assert checked(deploy, Setup(drafter=short))["positions"].result == "passed"
+
+
 def test_a_schedule_with_none_covers_no_more_than_one_that_ends(deploy: Deploy) -> None:
     found = checked(deploy, Setup(args=spec(draft_len_schedule={32: 9, 64: 0})))
     assert found["schedule-covers-batch"].found.startswith("speculation ends above a batch of 32")
 
 
-@pytest.mark.parametrize("check", TABLES["refused"])
-def test_wrong_arguments_are_refused_by_name(deploy: Deploy, check: str) -> None:
-    case = TABLES["refused"][check]
-    found = checked(deploy, Setup(**case["setup"]))["refused"]
+@pytest.mark.parametrize("case", TABLES["refused"], ids=lambda case: str(case["args"]))
+def test_wrong_arguments_are_refused_by_name(deploy: Deploy, case: Fields) -> None:
+    found = checked(deploy, Setup(args=case["args"]))["refused"]
     assert case["problem"] in found.found
-    assert case["fix"] in found.fix
-    assert checked(deploy, Setup())[check].result == "passed"
-
-
-@pytest.mark.parametrize("case", TABLES["versions"], ids=str)
-def test_what_the_versions_take(deploy: Deploy, case: Fields) -> None:
-    found = checked(deploy, Setup(args=case["args"], engine={"version": case["version"]}))
-    assert ("refused" not in found) == case["taken"]
+    assert case.get("fix", "") in found.fix
+    assert found.fix
 
 
 @pytest.mark.parametrize("args", TABLES["wrong"], ids=str)
-def test_sets_that_tensorrt_llm_refuses_or_breaks_on_are_refused(
-    deploy: Deploy, args: Fields
-) -> None:
-    found = checked(deploy, Setup(args=args))
-    [said] = [each for each in found.values() if each.result == "error"] or [found.get("refused")]
-    assert said is not None
-    section, value = next(iter(args.items()))
-    names = (section, *(value if type(value) is dict else ()))
-    assert any(name in said.found + said.fix for name in names)
-    assert said.fix
+def test_values_that_nobody_else_refuses(deploy: Deploy, args: Fields) -> None:
+    found = checked(deploy, Setup(args=args))["values-that-work"]
+    assert found.result == "error"
+    section = next(iter(args))
+    assert f"engine.args.{section}" in found.found
+    assert found.fix
 
 
-standin_check = runpy.run_path(str(STANDINS / "tensorrt_llm" / "llmapi" / "llm_args.py"))["check"]
+def test_arguments_without_drafts_may_be_what_speculation_cannot_be(deploy: Deploy) -> None:
+    plain = {"speculation": {"method": "none"}}
+    setup = Setup(config=plain, args={"context_parallel_size": 2})
+    assert checked(deploy, setup)["values-that-work"].result == "passed"
+    given = checked(deploy, Setup(config=plain, args=spec(max_draft_len=3)))["refused"]
+    assert "engine.args.speculative_config is given, but speculation.method is none" in given.found
 
 
-@pytest.mark.parametrize("name", sections_with_keys())
-def test_a_section_has_no_key_that_upstream_refuses(deploy: Deploy, name: str) -> None:
-    """By the build and by the stand-in; what upstream has passes both."""
-    argument = find(name)
-    right: Fields = dict.fromkeys(argument.keys or (), 1)
-    if argument.keys_by_algorithm:
-        algorithm, keys = next(iter(argument.keys_by_algorithm.items()))
-        right = dict.fromkeys(keys, 1) | {"algorithm": algorithm}
-    for section, taken in ((right, True), ({**right, "nonsense": 1}, False)):
-        args: Fields = section
-        for part in reversed(name.split(".")):
-            args = {part: args}
-        found = checked(deploy, Setup(args=args))["keys-of-sections"]
-        assert (found.result == "passed") == taken
-        assert taken or f"engine.args.{name} has the key 'nonsense'" in found.found
-        with nullcontext() if taken else pytest.raises(ValueError, match="nonsense"):
-            standin_check(args)
+standin = runpy.run_path(str(STANDINS / "tensorrt_llm" / "llmapi" / "llm_args.py"))
 
 
-def test_a_section_of_an_unknown_algorithm_names_the_known_ones(deploy: Deploy) -> None:
-    args = {"sparse_attention_config": {"algorithm": "rokcet"}}
-    found = checked(deploy, Setup(args=args))["keys-of-sections"]
-    assert (found.result, "rocket" in found.fix) == ("error", True)
-
-
-def test_concurrency_is_limited_only_where_it_has_an_effect(deploy: Deploy) -> None:
-    args = {**spec(max_concurrency=8), "max_batch_size": 8}
-    old = checked(deploy, Setup(args=args, engine=OLD))["refused"]
-    assert "max_concurrency is known from TensorRT-LLM 1.3.0rc27 on" in old.found
-    assert "refused" not in checked(deploy, Setup(args=args))
+def test_the_schema_is_one_and_has_what_the_stand_in_has() -> None:
+    """The stand-in's table was written down apart from ours."""
+    Draft202012Validator.check_schema(schema())
+    for name, own in {"LLM": schema(), **schema()["$defs"]}.items():
+        if name == "LLM" or name.endswith("DecodingConfig"):
+            assert own["properties"].keys() <= standin["FIELDS"][name].keys(), name
+    for name, row in schema()["properties"].items():
+        for key in row.get("properties", {}):
+            with pytest.raises(ValueError, match="nonsense"):
+                standin["check"]({name: {key: 1, "nonsense": 1}})
 
 
 def test_an_empty_section_stays_and_takes_defaults(deploy: Deploy) -> None:
@@ -235,8 +215,7 @@ def test_an_empty_section_stays_and_takes_defaults(deploy: Deploy) -> None:
 def test_every_check_has_a_case() -> None:
     names = [check.name for check in ALL_CHECKS]
     assert len(names) == len(set(names))
-    assert set(names) == CASES.keys() | TABLES["refused"].keys()
-    assert {check.name for check in ARGUMENT_CHECKS} == TABLES["refused"].keys()
+    assert set(names) == CASES.keys()
     assert all(check.look.__doc__ for check in ALL_CHECKS)
 
 
@@ -262,7 +241,7 @@ def test_the_dense_context_is_upstreams_arithmetic(deploy: Deploy) -> None:
 
 @pytest.mark.parametrize("case", TABLES["chosen"], ids=lambda case: str(case["engine"]))
 def test_what_the_rules_choose(deploy: Deploy, case: Fields) -> None:
-    values = chosen(deploy, Setup(engine=case["engine"])).model_dump()
+    values = chosen(deploy, Setup(engine=case["engine"])).complete
     assert {path: at(values, path) for path in case["values"]} == case["values"]
 
 
@@ -272,114 +251,47 @@ def at(values: Any, path: str) -> Any:
     return values
 
 
-QWEN: Fields = {**DENSE, "hidden_size": 4096, "intermediate_size": 12288, "head_dim": 128}
-
-
-def dense(**changes: Any) -> Setup:
-    """A target as wide as Qwen3-8B on one B300, and a drafter with a block of 16."""
-    engine = {"gpus": 1, "concurrency": 256} | changes.pop("engine", {})
-    drafter = {"block_size": 16, "hidden_size": 4096, "num_attention_heads": 32}
-    return Setup(target=QWEN, drafter=drafter, engine=engine, target_gib=16, **changes)
-
-
-def test_drafts_get_fewer_where_the_model_has_them_faster(deploy: Deploy) -> None:
-    setup = dense()
-    found = chosen(deploy, setup).speculative_config.draft_len_schedule
-    assert found is not None
-    assert list(found) == sorted(found)
-    assert list(found.values()) == sorted(set(found.values()), reverse=True)
-    assert found[min(found)] == 15
-    assert max(found) == 256
-    assert min(found.values()) >= 1  # with none the drafter starves
-    config, pair = deploy(setup)
-    context = Context(config, pair, machine("dgx-b300"))
-    rounds = rounds_of(context, flat_values(chosen(deploy, setup)))
-    low = 1
-    for rows, drafts in found.items():
-        # as the model has it, where a step begins and where it ends
-        for n in (low, rows):
-            rates = {d: rounds.rate(n, d) for d in range(1, 16)}
-            assert max(rates.values()) <= 1.1 * rates[drafts], (n, drafts)
-        low = rows * 2
-    assert rounds.rate(256, found[256]) > GAIN * rounds.rate(256, 15)
-
-
-@pytest.mark.parametrize(
-    "setup",
-    [
-        Setup(),  # a token of a mixture of experts uses few of them
-        dense(engine={"concurrency": 8}),
-        dense(engine={"version": "1.3.0rc26"}),
-        dense(config={"speculation": {"policy": "fixed"}}),
-        dense(config={"speculation": {"draft_tokens": 15}}),
-        dense(args=spec(max_concurrency=256)),
-        dense(engine={"gpus": 8, "concurrency": 2048}, args={"enable_attention_dp": True}),
-    ],
-    ids=["experts", "few", "old", "fixed", "draft-tokens", "concurrency", "attention-dp"],
-)
-def test_a_schedule_is_left_out(deploy: Deploy, setup: Setup) -> None:
-    assert chosen(deploy, setup).speculative_config.draft_len_schedule is None
-
-
-def test_an_acceptance_threshold_needs_a_window_of_the_users(deploy: Deploy) -> None:
-    def made(**changes: Any) -> float | None:
-        setup = dense(args=spec(acceptance_rate_window_size=64), **changes)
-        return chosen(deploy, setup).speculative_config.acceptance_rate_threshold
-
-    assert chosen(deploy, dense()).speculative_config.acceptance_rate_threshold is None
-    assert made(config={"speculation": {"policy": "fixed"}}) is None
-    found = made()
-    config, pair = deploy(dense())
-    context = Context(config, pair, machine("dgx-b300"))
-    rounds = rounds_of(context, flat_values(chosen(deploy, dense())))
-    shares = [(rounds.seconds(n, 15) / rounds.seconds(n, 0) - 1) / 15 for n in (1, 16, 256)]
-    assert shares == sorted(shares)
-    assert found == pytest.approx(0.8 * shares[0], abs=5e-4)
-    # with that share of them accepted, a round gives as many tokens a second
-    assert (1 + 15 * shares[0]) / rounds.seconds(1, 15) == pytest.approx(1 / rounds.seconds(1, 0))
-
-
-def flat_values(args: LlmArgs) -> Values:
-    return Values(flatten(args.to_dict()))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_only_what_a_version_has_is_written(deploy: Deploy, version: Version) -> None:
-    """Over every preset and objective; what is written reads back as the same arguments."""
-
-    config, pair = deploy(Setup(engine={"version": version}))
+@pytest.mark.parametrize("method", ["dflash", "eagle3", "ngram", "none"])
+def test_what_is_written_is_taken_and_can_be_overridden(deploy: Deploy, method: str) -> None:
+    """Over every preset and objective; it reads back as the same arguments."""
+    of = {"speculation": {"method": method}}
+    config, pair = deploy(Setup(config=of))
     for preset in PRESETS.values():
         for objective in ("latency", "balanced", "throughput"):
             engine = config.engine.model_copy(update={"objective": objective})
             made = config.model_copy(update={"engine": engine})
             args = choose_args(made, pair, preset)
-            assert args.version == version
-            for path, inside, key, value in walk(args.to_dict()):
-                argument = classes()[inside][key]
-                first = argument.since
-                if isinstance(value, str):
-                    first = argument.values_since.get(value, first)
-                assert VERSIONS.index(first) <= VERSIONS.index(version), path
-            again = llm_args_class("dflash").model_validate(yaml.safe_load(args.to_yaml()))
-            assert again.model_dump(exclude_unset=True) == args.to_dict()
+            again = LlmArgs(yaml.safe_load(args.to_yaml()))
+            assert again.complete == args.complete
+            standin["TorchLlmArgs"](**args.to_dict())
             errors = [f for f in check_args(made, pair, preset, args) if f.result == "error"]
-            assert errors == []
+            if method == "dflash":
+                assert errors == []
+    for name in flat(chosen(deploy, Setup(config=of)).to_dict()):
+        value = at(schema_defaults(method), name)
+        given: Fields = {}
+        *sections, last = name.split(".")
+        inner = given
+        for part in sections:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+        if name not in ("model", "speculative_config.decoding_type"):
+            kept = chosen(deploy, Setup(args=given, config=of)).to_dict()
+            assert at(kept, name) == (value or at(schema_defaults(method), name)), name
 
 
-@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.argument)
-def test_every_rule_can_be_overridden(deploy: Deploy, rule: Rule) -> None:
-    """With what it would choose, or upstream's default; the source says who chose it."""
-    of = {"speculation": {"method": rule.methods[0]}} if rule.methods else {}
-    own = at(chosen(deploy, Setup(config=of)).typed.model_dump(), rule.argument)
-    value = Values()[rule.argument] if own is None else own
-    *sections, last = rule.argument.split(".")
-    args: Fields = {last: value}
-    for section in reversed(sections):
-        args = {section: args}
-    made = chosen(deploy, Setup(args=args, config=of))
-    assert at(made.to_dict(), rule.argument) == value
-    given = [each for each in made.chosen if each.argument.startswith(rule.argument)]
-    assert {each.source for each in given} == {"engine.args"}
+def schema_defaults(method: str) -> Fields:
+    kinds = {"dflash": "DFlash", "eagle3": "Eagle3", "ngram": "NGram"}
+    own = {"speculative_config": {"decoding_type": kinds[method]}} if method in kinds else {}
+    return LlmArgs({"attention_dp_config": {}, "model": "target", **own}).complete
+
+
+def flat(values: Fields, above: str = "") -> list[str]:
+    found = []
+    for name, value in values.items():
+        inner = flat(value, f"{above}{name}.") if isinstance(value, dict) else []
+        found += inner or [f"{above}{name}"]
+    return found
 
 
 def test_rules_follow_what_is_overridden(deploy: Deploy) -> None:
@@ -438,7 +350,7 @@ def test_a_drafter_with_odd_numbers(deploy: Deploy, changes: Fields, problem: st
         chosen(deploy, Setup(drafter=changes))
 
 
-@pytest.mark.parametrize("field", ["num_attention_heads", "num_key_value_heads", "head_dim"])
+@pytest.mark.parametrize("field", ["num_attention_heads", "num_key_value_heads"])
 def test_heads_that_cannot_be(deploy: Deploy, field: str) -> None:
     found = checked(deploy, Setup(drafter={field: -4}))
     assert found["heads-divide"].result == "not checked"
@@ -468,19 +380,16 @@ def test_the_kinds_say_the_same(deploy: Deploy) -> None:
     assert len(kind["notes"]) == 1
 
 
-def rendered() -> list[str]:
-    """The tables of docs/tensorrt_llm.md on rules and checks."""
-    chosen_by = ["| argument | how it is chosen | source |", "|---|---|---|"]
-    chosen_by += [f"| `{rule.argument}` | {rule.how} | {rule.source} |" for rule in rules()]
+def rendered() -> str:
+    """The table of docs/tensorrt_llm.md on checks."""
     checks = ["| check | severity | without it |", "|---|---|---|"]
     for check in ALL_CHECKS:
         assert check.look.__doc__
         first = check.look.__doc__.strip().split("\n\n")[0]
         checks.append(f"| `{check.name}` | {check.severity} | {' '.join(first.split())} |")
-    return ["\n".join(chosen_by), "\n".join(checks)]
+    return "\n".join(checks)
 
 
-def test_the_documented_tables_are_these() -> None:
+def test_the_documented_table_is_this() -> None:
     document = (Path(__file__).parents[2] / "docs" / "tensorrt_llm.md").read_text()
-    for table in rendered():
-        assert f"\n\n{table}\n\n" in document
+    assert f"\n\n{rendered()}\n\n" in document

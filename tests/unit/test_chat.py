@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +12,6 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dflash_trt.chat.render import load_chat_template, parse_messages, try_chat_template
-from dflash_trt.chat.templates import MODULE, send
 from dflash_trt.errors import CheckpointError, RequestError
 
 CHATML = """{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>
@@ -128,7 +122,7 @@ LOADING = {
     "unhashable names": ([{"name": [], "template": "a"}, 5], None),
     "break outside a loop": ("{% break %}", "is not valid"),
     "deep": ("{{" + "(" * 5000 + ")" * 5000 + "}}", "is not valid"),
-    "endless": ("{{ 9 ** (9 ** 9) }}", r"not valid \(it takes more than 2 s\)"),
+    "surrogates": ("\ud800", "is not valid"),
 }
 
 
@@ -146,81 +140,57 @@ def test_a_template_that_cannot_be_loaded(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "limit"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s"),
-        ("{{ '%0*d' % (10 ** 9, 1) }}", "512 MiB"),
-        ("{{ 'x' * (100 * 2 ** 20) }}", "512 MiB"),
-        ("{{ messages | string * 10 ** 10 }}", "512 MiB"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "steps"),
+        ("{% macro m() %}{% for j in range(99999) %}{% endfor %}{% endmacro %}"
+         "{% for i in range(99) %}{{ m() }}{% endfor %}", "steps"),
+        ("{{ '%0*d' % (10 ** 9, 1) }}", "characters"),
+        ("{{ '%.1000000000f' % 1 }}", "characters"),
+        ("{{ 'x' * (100 * 2 ** 20) }}", "items"),
+        ("{{ 10 ** 10 * (messages | string) }}", "items"),
+        ("{{ 9 ** (9 ** 9) }}", "bits"),
+        ("{% set x = 'x' * 2 ** 20 %}{% for i in range(99) %}{{ x }}{% endfor %}", "characters"),
     ],
-)
-def test_a_template_is_limited_in_time_and_memory(
-    template: str, limit: str, tmp_path: Path
-) -> None:
-    """The next one finds the process started again."""
+)  # fmt: skip
+def test_a_template_is_limited_in_what_it_makes(template: str, limit: str, tmp_path: Path) -> None:
     source = "{% if messages[0].role == 'user' %}" + template + "{% else %}well{% endif %}"
     directory = _tokenizer(tmp_path, source)
-    with pytest.raises(CheckpointError, match=f"takes more than {limit}"):
+    with pytest.raises(CheckpointError, match=rf"makes more than \d+ {limit}"):
         try_chat_template(directory)
     render = load_chat_template(directory)
     assert render is not None
     for _ in range(2):
-        with pytest.raises(RequestError, match=f"takes more than {limit}"):
+        with pytest.raises(RequestError, match=rf"makes more than \d+ {limit}"):
             render(messages=[{"role": "user"}])
         assert render(messages=[{"role": "system"}]) == "well"
+
+
+def test_limits_leave_usual_products_alone(tmp_path: Path) -> None:
+    source = "{{ '-' * 3 }}{{ 3 * 2.5 }}{{ 2 ** 10 }}{{ '%05d|%s' % (7, 'a') }}{{ 10 % 3 }}"
+    render = load_chat_template(_tokenizer(tmp_path, source))
+    assert render is not None
+    assert render(messages=[]) == "---7.5102400007|a1"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].content }}",  # half a character
+    ],
+)
+def test_a_template_reaches_nothing_but_what_it_is_given(template: str, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "\ud800"}]
+    directory = _tokenizer(tmp_path, None, chat_template=template)
+    render = load_chat_template(directory)
+    assert render is not None
+    with pytest.raises(RequestError, match="refuses the messages"):
+        render(messages=messages)
+    assert messages == [{"role": "user", "content": "\ud800"}]
 
 
 def test_a_template_that_refuses_a_plain_message_is_a_warning(tmp_path: Path) -> None:
     directory = _tokenizer(tmp_path, "{{ raise_exception('no system prompt') }}")
     (finding,) = try_chat_template(directory)
     assert (finding.result, "no system prompt" in finding.found) == ("warning", True)
-
-
-def test_the_process_of_a_template_ends_with_its_owner(tmp_path: Path) -> None:
-    code = f"""
-import os, signal
-from pathlib import Path
-from dflash_trt.chat.render import load_chat_template
-render = load_chat_template(Path({str(_tokenizer(tmp_path, CHATML))!r}))
-print(Path(f'/proc/{{os.getpid()}}/task/{{os.getpid()}}/children').read_text(), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert done.returncode == -signal.SIGKILL
-    children = [int(word) for word in done.stdout.split()]
-    assert children
-    deadline = time.monotonic() + 30
-    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in children)
-
-
-def test_the_process_of_a_template_says_nothing_when_its_owner_is_gone() -> None:
-    ours, theirs = socket.socketpair()
-    process = subprocess.Popen(
-        [sys.executable, "-m", MODULE, str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
-        stderr=subprocess.PIPE,
-    )
-    with ours, theirs:
-        send(ours, b"well")
-    assert process.communicate(timeout=60) == (None, b"")
-    assert process.returncode == 0
-
-
-def test_the_process_of_a_template_has_no_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DFLASH_TRT_INTERNAL_KEY", "secret")
-    before = {*children()}
-    render = load_chat_template(_tokenizer(tmp_path, CHATML))
-    (pid,) = {*children()} - before
-    assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes()
-    assert render is not None  # alive until here
-
-
-def children() -> list[int]:
-    own = Path("/proc/self/task") / Path("/proc/thread-self").readlink().name / "children"
-    return [int(word) for word in own.read_text().split()]
-
-
-def alive(pid: int) -> bool:
-    return "dflash_trt.chat.template_process" in command_line(pid)

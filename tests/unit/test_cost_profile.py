@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -269,11 +268,7 @@ def test_another_machine_is_measured(
     assert other.rounds
     assert there != here
     both = kept_profiles(engines)
-    assert [costs for _, costs in both] == [here, there]
-    names = {
-        name for name, value in asdict(both[0][0]).items() if asdict(both[1][0])[name] != value
-    }
-    assert names == {change}
+    assert [*both.values()] == [here, there]
     again = Machine()
     assert profile_of(engines, mode, again, threads) == there
     assert not again.rounds
@@ -282,12 +277,11 @@ def test_another_machine_is_measured(
 def test_the_last_machines_are_kept(engines: Path) -> None:
     for threads in range(1, KEPT + 3):
         profile_of(engines, "in_process", Machine(), threads)
-    assert [machine.threads for machine, _ in kept_profiles(engines)] == [*range(3, KEPT + 3)]
+    kept = [name.split(", ")[-2] for name in kept_profiles(engines)]
+    assert kept == [f"{threads} threads" for threads in range(3, KEPT + 3)]
 
 
-@pytest.mark.parametrize(
-    "damage", ["cut", "[]", "{}", "[1]", '[{"machine": {}}]', "table", "bytes"]
-)
+@pytest.mark.parametrize("damage", ["cut", "[]", "{}", "[1]", '{"machine": {}}', "table", "bytes"])
 def test_a_damaged_file_is_measured_again(engines: Path, damage: str) -> None:
     costs = profile_of(engines, "in_process", Machine())
     file = engines / COSTS_FILE
@@ -303,7 +297,7 @@ def test_a_damaged_file_is_measured_again(engines: Path, damage: str) -> None:
     again = Machine()
     assert profile_of(engines, "in_process", again) == costs
     assert again.rounds
-    assert [each for _, each in kept_profiles(engines)] == [costs]
+    assert [*kept_profiles(engines).values()] == [costs]
 
 
 def test_where_nothing_can_be_written(engines: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -53,14 +53,14 @@ CASES: dict[str, dict[str, Any]] = {
     "cpu": {"kind": "onnxruntime"},
     "plans": {"kind": "tensorrt", "library": "tensorrt_rtx", "tensor_parallel_size": 2},
     "dgx-b300": {"hardware": "dgx-b300", "checkpoints": "hub"},
-    "one-gpu": {"hardware": "hgx-h200", "gpus": 1, "version": "1.3.0rc27"},
+    "one-gpu": {"hardware": "hgx-h200", "gpus": 1},
     "two-nodes": {"hardware": "gb300-nvl72-slice", "checkpoints": "hub"},
 }
 SEVERAL = "two-nodes"
 OURS = ("cpu", "plans")  # whose rounds are ours, and whose image is slim
 
 
-def made(name: str = "gpt-oss.120b_x", style: str = "dflash", **engine: Any) -> BuildConfig:
+def made(name: str = "gpt-oss.120b_x", **engine: Any) -> BuildConfig:
     hub = {"hub": "org/name", "revision": "0" * 40}
     return BuildConfig.model_validate(
         {
@@ -68,7 +68,6 @@ def made(name: str = "gpt-oss.120b_x", style: str = "dflash", **engine: Any) -> 
             "target": hub,
             "drafter": hub,
             "engine": {"kind": "tensorrt_llm"} | engine,
-            "serving": {"style": style},
         }
     )
 
@@ -413,9 +412,8 @@ def answering() -> Iterator[tuple[type[Answers], int]]:
         server.server_close()
 
 
-@pytest.mark.parametrize("style", ["dflash", "llmapi"])
-def test_the_probe_generates_unless_tokens_flow(tmp_path: Path, style: str) -> None:
-    write(tmp_path, made(style=style))
+def test_the_probe_generates_unless_tokens_flow(tmp_path: Path) -> None:
+    write(tmp_path, made())
 
     def healthy(port: int) -> bool:
         ports = {"HTTP_PORT": str(port), "METRICS_PORT": str(port), "TMPDIR": str(tmp_path)}
@@ -425,13 +423,9 @@ def test_the_probe_generates_unless_tokens_flow(tmp_path: Path, style: str) -> N
     with answering() as (server, port):
         assert healthy(port)
         (asked,) = server.asked
-        model, length = {
-            "dflash": ("dflash", "max_tokens"),
-            "llmapi": ("tensorrt_llm", "sampling_param_max_tokens"),
-        }[style]
         path, body = asked.split(" ", 1)
-        assert path == f"/v2/models/{model}/generate"
-        assert json.loads(body) == {"text_input": "a", length: 1}
+        assert path == "/v2/models/dflash/generate"
+        assert json.loads(body) == {"text_input": "a", "max_tokens": 1}
         server.works = False
         assert not healthy(port)  # nothing has been generated since, and nothing is
         server.tokens = 5

@@ -30,7 +30,7 @@ from dflash_trt.chat.formats import (
 )
 from dflash_trt.chat.formats.harmony import CALL, KIND
 from dflash_trt.chat.formats.reader import overlap
-from dflash_trt.chat.template_process import _environment
+from dflash_trt.chat.templates import Template
 from dflash_trt.errors import RequestError
 
 OUTPUTS = 100
@@ -137,7 +137,7 @@ def random_call(rng: random.Random) -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def write() -> Callable[..., str]:
     """`write(format, calls, content)`: what a template of the format makes of such a message."""
-    templates = {sign: _environment().from_string(source) for sign, source in WRITING.items()}
+    templates = {sign: Template(source) for sign, source in WRITING.items()}
 
     def written(format: Format, calls: Sequence[tuple[str, dict[str, Any]]], content: str) -> str:
         message = {
@@ -148,7 +148,7 @@ def write() -> Callable[..., str]:
                 for at, (name, arguments) in enumerate(calls)
             ],
         }
-        text = templates[format.sign].render(messages=[message], eos_token="")
+        text = templates[format.sign](messages=[message], eos_token="")
         for header in ("<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>"):
             text = text.removeprefix(header)
         for end in ("<|im_end|>\n", "<|eot_id|>", CALL):

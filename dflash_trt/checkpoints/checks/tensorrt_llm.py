@@ -83,19 +83,6 @@ def drafter_method(pair: Pair) -> Found:
     )
 
 
-@check("warning", *BLOCKS)
-def lilicorr_of_version(pair: Pair) -> Found:
-    """Its head came to upstream's main (`modeling_lilicorr.py`); a release with it was not seen."""
-    head = is_lilicorr(pair.drafter.values)
-    return Found(
-        not head,
-        "the drafter has LiLiCorr's head, which no release that is known here was seen to run"
-        if head
-        else "the drafter has not LiLiCorr's head",
-        "See that acceptance is that of the drafter's card; a release without it drafts as DFlash",
-    )
-
-
 @check("error", *BLOCKS)
 def grouped_drafter_attention(pair: Pair) -> Found:
     """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
@@ -143,15 +130,4 @@ def listed_upstream(pair: Pair) -> Found:
         name == LISTED,
         f"the target is {name}; TensorRT-LLM's table lists DFlash for {LISTED} only",
         "Compare acceptance with the published one before relying on it",
-    )
-
-
-@check("note", *BLOCKS)
-def first_generation(pair: Pair) -> Found:
-    """DFlash 2 came later (pull requests 18155 and 19159, August and September 2026)."""
-    second = "DFlash2DraftModel" in str(pair.drafter.values.get("architectures"))
-    return Found(
-        not second,
-        f"the drafter is DFlash{' 2, which needs TensorRT-LLM 1.4.0rc0 or later' * second}",
-        "Leave engine.version at 1.4.0rc1",
     )

@@ -2,8 +2,6 @@
 
 from dflash_trt.decoding.speculation.cost_profile import (
     CostProfile,
-    Machine,
-    keep_profile,
     kept_profiles,
     measure,
     profile_of,

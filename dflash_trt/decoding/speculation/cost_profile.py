@@ -8,16 +8,16 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.atomic import replace_text
-from dflash_trt.decoding.messages import RunRound, VerifyInput, verify_input
+from dflash_trt.decoding.messages import RunRound, verify_input
 from dflash_trt.digests import sha256
 from dflash_trt.engines import (
     COSTS_FILE,
@@ -39,7 +39,7 @@ BUDGET = 5.0  # seconds of measuring; MAX_BUDGET times that where rounds are slo
 MAX_BUDGET, MIN_PASSES, MAX_PASSES = 4, 3, 16
 KEPT = 8  # machines, those measured last
 
-Floats = npt.NDArray[np.float64]
+Round = tuple[int, int, int]  # context, rows, and width; 0: one of which only the draft counts
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ class CostProfile:
     widths: list[int]
     verify_seconds: list[list[list[float]]]  # [context][rows][width]; hops of an ensemble included
     draft_seconds: list[list[float]]  # [context][rows]
-    _found: dict[tuple[int, int, int], float] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _found: dict[Round, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         axes = (self.contexts, self.rows, self.widths)
@@ -69,23 +67,21 @@ class CostProfile:
             raise ValueError("a table does not fit its axes")
         if any(list(axis) != sorted({*axis}) for axis in axes):
             raise ValueError("an axis does not rise")
-        if not (np.isfinite(verify).all() and np.isfinite(draft).all()):
-            raise ValueError("a time is not a number")
-        if verify.min() <= 0 or draft.min() < 0:  # where nothing drafts that takes no time
-            raise ValueError("a time is not positive")
+        # where nothing drafts that takes no time; a comparison with nan is false
+        if not ((verify > 0) & (verify < np.inf)).all() or not (draft >= 0).all():
+            raise ValueError("a time is no number of seconds")
 
     def verify(self, n: int, width: int, context: int) -> float:
-        """Seconds to verify `width` tokens of each of n sequences."""
+        """Return the seconds to verify `width` tokens of each of n sequences."""
         return self._read(self.verify_seconds, n, width, context)
 
     def draft(self, n: int, context: int) -> float:
-        """Seconds to draft a block for each of n sequences."""
+        """Return the seconds to draft a block for each of n sequences."""
         return self._read(self.draft_seconds, n, 0, context)
 
     def as_json(self) -> dict[str, Any]:
-        """The arguments that make an equal one."""
-        names = ("contexts", "rows", "widths", "verify_seconds", "draft_seconds")
-        return {name: getattr(self, name) for name in names}
+        """Return the arguments that make an equal one."""
+        return {name: value for name, value in vars(self).items() if name != "_found"}
 
     def _read(self, table: Any, n: int, width: int, context: int) -> float:
         """Linear between the table's points, and beyond the last; the first one's below the first.
@@ -107,17 +103,6 @@ class CostProfile:
         return self._found[key]
 
 
-# --- measuring ------------------------------------------------------------------------------------
-
-
-class _Round(NamedTuple):
-    """A kind of round to be timed; width 0: one that drafts, of which only the draft counts."""
-
-    context: int
-    n: int
-    width: int
-
-
 def measure(
     run_round: RunRound,
     block_size: int,
@@ -137,41 +122,42 @@ def measure(
     long = max_seq_len - 2 * max_width  # room for a round and what it drafts
     contexts = [SHORT, long] if long > 2 * SHORT else [max(min(SHORT, long), 0)]
 
-    def visit(kind: _Round) -> float:
-        x = _input(kind, block_size)
+    def visit(context: int, n: int, width: int) -> float:
+        """Run a round of greedy rows with any tokens."""
+        verified = width or min(4, block_size)  # a usual number of features to inject
+        rows = [[verified, 1, context, 2 * block_size]] * n
+        batch = [0, 0 if width else block_size - 1, CANDIDATES]
+        x = verify_input(batch, rows, [[0] * verified] * n)
         began = clock()
         output = run_round(x)
-        took = clock() - began - output.draft_seconds
-        return took if kind.width else output.draft_seconds
+        return clock() - began - output.draft_seconds if width else output.draft_seconds
 
-    visit(_Round(contexts[0], 1, 1))  # reads the weights in
-    plain, largest = visit(_Round(contexts[0], 1, 1)), visit(_Round(contexts[-1], slots, max_width))
+    visit(contexts[0], 1, 1)  # reads the weights in
+    plain, largest = visit(contexts[0], 1, 1), visit(contexts[-1], slots, max_width)
     if largest < budget_seconds / 10:  # the first of its shape binds buffers
-        largest = visit(_Round(contexts[-1], slots, max_width))
-    rows, widths = _doubling(slots), _doubling(max_width)
+        largest = visit(contexts[-1], slots, max_width)
     few_rows, few_widths = sorted({1, slots}), sorted({1, max_width})
     for grid in (
-        (contexts, rows, widths),
-        (contexts, few_rows, widths),
-        (contexts[:1], few_rows, widths),
+        (contexts, _doubling(slots), _doubling(max_width)),
+        (contexts[:1], few_rows, _doubling(max_width)),
         (contexts[:1], few_rows, few_widths),
     ):
-        kinds = [_Round(*kind) for kind in product(grid[0], grid[1], (*grid[2], 0))]
+        kinds = list(product(grid[0], grid[1], (*grid[2], 0)))
         shares = (n * (width or 2 * block_size) / (slots * max_width) for _, n, width in kinds)
         a_pass = sum(plain + share * max(largest - plain, 0.0) for share in shares)
         if MIN_PASSES * a_pass <= max_seconds:
             break
     # of a small engine a kind's first round after another's is slower
     warm_ups = 1 if 3 * 4 * a_pass <= budget_seconds else 0
-    seconds: dict[_Round, list[float]] = {kind: [] for kind in kinds}
+    seconds: dict[Round, list[float]] = {kind: [] for kind in kinds}
     began = clock()
     for passed in range(1, MAX_PASSES + 1):
         # all kinds have their turn in every pass, so that noise of the machine meets all
         for kind in kinds:
             # nor does it count what earlier rounds left for the drafter to catch up with
-            for _ in range(warm_ups if kind.width else 1):
-                visit(kind)
-            seconds[kind] += [visit(kind) for _ in range(1 + warm_ups)]
+            for _ in range(warm_ups if kind[2] else 1):
+                visit(*kind)
+            seconds[kind] += [visit(*kind) for _ in range(1 + warm_ups)]
         a_pass = (clock() - began) / passed
         if clock() - start + a_pass > (budget_seconds if passed >= MIN_PASSES else max_seconds):
             break
@@ -179,15 +165,14 @@ def measure(
     # half as much as the median from one measurement to the next
     typical = np.array([np.quantile(seconds[kind], 0.25) for kind in kinds])
     table = _rising(typical.reshape([len(axis) for axis in grid[:2]] + [-1]))
-    verify, draft = table[..., :-1], table[..., -1]
-    return CostProfile(*grid, verify.tolist(), draft.tolist())
+    return CostProfile(*grid, table[..., :-1].tolist(), table[..., -1].tolist())
 
 
 def _doubling(last: int) -> list[int]:
     return [n for n in (1 << i for i in range(last.bit_length())) if n < last] + [last]
 
 
-def _rising(table: Floats) -> Floats:
+def _rising(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """`[context, rows, widths and the drafter]`: what is larger never takes less time.
 
     Where it seems so it is noise, and the policy would run after a wide round that looks free. The
@@ -201,105 +186,21 @@ def _rising(table: Floats) -> Floats:
     return table
 
 
-def _input(kind: _Round, block_size: int) -> VerifyInput:
-    """Greedy rows with any tokens."""
-    context, n, width = kind
-    drafts = 0 if width else block_size - 1
-    width = width or min(4, block_size)  # a usual number of features to inject
-    rows = [[width, 1, context, 2 * block_size]] * n
-    return verify_input([0, drafts, CANDIDATES], rows, [[0] * width] * n)
-
-
-# --- keeping --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What decides the time of a round, engines included."""
-
-    __pydantic_config__: ClassVar = EXACT
-
-    cpu: str
-    cores: int
-    gpu: str  # "" without one
-    kind: str
-    library: str
-    mode: str
-    threads: int
-    target: str  # SHA-256 of its engine.json
-    drafter: str
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """An entry of the file."""
-
-    __pydantic_config__: ClassVar = EXACT
-
-    machine: Machine
-    costs: CostProfile
-
-
 def profile_of(
     engines: Path, mode: str, run_round: RunRound, threads: int | None = None
 ) -> CostProfile:
-    """What is kept for this machine, or is measured now and kept; see `measure`.
+    """Return what is kept for this machine, or is measured now and kept; see `measure`.
 
     engines: holds `target/` and `drafter/`; mode: how `run_round` runs, "in_process" or "ensemble";
     threads: of an engine call, where they are not those of `engine.json`.
     """
-    here = this_machine(engines, mode, threads)
-    for machine, profile in kept_profiles(engines):
-        if machine == here:
-            return profile
-    target = read_info(engines / "target", here.kind)
+    here, kept = this_machine(engines, mode, threads), kept_profiles(engines)
+    if here in kept:
+        return kept[here]
+    target = read_info(engines / "target", engine_kind(engines / "target"))
     log.info("measuring what rounds cost on this machine")
-    profile = measure(run_round, target.block_size, target.slots, target.max_seq_len)
-    keep_profile(engines, here, profile)
-    return profile
-
-
-def this_machine(engines: Path, mode: str, threads: int | None = None) -> Machine:
-    """Arguments as in `profile_of`."""
-    kind = engine_kind(engines / "target")
-    info = read_infos(engines)[0]  # refuses a drafter that is not whole, too
-    if info.plan is None:
-        library, gpu = f"{kind} {versions().get(kind, '')}".strip(), ""
-    else:
-        # here, because CPUs need none of it
-        from dflash_trt.tensorrt_llm import gpus  # noqa: PLC0415
-
-        library = f"{info.plan.library} {info.plan.version}"
-        gpu = ", ".join(each.name for each in gpus()[: info.ranks])
-    return Machine(
-        cpu=cpu_model(),
-        cores=usable_cores(),
-        gpu=gpu,
-        kind=kind,
-        library=library,
-        mode=mode,
-        threads=info.cpu_threads if threads is None else threads,
-        target=sha256([engines / "target" / ENGINE_FILE]),
-        drafter=sha256([each / ENGINE_FILE for each in roles(engines)[1:]]),
-    )
-
-
-def kept_profiles(engines: Path) -> list[tuple[Machine, CostProfile]]:
-    """Of each machine, the last one measured last. What cannot be read is not there."""
-    try:
-        kept = read_as(engines / COSTS_FILE, list[_Kept])
-    except (OSError, ValueError):
-        return []
-    return [(each.machine, each.costs) for each in kept]
-
-
-def keep_profile(engines: Path, machine: Machine, profile: CostProfile) -> None:
-    """Write `costs.json` anew, with this in place of an older one of the same machine."""
-    others = [each for each in kept_profiles(engines) if each[0] != machine]
-    entries = [
-        {"machine": asdict(its), "costs": each.as_json()}
-        for its, each in [*others, (machine, profile)][-KEPT:]
-    ]
+    kept[here] = measure(run_round, target.block_size, target.slots, target.max_seq_len)
+    entries = {each: profile.as_json() for each, profile in [*kept.items()][-KEPT:]}
     try:
         replace_text(engines / COSTS_FILE, json.dumps(entries) + "\n")
     except OSError as error:
@@ -308,3 +209,28 @@ def keep_profile(engines: Path, machine: Machine, profile: CostProfile) -> None:
             engines / COSTS_FILE,
             error.strerror,
         )
+    return kept[here]
+
+
+def this_machine(engines: Path, mode: str, threads: int | None = None) -> str:
+    """Name what decides the time of a round: hardware and library; mode, threads and engines."""
+    kind, info = engine_kind(engines / "target"), read_infos(engines)[0]
+    library, gpu = f"{kind} {versions().get(kind, '')}", ""
+    if info.plan is not None:
+        # here, because CPUs need none of it
+        from dflash_trt.tensorrt_llm import gpus  # noqa: PLC0415
+
+        library = f"{info.plan.library} {info.plan.version}"
+        gpu = ", ".join(["", *(each.name for each in gpus()[: info.ranks])])
+    threads = info.cpu_threads if threads is None else threads
+    made_of = sha256([each / ENGINE_FILE for each in roles(engines)])
+    hardware = f"{cpu_model()}, {usable_cores()} cores{gpu}, {library}"
+    return f"{hardware}; {mode}, {threads} threads, engines {made_of}"
+
+
+def kept_profiles(engines: Path) -> dict[str, CostProfile]:
+    """Read the profiles by machine, mode and engines, the latest last; {} where that fails."""
+    try:
+        return read_as(engines / COSTS_FILE, dict[str, CostProfile])
+    except (OSError, ValueError):
+        return {}

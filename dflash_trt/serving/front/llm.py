@@ -23,7 +23,7 @@ from dflash_trt.errors import BuildError, RequestError
 from dflash_trt.serving.front.metrics import Metrics
 from dflash_trt.serving.front.request_handler import INTERNAL, INVALID, Deliver
 from dflash_trt.serving.internal import end_process
-from dflash_trt.tensorrt_llm import ARGS_FILE, with_cached_target
+from dflash_trt.tensorrt_llm import ARGS_FILE, with_local_target
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class TensorRTLLM:
         self._guided = tensorrt_llm.sampling_params.GuidedDecodingParams
         self._channels = channels
         self._drafts = settings.block_size - 1
-        self._llm = tensorrt_llm.LLM(**with_cached_target(args))
+        self._llm = tensorrt_llm.LLM(**with_local_target(args))
         self._running: dict[Sequence, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)

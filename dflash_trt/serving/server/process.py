@@ -30,7 +30,6 @@ from dflash_trt.serving.server.launch import (
     find_binary,
     working_directory,
 )
-from dflash_trt.triton import LLMAPI
 
 START_TIMEOUT = 3600.0  # seconds: TensorRT-LLM loads, tunes and captures graphs
 START_CRASHES = 2
@@ -333,11 +332,6 @@ def find_repository(directory: Path) -> Path:
                     if info.plan is not None:
                         check_machine(info)
             return repository
-        if (repository / LLMAPI / "config.pbtxt").is_file():
-            raise ServerError(
-                f"{directory} has the style llmapi, which `serve` knows nothing of",
-                f"Do as {repository / LLMAPI / '1' / 'README.md'} says",
-            )
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",
         "Build one: dflash-trt build build_configs/pycode.yaml --output DIR",

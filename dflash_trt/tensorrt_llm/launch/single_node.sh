@@ -16,9 +16,8 @@ if [ "$nodes" -gt 1 ] && [ -z "${TLLM_SPAWN_PROXY_PROCESS:-}" ]; then
   echo "this build takes $nodes machines: start it with launch/slurm.sh or launch/mpi.sh" >&2
   exit 2
 fi
-cd "$build"  # where the paths of style llmapi start
 # shellcheck source=/dev/null
-. engines/tensorrt_llm/env.sh
+. "$build/engines/tensorrt_llm/env.sh"
 umask 077  # shared memory holds prompts
 DFLASH_TRT_RUNTIME=$(mktemp -d /tmp/dflash-trt-XXXXXXXX)  # for a socket between the models
 export DFLASH_TRT_RUNTIME

@@ -9,5 +9,5 @@ before=$(cat "$seen" 2>/dev/null)
 echo "$now" >"$seen"
 [ -n "$before" ] && [ -n "$now" ] && [ "$now" != "$before" ] && exit 0
 exec curl --fail --silent --show-error --max-time 25 --output /dev/null \
-  --data '{"text_input": "a", "{{ max_tokens }}": 1}' \
-  "http://127.0.0.1:${HTTP_PORT:-8000}/v2/models/{{ model }}/generate"
+  --data '{"text_input": "a", "max_tokens": 1}' \
+  "http://127.0.0.1:${HTTP_PORT:-8000}/v2/models/dflash/generate"

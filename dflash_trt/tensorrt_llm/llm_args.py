@@ -1,0 +1,254 @@
+"""Choose the arguments of `LLM(...)` for what `engine.args` leaves open.
+
+Paths in comments are those of NVIDIA/TensorRT-LLM.
+"""
+
+import copy
+from collections.abc import Mapping
+from contextlib import suppress
+from math import ceil
+from typing import Any
+
+from dflash_trt.checkpoints import Pair
+from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.config import CHAIN, BuildConfig
+from dflash_trt.errors import ConfigError
+from dflash_trt.planning import Machine, section
+from dflash_trt.tensorrt_llm.context import Context, recompute_tail, undivided
+from dflash_trt.tensorrt_llm.schema import DECODING_TYPES, LlmArgs, refusal
+
+TARGET, DRAFTER = "target", "drafter"  # folders beside llm_args.yaml
+MAX_SEQ_LEN = 131072  # tokens, where the models know more
+BATCH = {"latency": 8, "balanced": 64, "throughput": 256}
+# docs/source/deployment-guide/deployment-guide-for-gpt-oss-on-trtllm.md
+BEST_FOR_GPT_OSS = {90: "TRITON", 100: "TRTLLM", 103: "TRTLLM"}
+
+
+def choose_args(config: BuildConfig, pair: Pair, machine: Machine) -> LlmArgs:
+    """Return what `LLM(...)` is given; `model` and drafter are folders beside the written file.
+
+    Raises ConfigError, naming the argument, for what TensorRT-LLM does not take.
+    """
+    context = Context(config, pair, machine)
+    _check_given(context)
+    args = llm_args(context)
+    if refused := refusal(args, context.method):  # for what the checkpoints say
+        raise ConfigError(
+            f"{refused.name} would be {refused.value!r}, which TensorRT-LLM does not take",
+            "Check the config.json of target and drafter, or give it in engine.args",
+        )
+    return LlmArgs(args)
+
+
+def _check_given(context: Context) -> None:
+    """Raise ConfigError for arguments of `engine.args` that TensorRT-LLM does not take."""
+    given, name = context.engine.args, "speculative_config"
+    if context.method == "none" and given.get(name) is not None:
+        raise ConfigError(
+            f"engine.args.{name} is given, but speculation.method is none",
+            "Leave it out, or set the method",
+        )
+    if context.method != "none" and name in given and not isinstance(given[name], Mapping):
+        raise ConfigError(
+            f"engine.args.{name} turns speculation off",
+            "Leave it out, or set speculation.method: none",
+        )
+    whole = {"model": TARGET} | given
+    if context.method != "none":
+        whole[name] = {"decoding_type": DECODING_TYPES[context.method]} | given.get(name, {})
+    if refused := refusal(whole, context.method):
+        raise ConfigError(f"engine.args.{refused.name}: {refused.why:.200}", refused.fix)
+
+
+class _Choices:
+    """Arguments as they are chosen; what `engine.args` gives stays as it is."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.args = copy.deepcopy(dict(given))
+
+    def set(self, name: str, value: Any) -> None:
+        """Set an argument by its dotted name, unless it, or its section as null, is given."""
+        *sections, last = name.split(".")
+        inner: Any = self.args
+        for part in sections:
+            inner = inner.setdefault(part, {})
+        if isinstance(inner, dict):
+            inner.setdefault(last, value)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return what is set, or upstream's default."""
+        return LlmArgs(self.args).value(name)
+
+
+def llm_args(context: Context) -> dict[str, Any]:
+    """Return the arguments of `LLM(...)`, nested as upstream nests them."""
+    engine, config = context.engine, context.config
+    args = _Choices(engine.args)
+    for name in ("max_batch_size", "max_num_tokens"):
+        # null is the default: `normalize_optional_fields_to_defaults` of llm_args.py
+        if args.args.get(name, 0) is None:
+            del args.args[name]
+            args.args[name] = args[name]
+
+    hub = config.target.hub if engine.checkpoints == "hub" else None
+    args.set("model", hub or TARGET)
+    if args["model"] != TARGET:
+        args.set("revision", config.target.revision)  # the one that was checked
+
+    # the drafter is sharded as the target (modeling_dflash.py@009d8fa4); KV heads may be repeated
+    with suppress(NotKnown):
+        args.set(
+            "tensor_parallel_size",
+            next(n for n in range(context.gpus, 0, -1) if not undivided(context, n)),
+        )
+    ranks = args["tensor_parallel_size"]
+    if context.gpus > context.machine.gpus:  # an instance spreads over nodes
+        args.set("gpus_per_node", context.machine.gpus)
+    _choose_experts(context, args, ranks)
+
+    # upstream gives Gemma 4 FlashInfer, with one token a sequence (user reports)
+    if context.target.architecture.startswith("Gemma4"):
+        args.set("attn_backend", "TRTLLM")
+    if context.method != "none":
+        _choose_speculation(context, args)
+    _choose_cache(context, args)
+    _choose_sizes(context, args, ranks)
+
+    # a batch between two sizes would run without a graph
+    # (examples/configs/curated/gpt-oss-120b-latency.yaml)
+    args.set("cuda_graph_config.enable_padding", True)
+    largest = args["cuda_graph_config.max_batch_size"] or args["max_batch_size"]
+    args.set("cuda_graph_config.batch_sizes", _graph_sizes(largest))
+    args.set("return_perf_metrics", True)  # acceptance of each request (pull request 17082)
+    if engine.objective == "throughput":
+        # examples/configs/curated/gpt-oss-120b-throughput.yaml
+        args.set("stream_interval", 20)
+    return args.args
+
+
+def _choose_experts(context: Context, args: _Choices, ranks: int) -> None:
+    throughput = context.engine.objective == "throughput"
+    # examples/configs/curated/gpt-oss-120b-throughput.yaml
+    if throughput and context.experts is not None and ranks > 1:
+        args.set("enable_attention_dp", True)
+    if args["enable_attention_dp"]:
+        args.set("attention_dp_config.enable_balance", True)
+        args.set("attention_dp_config.batching_wait_iters", 50)
+        args.set("attention_dp_config.timeout_iters", 1)
+    if context.experts is not None and ranks > 1:
+        # gpt-oss-120b-latency.yaml beside it; examples/configs/database/openai/gpt-oss-120b/B200
+        # has as many as ranks
+        one = context.engine.objective == "latency" or context.experts % ranks
+        args.set("moe_expert_parallel_size", 1 if one else ranks)
+    if context.is_gpt_oss and context.gpu.sm in BEST_FOR_GPT_OSS:
+        args.set("moe_config.backend", BEST_FOR_GPT_OSS[context.gpu.sm])
+
+
+def _choose_speculation(context: Context, args: _Choices) -> None:
+    drafter, method = context.drafter, context.method
+    args.set("speculative_config.decoding_type", DECODING_TYPES[method])
+    if method != "ngram":
+        args.set("speculative_config.speculative_model", DRAFTER)  # it must be local
+    asked = context.config.speculation.draft_tokens
+    with suppress(NotKnown):
+        # the whole block (_torch/speculative/dflash.py@00679c66), or as upstream's examples have it
+        usual = context.max_draft_len if asked is None and context.in_blocks else CHAIN
+        args.set("speculative_config.max_draft_len", usual if asked is None else asked)
+    if context.in_blocks:
+        # upstream reads `dflash_config` only, and falls back silently (llm_args.py@00043967)
+        with suppress(NotKnown):
+            args.set("speculative_config.mask_token_id", drafter.number("mask_token_id"))
+        with suppress(NotKnown):
+            args.set("speculative_config.target_layer_ids", list(drafter.taps))
+        # paged where there are kernels, else flash-attn's
+        # (_torch/speculative/dflash_attention.py@0352547d, pull request 19159)
+        backend = "TRTLLM" if context.paged else "VANILLA"
+        args.set("speculative_config.attention_backend", backend)
+    if method == "eagle3":
+        # upstream's own are of the beginning, the middle and the end
+        layers = section(drafter.values, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
+        if isinstance(layers, list) and layers:
+            args.set("speculative_config.eagle3_layers_to_capture", list(layers))
+    if method == "ngram":
+        # docs/source/features/speculative-decoding.md@04c8822c
+        args.set("speculative_config.max_matching_ngram_size", 4)
+        # one client's text is never another's draft
+        args.set("speculative_config.is_public_pool", False)
+        # drafts are made between two steps of the target (the same page)
+        args.set("disable_overlap_scheduler", True)
+
+
+def _choose_cache(context: Context, args: _Choices) -> None:
+    # reused tokens have no hidden states, so that the drafter misses them
+    # (tests/unittest/_torch/speculative; vllm-project/vllm issue 47930)
+    args.set("kv_cache_config.enable_block_reuse", context.reuses)
+    if context.reuses and context.in_blocks:
+        # manager V1 recomputes no tail where a layer has a window (TestV1WindowedLayerGate)
+        args.set("kv_cache_config.use_kv_cache_manager_v2", True)
+        with suppress(NotKnown):
+            tail = recompute_tail(context.sizes[1])
+            args.set("speculative_config.context_recompute_tail", tail)
+    # in a pool of another dtype than bfloat16 the drafter finds no place
+    # (_torch/speculative/dflash.py@00679c66)
+    args.set("kv_cache_config.dtype", "auto")
+    # the drafter's dense context needs room of its own (pull request 19466); else as in
+    # examples/configs/database/openai/gpt-oss-120b/B200
+    fraction = 0.8 if _dense(context, args) else 0.85
+    args.set("kv_cache_config.free_gpu_memory_fraction", fraction)
+
+
+def _choose_sizes(context: Context, args: _Choices, ranks: int) -> None:
+    objective, asked = context.engine.objective, context.config.serving.max_seq_len
+    with suppress(NotKnown):
+        # a head of EAGLE-3 says what it was trained on, mostly 2048
+        models = (context.target, context.drafter) if context.in_blocks else (context.target,)
+        known = [MAX_SEQ_LEN]
+        if asked is None:
+            known += [model.number("max_position_embeddings") for model in models]
+        args.set("max_seq_len", min(known) if asked is None else asked)
+    length, verified = args["max_seq_len"], 1 + (args["speculative_config.max_draft_len"] or 0)
+
+    alone = args["enable_attention_dp"]
+    batch = context.engine.concurrency or BATCH[objective]
+    batch = ceil(batch / ranks) if alone else batch
+    if _dense(context, args) and length is not None:
+        with suppress(NotKnown):  # not more than fit (pull request 19466)
+            slot = context.dense_slot(1 if alone else ranks, length, verified)
+            budget = context.dense_budget(ranks, args["kv_cache_config.free_gpu_memory_fraction"])
+            # upstream has one more slot, for padding
+            batch = max(1, min(batch, budget // slot - 1))
+    args.set("max_batch_size", batch)
+
+    # examples/configs/curated/gpt-oss-120b-latency.yaml; every sequence is verified in one step
+    least = 8192 if objective == "latency" else 16384
+    args.set("max_num_tokens", max(least, args["max_batch_size"] * verified))
+    if length is None or length > args["max_num_tokens"]:
+        # docs/source/features/feature-combination-matrix.md@01edceae
+        args.set("enable_chunked_prefill", True)
+
+
+def _graph_sizes(largest: int) -> list[int]:
+    """Few enough to capture quickly, close enough that padding to one of them costs little."""
+    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32)]
+    sizes += range(320, largest, 64)
+    return [size for size in sizes if size < largest] + [largest]
+
+
+def _dense(context: Context, args: _Choices) -> bool:
+    """The drafter's context lies in an arena of its own, not in the KV cache's pool."""
+    return context.in_blocks and args["speculative_config.attention_backend"] != "TRTLLM"
+
+
+def env_vars(config: BuildConfig, pair: Pair, machine: Machine) -> dict[str, str]:
+    """Return what is set in the environment of the process that makes the `LLM`.
+
+    The last two are from upstream's gpt-oss recipes
+    (`examples/configs/database/openai/gpt-oss-120b/B200`).
+    """
+    context = Context(config, pair, machine)
+    # otherwise LLM() reports usage to NVIDIA; engine.args decides where it says something of it
+    silent = "telemetry_config" not in context.engine.args
+    found = {"TRTLLM_NO_USAGE_STATS": "1"} if silent else {}
+    if context.gpu.sm >= 100:
+        found["TRTLLM_ENABLE_PDL"] = "1"  # dependent launches
+    return found | ({"NCCL_GRAPH_REGISTER": "0"} if context.gpus > 1 else {})

@@ -1,0 +1,133 @@
+"""What `LLM(...)` of TensorRT-LLM takes: llm_args.schema.json, the JSON Schema of its class."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any, ClassVar, NamedTuple, get_args
+
+import yaml
+
+from dflash_trt.config import Version
+
+# of `speculative_config`, by method
+DECODING_TYPES: dict[str, str] = {"dflash": "DFlash", "eagle3": "Eagle3", "ngram": "NGram"}
+Schema = Mapping[str, Any]
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Read the schema."""
+    file = files(__package__).joinpath("llm_args.schema.json")
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return found
+
+
+class Refusal(NamedTuple):
+    """Why the schema does not take an argument; `name` is dotted."""
+
+    name: str
+    value: Any
+    why: str
+    fix: str
+
+
+def refusal(args: Mapping[str, Any], method: str) -> Refusal | None:
+    """Return what the schema has against arguments of a method first; None if it takes them."""
+    # imported here: it takes a while to load
+    from jsonschema import Draft202012Validator  # noqa: PLC0415
+    from jsonschema.exceptions import best_match  # noqa: PLC0415
+
+    plain = json.loads(json.dumps(args, default=str))  # keys of a mapping become text
+    properties = dict(schema()["properties"])
+    if method in DECODING_TYPES:
+        # one class in place of all of them, for an error that names the argument
+        own = {"decoding_type": DECODING_TYPES[method]}
+        properties["speculative_config"] = _section(properties["speculative_config"], own)
+    validator = Draft202012Validator({**schema(), "properties": properties})
+    found = best_match(validator.iter_errors(plain))
+    if found is None:
+        return None
+    path, value, why, fix = [*found.absolute_path], found.instance, found.message, "Correct it"
+    if found.validator == "additionalProperties" and isinstance(value, dict):
+        known = found.schema.get("properties", {})
+        key = next(key for key in value if key not in known)
+        path, value = [*path, key], value[key]
+        why = f"{path[-2] if len(path) > 1 else 'LLM(...)'} has no such argument"
+        near = difflib.get_close_matches(key, known, n=1)
+        fix = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}"
+    return Refusal(".".join(map(str, path)), value, why, fix)
+
+
+class Section(dict[str, Any]):
+    """Arguments by name, which are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass(frozen=True)
+class LlmArgs:
+    """Arguments of `LLM(...)`; each is an attribute, upstream's default where it is not set."""
+
+    version: ClassVar[str] = get_args(Version)[0]  # the release that they are for
+    given: dict[str, Any]  # what is set
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "given":  # a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.complete, name)
+
+    @cached_property
+    def complete(self) -> Section:
+        return _complete(schema(), self.given)
+
+    def model_dump(self) -> Section:
+        """Return every argument, nested as upstream nests them."""
+        return self.complete
+
+    @property
+    def drafts(self) -> int:
+        """Draft tokens of a round, 0 without speculation."""
+        return self.value("speculative_config.max_draft_len") or 0
+
+    def value(self, name: str) -> Any:
+        """Return an argument by its dotted name; None where its section is null."""
+        found: Any = self.complete
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is set, ready for `LLM(**...)`."""
+        return self.given
+
+    def to_yaml(self) -> str:
+        """Return the same as a file, for `TorchLlmArgs.from_yaml` and `trtllm-serve --config`."""
+        return yaml.safe_dump(self.given, sort_keys=False, allow_unicode=True)
+
+
+def _complete(node: Schema, given: Mapping[str, Any]) -> Section:
+    """Return the arguments of an object with their defaults, those of its sections too."""
+    complete = Section()
+    for name, row in node["properties"].items():
+        value = given.get(name, row.get("default"))
+        inner = _section(row, value) if isinstance(value, Mapping) else None
+        complete[name] = value if inner is None else _complete(inner, value)
+    return complete
+
+
+def _section(row: Schema, value: Mapping[str, Any]) -> Schema | None:
+    """Return the class of a section's arguments; None where it is handed on as it is."""
+    refs = [each["$ref"] for each in (row, *row.get("anyOf", ())) if "$ref" in each]
+    kinds: list[Schema] = [schema()["$defs"][ref.rpartition("/")[2]] for ref in refs]
+    for kind in kinds:
+        decoding = kind["properties"].get("decoding_type")
+        if decoding is None or decoding["const"] == value.get("decoding_type"):
+            return kind
+    return kinds[0] if kinds else None
