@@ -88,6 +88,7 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
         ),
         ("logit_bias", np.array([b"{"], object), "logit_bias is not JSON"),
         ("messages", np.array([b"{}"], object), "messages must be a valid list"),
+        ("messages", np.array([b"[" * 100_000], object), "messages is not JSON"),
         (
             "messages",
             np.array([b"[1]"], object),
