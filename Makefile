@@ -32,10 +32,11 @@ soak: .venv/.dev  ## the long tests: load, chaos, killed processes, random pairs
 prove: .venv/.dev  ## the campaign of docs/proof.md, hours; it goes on where it was killed; PROVE=0.1 make prove: a tenth
 	$(BIN)/python tests/lib/prove.py $${PROVE:-1}
 
-lint: .venv/.dev  ## style and types
+lint: .venv/.dev  ## style, types and which room imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: .venv/.dev  ## measure the demo pair on this machine
 	$(BIN)/python -m pytest tests/benchmarks -o addopts= -s

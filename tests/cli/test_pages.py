@@ -87,3 +87,22 @@ def test_the_smallest_config_is_the_file() -> None:
 def test_the_queries_are_of_what_is_exported(block: Block) -> None:
     for line in block.text.splitlines():
         _check_query(re.split(r"\s{2,}", line, maxsplit=1)[1])
+
+
+def named(text: str) -> list[Path]:
+    """The files that docs/structure.md names with their folder."""
+    package, roots = ROOT / "dflash_trt", ("tests", "scripts", "model_repository", "build_configs")
+    names = re.findall(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|yaml))`", text)
+    beside = [package / name for name in re.findall(r"`(\w+\.py)`", text)]
+    return beside + [
+        (ROOT if name.startswith(roots) else package) / name for name in dict.fromkeys(names)
+    ]
+
+
+def test_structure_names_files_that_are_there() -> None:
+    text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+    assert len(named(text)) > 90
+    assert not [str(file) for file in named(text) if not file.is_file()]
+    fifteen = named(text.partition("## Read these 15 files")[2].partition("## The rooms")[0])
+    assert len(fifteen) == 15
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in fifteen) <= 2_500
