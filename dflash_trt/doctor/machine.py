@@ -177,5 +177,10 @@ def faults_known(patient: Patient) -> Found:
 
 ANY_KIND: tuple[Check[[Patient]], ...] = (files, shared_memory, triton)
 OF_BUNDLE: tuple[Check[[Patient]], ...] = (
-    *(gpu_count, gpu_model, gpu_memory, tensorrt_llm, drafter_attention, faults_known),
+    gpu_count,
+    gpu_model,
+    gpu_memory,
+    tensorrt_llm,
+    drafter_attention,
+    faults_known,
 )
