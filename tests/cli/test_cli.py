@@ -162,10 +162,11 @@ def test_help_does_not_load_heavy_modules(home: Path) -> None:
 def test_serve_hands_on_ports_and_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[object, ...]] = []
+    seen: list[tuple[Any, ...]] = []
     monkeypatch.setattr(server, "serve", lambda *given: seen.append(given) or 3)
     assert run("serve", tmp_path, "--grpc-port", "9001").code == 3
-    assert [given[:4] for given in seen] == [(tmp_path, 8000, 9001, 8002)]
+    [(directory, options)] = seen
+    assert (directory, options.http_port, options.grpc_port) == (tmp_path, 8000, 9001)
 
 
 class FakeClient:

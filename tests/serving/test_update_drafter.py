@@ -26,7 +26,7 @@ from dflash_trt.build.run import build
 from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports
-from dflash_trt.serving.server import Options, update_drafter
+from dflash_trt.serving.server import update_drafter
 
 PROMPT, TOKENS = "def main():", 48
 MODULE: Any = sys.modules["dflash_trt.serving.server.update_drafter"]  # the function hides it
@@ -193,7 +193,7 @@ def test_memory_is_looked_at_before_anything_is_loaded(
     server: Any = Mock(repository=built / "model_repository", load_drafter=never)
     ports = serve_ports()
     with ExitStack() as stack:
-        updates = MODULE.Updates(server, Options(ports.http, check="none"), lambda line: None)
+        updates = MODULE.Updates(server, ports.http, lambda line: None, "none", None)
         stack.callback(updates.close)
         with pytest.raises(ServerError, match="GB of memory"):
             list(update_drafter(ports.http, built, 0.0))

@@ -92,7 +92,7 @@ def serve(directory: Path, options: Options) -> int:
         say(f"starting Triton (log: {server.log.path}) ...")
         if server.wait_ready(stop, say):
             application.tell("ready")
-            updates = Updates(server, options, say)
+            updates = Updates(server, options.http_port, say, options.check, options.signer)
             stack.callback(updates.close)
             text = _how_to_call(options, holds)
             (say if options.log_format == "json" else show)(text)

@@ -15,18 +15,15 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dflash_trt.build import Manifest, read_manifest
+from dflash_trt.build import Depth, Manifest, read_manifest
 from dflash_trt.build.signing import check_signed
 from dflash_trt.errors import DflashError, ServerError
 from dflash_trt.files import size_of
 from dflash_trt.machine import free_memory
 from dflash_trt.serving.server.process import DRAFTER, Server, find_repository
 from dflash_trt.serving.server.supervisor import Say
-
-if TYPE_CHECKING:
-    from dflash_trt.serving.server.run import Options
 
 # texts of several kinds: what a drafter is good at differs by them
 TEXTS = (
@@ -48,13 +45,16 @@ DRAFTER_FILES = "engines/drafter/model."
 class Updates:
     """Takes calls of `update_drafter`, one at a time, for the server of a `serve`."""
 
-    def __init__(self, server: Server, options: "Options", say: Say) -> None:
-        self._server, self._options, self._say = server, options, say
+    def __init__(
+        self, server: Server, http_port: int, say: Say, check: Depth | None, signer: Path | None
+    ) -> None:
+        """check, signer: how a build is looked at, see `check_signed`."""
+        self._server, self._say, self._check, self._signer = server, say, check, signer
         self._busy = threading.Lock()
         self._manifest = read_manifest(server.repository.parent)
         self._socket = socket.socket(socket.AF_UNIX)
         with suppress(OSError):  # another user took the name: nobody can call, and it serves
-            self._socket.bind(_name(options.http_port))
+            self._socket.bind(_name(http_port))
             self._socket.listen()
             threading.Thread(target=self._accept, daemon=True).start()
 
@@ -103,7 +103,7 @@ class Updates:
         """Load the drafter of another build of the same target, or keep the old one."""
         server, old = self._server, self._server.repository.parent
         build = find_repository(build).parent
-        check_signed(build, self._options.check, self._options.signer)
+        check_signed(build, self._check, self._signer)
         manifest = read_manifest(build)
         if not same_but_drafter(self._manifest, manifest):
             raise ServerError(
