@@ -90,14 +90,15 @@ class Updates:
                 build, least = json.loads(file.readline())
             if not self._busy.acquire(blocking=False):
                 return tell(json.dumps(["an update is under way", "Wait until it ends"]), "error")
+            kind, last = "done", ""
             try:
                 self._update(Path(build), least, say)
             except DflashError as error:
                 self._say(f"update: failed, the old drafter serves on: {error}")
-                return tell(json.dumps([error.problem, error.fix]), "error")
+                kind, last = "error", json.dumps([error.problem, error.fix])
             finally:
-                self._busy.release()
-            tell("", "done")
+                self._busy.release()  # before the caller hears of it, who may come again at once
+            tell(last, kind)
 
     def _update(self, build: Path, least: float, say: Say) -> None:
         """Load the drafter of another build of the same target, or keep the old one."""
