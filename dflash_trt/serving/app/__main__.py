@@ -71,7 +71,7 @@ async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uv
     return uvicorn.Server(
         uvicorn.Config(
             tracing.instrument(Guard(by_path, state, security.key)),
-            http="h11",
+            http="httptools",
             ws="none",
             lifespan="off",
             log_config=None,

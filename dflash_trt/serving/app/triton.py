@@ -7,11 +7,12 @@ deep nesting, and shapes of more elements than the body can hold.
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Any
 
-import httpx
+import httpcore
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from dflash_trt.errors import RequestError
@@ -28,8 +29,9 @@ ROUTES = {
 }
 JSON_SIZE = "inference-header-content-length"
 PASSED_ON = ("content-type", JSON_SIZE, *CONTEXT)
-PASSED_BACK = ("content-type", "content-length", JSON_SIZE)
-CONNECT_TIME = 5.0  # seconds
+PASSED_BACK = (b"content-type", b"content-length", JSON_SIZE.encode())
+TIMEOUTS = {"timeout": {"connect": 5.0}}  # seconds
+UNREACHABLE = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 UNPARSED = b'{"error":"Unable to parse '
 
 
@@ -37,36 +39,34 @@ class TritonProxy:
     """An ASGI application; an async context manager while its connections are open."""
 
     def __init__(self, triton: Ports, security: Security) -> None:
+        self._url = f"http://{LOOPBACK}:{triton.http}"
         self._metrics_url = f"http://{LOOPBACK}:{triton.metrics}/metrics"
+        self._headers = {"host": LOOPBACK, **security.http_headers}
         self._client_key = security.client_key
-        self._http = httpx.AsyncClient(
-            base_url=f"http://{LOOPBACK}:{triton.http}",
-            headers={**security.http_headers, "accept-encoding": "identity"},
-            timeout=httpx.Timeout(None, connect=CONNECT_TIME),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
-            trust_env=False,  # no proxy
+        self._pool = httpcore.AsyncConnectionPool(
+            max_connections=None, max_keepalive_connections=100, keepalive_expiry=60
         )
 
     async def __aenter__(self) -> "TritonProxy":
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+        await self._pool.aclose()
 
     async def is_ready(self) -> bool:
         """Return Triton's own readiness, which stays when model processes die."""
-        try:
-            return (await self._http.get("/v2/health/ready")).status_code == 200
-        except httpx.HTTPError:
-            return False
+        response = await self._get(f"{self._url}/v2/health/ready")
+        return response is not None and response.status == 200
 
     async def metrics(self) -> str | None:
         """Return the metrics page; None when Triton does not answer."""
-        try:
-            response = await self._http.get(self._metrics_url)
-        except httpx.HTTPError:
-            return None
-        return response.text if response.status_code == 200 else None
+        response = await self._get(self._metrics_url)
+        return response.content.decode() if response and response.status == 200 else None
+
+    async def _get(self, url: str) -> httpcore.Response | None:
+        with suppress(*UNREACHABLE):
+            return await self._pool.request("GET", url, headers=[*self._headers.items()])
+        return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -75,7 +75,7 @@ class TritonProxy:
         if method not in known:
             status = 405 if known else 404
             headers = {"Allow": ", ".join(known)} if known else None
-            response: Response = JSONResponse({"error": "Not Found"}, status, headers)
+            response = JSONResponse({"error": "Not Found"}, status, headers)
             return await response(scope, receive, send)
         body = await request.body()
         try:
@@ -83,18 +83,20 @@ class TritonProxy:
                 body = self._checked(request, path, body)
         except RequestError as error:
             return await JSONResponse({"error": str(error)}, 400)(scope, receive, send)
-        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        headers |= self._caller(scope)
+        sent = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        sent |= {**self._headers, **self._caller(scope), "content-length": str(len(body))}
+        begun = False
         try:
-            sent = self._http.build_request(method, path, content=body, headers=headers)
-            answer = await self._http.send(sent, stream=True)
-        except httpx.HTTPError:
+            async with self._pool.stream(
+                method, self._url + path, headers=[*sent.items()], content=body, extensions=TIMEOUTS
+            ) as answer:
+                begun = True
+                await _pass_back(answer, send)
+        except UNREACHABLE:
+            if begun:  # the connection of an answer that has begun is closed
+                raise
             response = JSONResponse({"error": "The server does not answer. Try again later."}, 503)
-            return await response(scope, receive, send)
-        try:
-            await _pass_back(answer, send)
-        finally:
-            await answer.aclose()
+            await response(scope, receive, send)
 
     def _caller(self, scope: Scope) -> dict[str, str]:
         """Who asks: request parameters, which Triton 2.51 makes of the headers of `infer` alone."""
@@ -119,20 +121,16 @@ class TritonProxy:
         return begin + (b"," if document else b"") + body.lstrip()[1:]
 
 
-async def _pass_back(answer: httpx.Response, send: Send) -> None:
-    status, whole = answer.status_code, b""
+async def _pass_back(answer: httpcore.Response, send: Send) -> None:
+    status, whole = answer.status, b""
     if status == 500:
         whole = await answer.aread()
         status = 400 if whole.startswith(UNPARSED) else 500  # the request is wrong, not Triton
-    headers = [
-        (name.encode(), answer.headers[name].encode())
-        for name in PASSED_BACK
-        if name in answer.headers
-    ]
+    headers = [(name, value) for name, value in answer.headers if name.lower() in PASSED_BACK]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     if whole:
         return await send({"type": "http.response.body", "body": whole})
-    async for chunk in answer.aiter_raw():
+    async for chunk in answer.aiter_stream():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
