@@ -17,11 +17,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import dflash_trt
+from dflash_trt.build.repository import CHANGES
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT, TensorRTLLM
 from dflash_trt.engines import read_infos
 from dflash_trt.files import size_of
 from dflash_trt.planning import machine
-from dflash_trt.triton import CHANGES
 
 TEMPLATES = Path(__file__).with_name("templates")
 ENVIRONMENT = Environment(

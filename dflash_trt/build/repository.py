@@ -14,10 +14,11 @@ from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
-from dflash_trt.triton import INTERNAL
 
 TOKENIZER, ENGINES = "../../tokenizer", "../../engines"  # from a model's folder
 PUBLIC = ("dflash", "dflash_infer")
+INTERNAL = ("draft_verify", "verify", "draft")  # models that only the request handler asks
+CHANGES = ("model-repository", "shared-memory", "trace", "logging")  # APIs that always need a key
 MODELS = (*PUBLIC, *INTERNAL)
 
 

@@ -11,11 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.build.repository import CHANGES
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client
 from dflash_trt.serving.internal import new_key
 from dflash_trt.serving.ports import LOOPBACK, reach
-from dflash_trt.triton import CHANGES
 
 # 26.07; older ones have known holes, up to a way around the very keys (CVE-2026-24207, May 2026)
 OLDEST_EXPOSED = (2, 71)

@@ -13,10 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.build import Depth
+from dflash_trt.build import Depth, read_manifest
 from dflash_trt.build.signing import check_signed
+from dflash_trt.engines import EngineInfo, read_infos, roles
+from dflash_trt.files import size_of
 from dflash_trt.machine import usable_cores
-from dflash_trt.serving.front import capacity
+from dflash_trt.serving.front import limits
 from dflash_trt.serving.log import Form, to_line
 from dflash_trt.serving.ports import Ports, free_ports, reach
 from dflash_trt.serving.security import KEY_HEADER, Security
@@ -164,6 +166,35 @@ def _until_told(stop: threading.Event, server: Server) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def capacity(directory: Path, cores: int) -> str:
+    """Return slots, context length, sizes of caches and weights, and threads of a build, in words.
+
+    cores: that its engines may take. EngineError or BuildError where a description is damaged.
+    """
+    engines = directory / "engines"
+    if (engines / tensorrt_llm.KIND).is_dir():
+        known = limits(tensorrt_llm.read_llm_args(engines / tensorrt_llm.KIND))
+        return (
+            f"{known['slots']} slots of up to {known['max_seq_len']} tokens; TensorRT-LLM's log "
+            "says what memory its KV caches take"
+        )
+    target, *others = read_infos(engines)
+    threads = target.threads_of(cores)
+    size = sum(map(_cache_bytes, (target, *others)))
+    weights = sum(map(size_of, roles(engines)))
+    kept = read_manifest(directory)["config"]["serving"].get("prefix_cache") or 0
+    return (
+        f"{target.slots} slots of up to {target.max_seq_len} tokens, KV caches of "
+        f"{size / 1e6:.1f} MB, prefix cache of at most {kept} MiB, weights of "
+        f"{weights / 1e6:.1f} MB on disk, {threads} thread{'s' * (threads != 1)} an engine"
+    )
+
+
+def _cache_bytes(info: EngineInfo) -> int:
+    """Return the bytes of keys and values of all slots, over all ranks."""
+    return info.token_bytes * info.slots * info.cache_len
 
 
 def _how_to_call(options: Options, holds: str) -> str:
