@@ -81,7 +81,7 @@ def command(
         str(binary.path),
         f"--model-repository={repository}",
         *binary.arguments,
-        "--model-control-mode=explicit",  # with the admin key, models can be loaded and unloaded
+        "--model-control-mode=explicit",  # `update-drafter` loads another `draft`
         "--load-model=*",
         f"--http-address={LOOPBACK}",
         f"--grpc-address={security.host}",
