@@ -20,7 +20,7 @@ from dflash_trt.decoding.lossless import LosslessReport, Mismatch
 from dflash_trt.engines.load import load_engine
 from dflash_trt.errors import ServerError
 from dflash_trt.serving import client, server
-from dflash_trt.serving.front.capacity import capacity
+from dflash_trt.serving.server.run import capacity
 
 
 @pytest.fixture(scope="module")
