@@ -29,7 +29,7 @@ from dflash_trt.checkpoints import (
 )
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
 from dflash_trt.engines import read_info
-from dflash_trt.errors import ConfigError, PairError
+from dflash_trt.errors import ConfigError
 from dflash_trt.graphs import check_even
 
 if TYPE_CHECKING:
@@ -48,19 +48,8 @@ def prepare(
     """
     target = load_target(target_at.directory)
     speculation, serving = config.speculation, config.serving
-    drafter: Drafter | Target | None = None
-    if drafter_at and speculation.method == "draft_model":
-        drafter = load_target(drafter_at.directory, "drafter")
-    elif drafter_at:
-        drafter = load_drafter(drafter_at.directory)
+    drafter = load_drafter(drafter_at.directory) if drafter_at else None
     spec = drafter.spec if drafter else None
-    lilicorr = isinstance(spec, DrafterSpec) and spec.corrector is not None
-    if isinstance(spec, DrafterSpec) and lilicorr != (speculation.method == "lilicorr"):
-        kind, name = ("LiLiCorr", "lilicorr") if lilicorr else ("DFlash", "dflash")
-        raise PairError(
-            f"the drafter is {kind}, speculation.method {speculation.method}",
-            f"Set speculation.method: {name}",
-        )
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
     warnings += try_chat_template(target.directory)
     config = _with_max_seq_len(config, target.spec, spec)
@@ -92,14 +81,13 @@ def _files(model: Target | Drafter) -> list[Path]:
 
 
 def _with_max_seq_len(
-    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | TargetSpec | None
+    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
 ) -> BuildConfig:
     """And what else it leaves open: without a drafter's features there is no ensemble of two
     models."""
     longest, asked = target.max_position_embeddings, config.serving.max_seq_len
     known = min(longest, drafter.max_position_embeddings) if drafter else longest
-    block = isinstance(drafter, DrafterSpec)
-    least = drafter.block_size if isinstance(drafter, DrafterSpec) else 1
+    least = drafter.block_size if drafter else 1
     length = min(known, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
     if not least < length <= longest:
         raise ConfigError(
@@ -109,14 +97,12 @@ def _with_max_seq_len(
         )
     chosen: dict[str, Any] = {"max_seq_len": length}
     chosen |= {"prefix_cache": config.serving.prefix_cache_mib}
-    chosen |= {} if block else {"mode": "in_process"}
+    chosen |= {} if drafter else {"mode": "in_process"}
     serving = config.serving.model_copy(update=chosen)
     return config.model_copy(update={"serving": serving})
 
 
-def _check_even(
-    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | TargetSpec | None
-) -> None:
+def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None) -> None:
     engine = config.engine
     assert isinstance(engine, OnnxRuntime | TensorRT)
     quantised = isinstance(engine, OnnxRuntime) and engine.quantize is not None
@@ -131,7 +117,7 @@ def _write(
     *,
     config: BuildConfig,
     target: Target,
-    drafter: Drafter | Target | None,
+    drafter: Drafter | None,
     report: Report,
 ) -> Written:
     # imported here: it would take most of the time of a build that has nothing to do
@@ -154,18 +140,13 @@ def _write(
     common |= {"threads": threads, "storage": storage, "device": device}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
     ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
-    spec = drafter.spec if isinstance(drafter, Drafter) else None
+    spec = drafter.spec if drafter else None
     digests = build_target(target, spec, engines / "target", **ours)
     block_size, at, ranks = 1, engines / "drafter", engine.drafter_ranks
     step, of_drafter = "building the drafter engine", dict(common)
     if asked := _precision(config).get("quantize"):
         of_drafter["storage"] = Storage(storage.link, BITS.get(asked))
-    if isinstance(drafter, Target):
-        block_size = 1 + (config.speculation.draft_tokens or 0)
-        count = _Counter(step, len(target_shapes(drafter.spec)) * ranks, report)
-        ours = {**of_drafter, "progress": count, "ranks": ranks, "kind": engine.kind}
-        digests |= build_target(drafter, None, at, **ours)
-    elif drafter is not None:
+    if drafter is not None:
         block_size = drafter.spec.block_size
         # 2: shared tables
         count = _Counter(step, (len(drafter_shapes(drafter.spec)) + 2) * ranks, report)

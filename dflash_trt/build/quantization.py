@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 TEXTS = 14  # pages of our own
 HELD_OUT = 8  # a prompt in so many is decoded, and not calibrated on
-NO_BLOCKS = "the drafter is a language model"
 DRAWS, CONFIDENCE = 2000, 0.95  # of the prompts, with replacement
 MEMORY = 3.0  # bytes in use for a byte of a model's weights in float32, at most
 
@@ -115,8 +114,8 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
     if original is None or quantized is None:
         refusal = before.target.refusal or after.target.refusal
         return Cost(skipped=f"our graphs refuse the target ({refusal})")
-    if not isinstance(drafter, Drafter):
-        why = NO_BLOCKS if drafter else "there is no drafter"
+    if drafter is None:
+        why = "there is no drafter"
         return Cost(skipped=f"our graphs refuse the drafter ({refusal})" if refusal else why)
     if skipped := _too_large(original):
         return Cost(skipped=skipped)
@@ -131,12 +130,10 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
 
 
 def measure_drafter(
-    target: Target, drafter: Drafter | Target, engines: Path, scratch: Path, report: Report
+    target: Target, drafter: Drafter, engines: Path, scratch: Path, report: Report
 ) -> Cost:
     """Compare built `engines` with the same pair in the checkpoints' precision."""
     info = read_info(engines / "target", "onnxruntime")
-    if isinstance(drafter, Target):
-        return Cost(skipped=NO_BLOCKS)
     if skipped := "the target is sharded" if info.ranks > 1 else _too_large(target):
         return Cost(skipped=skipped)
     length = min(longest_sequence(target, drafter), info.max_seq_len)

@@ -100,7 +100,7 @@ def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> 
     """Both models as far as they can be read, and what the config asks of them."""
     return Pair(
         summarize_target(target.directory),
-        summarize_drafter(drafter.directory, config.speculation.method) if drafter else NO_DRAFTER,
+        summarize_drafter(drafter.directory) if drafter else NO_DRAFTER,
         config.speculation.draft_tokens,
         config.serving.max_seq_len,
         config.speculation.method,

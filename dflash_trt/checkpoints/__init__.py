@@ -23,7 +23,6 @@ from dflash_trt.checkpoints.shard import Shard
 from dflash_trt.checkpoints.source import Located, Report, locate, locate_argument, small_files
 from dflash_trt.checkpoints.spec import (
     Convolution,
-    Corrector,
     DecoderSpec,
     DrafterSpec,
     Experts,

@@ -8,7 +8,6 @@ from typing import Any
 from dflash_trt.checkpoints import dflash2
 from dflash_trt.checkpoints.fields import Config
 from dflash_trt.checkpoints.files import check_directory, read_json
-from dflash_trt.checkpoints.lilicorr import corrector_shapes, is_lilicorr
 from dflash_trt.checkpoints.spec import DrafterSpec, Shapes, layer_shapes
 from dflash_trt.checkpoints.speculators import speculators
 from dflash_trt.checkpoints.weights import Weights
@@ -18,6 +17,7 @@ from dflash_trt.errors import CheckpointError
 ZLABS = ("DFlashDraftModel", dflash2.ARCHITECTURE)
 # drafters of other methods, by a part of their architecture, projector_type or speculators type
 OTHERS = {
+    "lilicorr": "LiLiCorr, whose head scores all candidates of a block together",
     "dspark": "DSpark, whose tokens each depend on the one before through a Markov head",
     "domino": "Domino, whose tokens each depend on those before through a recurrent head",
     "xpress": "XPress, which refines its tokens in several passes",
@@ -64,7 +64,10 @@ def load_drafter(directory: Path) -> Drafter:
 
 def other_method(config: Mapping[str, Any]) -> str | None:
     """What a drafter is, by its config.json, if not DFlash."""
-    names = " ".join(map(str, _method(config))).lower()
+    inner = config.get("dflash_config")
+    own = {**config, **inner} if isinstance(inner, Mapping) else config
+    marks = ["lilicorr"] * bool(own.get("lilicorr_enabled"))  # its one mark in some exports
+    names = " ".join(map(str, (*_method(config), *marks))).lower()
     return next((what for part, what in OTHERS.items() if part in names), None)
 
 
@@ -79,7 +82,7 @@ def is_drafter(config: Mapping[str, Any]) -> bool:
     """Whether config.json is a DFlash drafter's, in one of the two formats."""
     architectures = config.get("architectures")
     zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
-    return zlabs or is_lilicorr(config) or "speculators_model_type" in config
+    return zlabs or "speculators_model_type" in config
 
 
 def _method(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -123,8 +126,6 @@ def drafter_shapes(spec: DrafterSpec) -> Shapes:
         shapes |= layer_shapes(spec, i)
     if spec.selector is not None:
         shapes |= dflash2.selector_shapes(spec.selector, hidden, spec.vocab_size)
-    if spec.corrector is not None:
-        shapes |= corrector_shapes(spec.corrector, hidden, spec.block_size)
     if "embed_tokens" in spec.own_tables:
         shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
     if "lm_head" in spec.own_tables:

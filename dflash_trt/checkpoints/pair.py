@@ -8,7 +8,6 @@ from dflash_trt.checkpoints.checks import (
     Finding,
     checks_for,
     checks_of,
-    draft_model,
     eagle3,
     numerics,
     run,
@@ -22,21 +21,11 @@ from dflash_trt.checkpoints.checks import (
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.summary import NO_DRAFTER, ModelSummary, Pair, config_values
 from dflash_trt.checkpoints.target import Target
-from dflash_trt.config import Method
 from dflash_trt.errors import PairError
 
 TARGET_CHECKS: list[Check[[Pair]]] = checks_of(target)
 PAIR_CHECKS: list[Check[[Pair]]] = checks_of(target, sizes, taps, tokens, tensors, numerics)
-DRAFT_MODEL_CHECKS: list[Check[[Pair]]] = [
-    *checks_of(target, draft_model),
-    tokens.same_tokenizer,
-    sizes.context_length,
-]
 EAGLE3_CHECKS: list[Check[[Pair]]] = checks_of(target, eagle3)
-OTHER_CHECKS: dict[Method, list[Check[[Pair]]]] = {
-    "draft_model": DRAFT_MODEL_CHECKS,
-    "eagle3": EAGLE3_CHECKS,
-}
 # what TensorRT-LLM's workers take: an error stands against the pair, a note does not
 TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = checks_of(tensorrt_llm)
 # checks of what only our own reader refuses
@@ -46,11 +35,11 @@ MIN_HEAD_DIM = 16  # TensorRT has no kernel for 8
 
 def check_pair(
     target: Target,
-    drafter: Drafter | Target | None,
+    drafter: Drafter | None,
     draft_tokens: int | None,
     max_seq_len: int | None = None,
 ) -> list[Finding]:
-    """The warnings of a pair that can run, or of a target alone; drafter: may be a draft model.
+    """The warnings of a pair that can run, or of a target alone.
 
     draft_tokens, max_seq_len: what the build config fixes, or None.
     Raises PairError for a wrong pair, CheckpointError for a missing tensor or a broken tokenizer.
@@ -58,7 +47,7 @@ def check_pair(
     at, checks = target.directory, TARGET_CHECKS
     other: ModelSummary[Any] = NO_DRAFTER
     if drafter is not None:
-        checks = DRAFT_MODEL_CHECKS if isinstance(drafter, Target) else PAIR_CHECKS
+        checks = PAIR_CHECKS
         values = config_values(drafter.directory, "drafter")
         other = ModelSummary("drafter", drafter.directory, values, model=drafter)
     summary = ModelSummary("target", at, config_values(at, "target"), model=target)
@@ -75,7 +64,7 @@ def check_pair(
 
 def pair_findings(pair: Pair) -> Iterator[Finding]:
     """Every check's, in order; without a drafter those of the target."""
-    checks = OTHER_CHECKS.get(pair.method, PAIR_CHECKS)
+    checks = EAGLE3_CHECKS if pair.method == "eagle3" else PAIR_CHECKS
     return run(TARGET_CHECKS if pair.drafter.absent else checks, pair)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -123,10 +123,8 @@ def summarize_target(directory: Path) -> ModelSummary[Target]:
     return _summary("target", directory, load_target)
 
 
-def summarize_drafter(directory: Path, method: Method = "dflash") -> ModelSummary[Any]:
+def summarize_drafter(directory: Path) -> ModelSummary[Drafter]:
     """CheckpointError only when there is no config.json to read."""
-    if method == "draft_model":
-        return _summary("drafter", directory, partial(load_target, role="drafter"))
     return _summary("drafter", directory, load_drafter)
 
 

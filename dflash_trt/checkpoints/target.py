@@ -21,14 +21,12 @@ class Target:
     weights: Weights
 
 
-def load_target(directory: Path, role: str = "target") -> Target:
+def load_target(directory: Path) -> Target:
     """Read a Hugging Face directory: config.json, generation_config.json and weight headers.
-
-    role: what messages call it; a draft model is one, too.
 
     Raises CheckpointError when a file is missing or broken or the model is not handled.
     """
-    check_directory(directory, role)
+    check_directory(directory, "target")
     config = Config(directory / "config.json", read_json(directory / "config.json"))
     # text_config: of a model that also takes images
     config = config.under(config.section("text_config").stated())
@@ -37,8 +35,8 @@ def load_target(directory: Path, role: str = "target") -> Target:
     known = [name for name in named if isinstance(name, str) and name in FAMILIES]
     if is_drafter(config):
         raise CheckpointError(
-            f"the {role} {directory} is a DFlash drafter",
-            f"Give a language model as the {role}; if the two are swapped, swap them back",
+            f"the target {directory} is a DFlash drafter",
+            "Give a language model as the target; if the two are swapped, swap them back",
         )
     if not known:
         raise config.refuse(f"the architecture is {config.get('architectures')}")

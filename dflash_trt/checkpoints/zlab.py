@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dflash_trt.checkpoints import dflash2, lilicorr
+from dflash_trt.checkpoints import dflash2
 from dflash_trt.checkpoints.fields import Config, decoder_fields
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec
 from dflash_trt.errors import CheckpointError
@@ -18,7 +18,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "selector_rank": (),
     "conv_kernel_size": (),
 }
-CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 
 
 def zlab(config: Config) -> DrafterSpec:
@@ -29,9 +28,9 @@ def zlab(config: Config) -> DrafterSpec:
     them.
     """
     values = config.under(config.section("dflash_config"))
-    second, head = dflash2.ARCHITECTURE in config["architectures"], lilicorr.is_lilicorr(values)
+    second = dflash2.ARCHITECTURE in config["architectures"]
     for name, neutral in NEUTRAL.items():
-        handled = (second and name in dflash2.FIELDS) or (head and name in CONVOLUTION)
+        handled = second and name in dflash2.FIELDS
         if not handled and values.get(name) is not None and values[name] not in neutral:
             raise config.refuse(f"{name} is {values[name]!r}")
     for other, name in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
@@ -40,8 +39,8 @@ def zlab(config: Config) -> DrafterSpec:
     mask = mask_token(values, "Add it to dflash_config")
     num_target_layers = config.number("num_target_layers")
     fields = decoder_fields(config)
-    fields["layers"] = _layers(values, fields["layers"], False if head else None)
-    if second or (head and values.get("conv_kernel_size")):
+    fields["layers"] = _layers(values, fields["layers"])
+    if second:
         convolution = dflash2.read_convolution(values)
         fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
     if values.get("target_layer_ids") is not None:
@@ -61,7 +60,6 @@ def zlab(config: Config) -> DrafterSpec:
         final_logit_softcapping=values.real("final_logit_softcapping") if cap else None,
         sinks="attention_sink_bias" if values.flag("attention_sink_bias") else None,
         selector=dflash2.read_selector(values, fields["vocab_size"]) if second else None,
-        corrector=lilicorr.read_corrector(values) if head else None,
     )
 
 
@@ -85,13 +83,10 @@ def check_windows(config: Config, layers: Sequence[LayerSpec]) -> None:
         )
 
 
-def _layers(
-    values: Config, layers: tuple[LayerSpec, ...], usual: bool | None
-) -> tuple[LayerSpec, ...]:
-    """Layers with a window are causal in the block unless a field rules for all (z-lab, vLLM), or
-    none are (LiLiCorr)."""
+def _layers(values: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Layers with a window are causal in the block unless a field rules for all (z-lab, vLLM)."""
     check_windows(values, layers)
-    causal = values.flag("is_causal", values.flag("causal", usual))
+    causal = values.flag("is_causal", values.flag("causal", None))
     layers = tuple(
         replace(layer, causal=layer.window is not None if causal is None else causal)
         for layer in layers

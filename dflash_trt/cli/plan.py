@@ -21,7 +21,7 @@ from dflash_trt.checkpoints import (
     summarize_target,
 )
 from dflash_trt.cli.report import text_console, text_table
-from dflash_trt.config import BLOCKS, BuildConfig, Source, TensorRTLLM
+from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import Deployment, Machine, ModelSize, Values
 
@@ -162,7 +162,7 @@ def make_plan(
 
 def dflash_drafter(config: BuildConfig) -> Source:
     """Whose rounds are planned, whatever method the config builds. ConfigError if it names none."""
-    other = config.drafter if config.speculation.method in BLOCKS else None
+    other = config.drafter if config.speculation.method == "dflash" else None
     if found := config.drafters.get("dflash", other):
         return found
     raise ConfigError(

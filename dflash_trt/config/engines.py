@@ -10,9 +10,8 @@ from dflash_trt.config.source import Count, DrafterSource, Section
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning import Machine, machine
 
-Method = Literal["dflash", "lilicorr", "eagle3", "draft_model", "ngram", "none"]
+Method = Literal["dflash", "eagle3", "ngram", "none"]
 DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
-BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
 
 Version = Literal["1.4.0rc1"]  # the one release of TensorRT-LLM whose arguments are known
 
@@ -242,5 +241,5 @@ def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ..
     if isinstance(engine, TensorRTLLM):
         return ("dflash", "eagle3", *DRAFTERLESS)
     if isinstance(engine, OnnxRuntime):
-        return (*BLOCKS, "draft_model", *DRAFTERLESS)
+        return ("dflash", *DRAFTERLESS)
     return ("dflash", "none")

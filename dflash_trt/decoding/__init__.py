@@ -1,6 +1,5 @@
 """The algorithm: rounds that verify and draft, and the scheduler that batches sequences."""
 
-from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.grammar import Grammar, Grammars
 from dflash_trt.decoding.in_process import in_process, needs_drafter, rounds_with
 from dflash_trt.decoding.lossless import LosslessReport, check_lossless

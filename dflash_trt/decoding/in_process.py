@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from dflash_trt.decoding.draft_model import DraftModel
 from dflash_trt.decoding.messages import (
     FREED,
     DraftInput,
@@ -22,9 +21,7 @@ Propose = Callable[[VerifyInput, VerifyOutput], DraftOutput]
 
 
 def in_process(target: Engine, drafter: Engine | None) -> RunRound:
-    """Without a drafter the target decodes alone; a draft model's engine is a target's."""
-    if drafter is not None and drafter.info.role == "target":
-        return rounds_with(target, DraftModel(drafter))
+    """Without a drafter the target decodes alone."""
     held = None if drafter is None else FeatureBuffer()
 
     def propose(x: VerifyInput, checked: VerifyOutput) -> DraftOutput:

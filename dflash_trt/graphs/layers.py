@@ -28,7 +28,6 @@ class Best(NamedTuple):
     hidden: ir.Value  # `[r, hidden_size]`, normed
     ids: ir.Value  # int64 `[r, best]`: the tokens of its largest logits
     logits: ir.Value  # `[r, best]`
-    all_logits: ir.Value  # `[r, vocab]`
 
 
 def open_layer(g: GraphBuilder, index: int, cache_len: int) -> Layer:
@@ -88,7 +87,7 @@ def head(
     g.output(logits, "logits", ir.DataType.FLOAT, ("r", g.spec.head_size))
     g.output(ids, "top_ids", ir.DataType.INT64, ("r", best))
     g.output(values, "top_logits", ir.DataType.FLOAT, ("r", best))
-    return Best(x, ids, values, logits)
+    return Best(x, ids, values)
 
 
 def softcap(g: GraphBuilder, x: ir.Value, cap: float) -> ir.Value:

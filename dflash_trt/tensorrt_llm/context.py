@@ -15,7 +15,7 @@ from dflash_trt.checkpoints import (
     read_json,
 )
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.config import BLOCKS, RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
+from dflash_trt.config import RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import (
     ARENA_SHARE,
@@ -75,7 +75,7 @@ class Context:
     @property
     def in_blocks(self) -> bool:
         """A DFlash drafter fills them, whose context lies beside the target's."""
-        return self.method in BLOCKS
+        return self.method == "dflash"
 
     @property
     def target(self) -> ModelSummary[Target]:

@@ -268,20 +268,6 @@ def test_a_config_has_a_variant_of_each_method(
         assert variants(config) == found
 
 
-def test_a_draft_model_drafts_a_chain_of_three() -> None:
-    values = {"name": "x", "target": {"path": "/a"}, "drafters": {"draft_model": {"path": "/d"}}}
-    for engine in ("onnxruntime",):
-        chosen = {"engine": {"kind": engine}, "speculation": {"method": "draft_model"}}
-        speculation = BuildConfig.model_validate(values | chosen).speculation
-        assert (speculation.policy, speculation.draft_tokens) == ("fixed", 3)
-        chosen["speculation"]["policy"] = "adaptive"
-        with pytest.raises(ValueError, match="draft_model is fixed"):
-            BuildConfig.model_validate(values | chosen)
-    engine = {"kind": "tensorrt", "library": "tensorrt_rtx"}
-    with_none = {**HEADS, "engine": engine}
-    assert list(variants(BuildConfig.model_validate(values | with_none))) == ["dflash", "none"]
-
-
 def test_the_method_picks_its_drafter(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(

@@ -6,9 +6,7 @@ As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
 from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.checkpoints.drafter import is_eagle3, other_method
 from dflash_trt.checkpoints.gguf.tensors import LINK
-from dflash_trt.checkpoints.lilicorr import is_lilicorr
 from dflash_trt.checkpoints.summary import Pair
-from dflash_trt.config import BLOCKS
 
 # targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
 TAPPED = (
@@ -27,7 +25,7 @@ LISTED = "GptOssForCausalLM"  # docs/source/models/supported-models.md@00b6d5a2
 ZLABS = "Use the drafter in z-lab's layout"
 
 
-@check("error", *BLOCKS, "eagle3")
+@check("error", "dflash", "eagle3")
 def hidden_states_captured(pair: Pair) -> Found:
     """The drafter is fed hidden states of the target's layers; not every model hands them out."""
     name = pair.target.architecture
@@ -50,7 +48,7 @@ def target_layout(pair: Pair) -> Found:
     )
 
 
-@check("error", *BLOCKS, "eagle3")
+@check("error", "dflash", "eagle3")
 def drafter_layout(pair: Pair) -> Found:
     """The speculators format has other names, and often an embedding and a head of its own."""
     kind, head = pair.drafter.values.get("speculators_model_type"), pair.method == "eagle3"
@@ -63,7 +61,7 @@ def drafter_layout(pair: Pair) -> Found:
     )
 
 
-@check("error", *BLOCKS, "eagle3")
+@check("error", "dflash", "eagle3")
 def drafter_method(pair: Pair) -> Found:
     """Each method has its decoding_type; upstream stops at heads of DSpark."""
     values = pair.drafter.values
@@ -73,17 +71,15 @@ def drafter_method(pair: Pair) -> Found:
         if values.get(name)
     ]
     other = f"DSpark ({', '.join(heads)})" if heads else other_method(values)
-    found = "lilicorr" if is_lilicorr(values) else "eagle3" if is_eagle3(values) else "dflash"
-    if other and found != "eagle3":
-        found = ""
-    named = other or {"lilicorr": "LiLiCorr", "eagle3": "an EAGLE-3 head"}.get(found, "DFlash")
+    found = "eagle3" if is_eagle3(values) else "" if other else "dflash"
+    named = other or {"eagle3": "an EAGLE-3 head"}.get(found, "DFlash")
     fix = f"Set speculation.method: {found}" if found else "Use a DFlash drafter"
     return Found(
         found == pair.method, f"the drafter is {named}, speculation.method {pair.method}", fix
     )
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def grouped_drafter_attention(pair: Pair) -> Found:
     """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
     rank = pair.drafter.values.get("kv_lora_rank")
@@ -94,7 +90,7 @@ def grouped_drafter_attention(pair: Pair) -> Found:
     )
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def uniform_drafter_layers(pair: Pair) -> Found:
     """Keys and values of all layers are made by one product, and turned by one RoPE."""
     layers = pair.drafter.layers
@@ -107,7 +103,7 @@ def uniform_drafter_layers(pair: Pair) -> Found:
     )
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def taps_ascending(pair: Pair) -> Found:
     """Layers are captured in ascending order; features of another order arrive scrambled.
 
@@ -122,7 +118,7 @@ def taps_ascending(pair: Pair) -> Found:
     )
 
 
-@check("note", *BLOCKS)
+@check("note", "dflash")
 def listed_upstream(pair: Pair) -> Found:
     """Other families run in upstream's tests or by users, without a promise."""
     name = pair.target.architecture

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dflash_trt.config import CHAIN, Speculation
+from dflash_trt.config import Speculation
 from dflash_trt.decoding.gumbel import noise
 from dflash_trt.decoding.logits_processor import truncate
 from dflash_trt.decoding.messages import Float32, Int64
@@ -112,8 +112,6 @@ def strategy(
         if speculation.policy == "fixed" or costs is None:
             return Fixed(most), looked_up
         return Adaptive(costs, 0, max_drafts), looked_up
-    if speculation.method == "draft_model":
-        return Fixed(min(speculation.draft_tokens or CHAIN, max_drafts)), Proposer()
     draft_tokens = min(speculation.draft_tokens or target.block_size, target.block_size - 1)
     if speculation.policy == "fixed" or costs is None:
         return Fixed(draft_tokens), Proposer()
