@@ -28,7 +28,6 @@ from dflash_trt.checkpoints import (
     tokenizer_files,
 )
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
-from dflash_trt.engines import read_info
 from dflash_trt.errors import ConfigError
 from dflash_trt.graphs import check_even
 
@@ -103,13 +102,10 @@ def _with_max_seq_len(
 
 
 def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None) -> None:
-    engine = config.engine
-    assert isinstance(engine, OnnxRuntime | TensorRT)
-    quantised = isinstance(engine, OnnxRuntime) and engine.quantize is not None
-    check_even(target, "target", engine.tensor_parallel_size, quantised)
-    if drafter is not None:
-        quantised = _precision(config).get("quantize", "none") != "none" or quantised
-        check_even(drafter, "drafter", engine.drafter_ranks, quantised)
+    if isinstance(config.engine, TensorRT):
+        check_even(target, "target", config.engine.tensor_parallel_size)
+        if drafter is not None:
+            check_even(drafter, "drafter", config.engine.drafter_ranks)
 
 
 def _write(
@@ -135,28 +131,30 @@ def _write(
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
         capabilities(engine)  # raises before the work starts where something is not installed
-    engines, ranks = directory / "engines", int(engine.tensor_parallel_size)
+    plans = engine if isinstance(engine, TensorRT) else None
+    engines, ranks = directory / "engines", int(plans.tensor_parallel_size if plans else 1)
     common: dict[str, Any] = {"slots": serving.slots, "max_seq_len": serving.max_seq_len}
     common |= {"threads": threads, "storage": storage, "device": device}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
     ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
     spec = drafter.spec if drafter else None
     digests = build_target(target, spec, engines / "target", **ours)
-    block_size, at, ranks = 1, engines / "drafter", engine.drafter_ranks
+    block_size, at = 1, engines / "drafter"
     step, of_drafter = "building the drafter engine", dict(common)
     if asked := _precision(config).get("quantize"):
         of_drafter["storage"] = Storage(storage.link, BITS.get(asked))
     if drafter is not None:
         block_size = drafter.spec.block_size
+        ranks = plans.drafter_ranks if plans else 1
         # 2: shared tables
         count = _Counter(step, (len(drafter_shapes(drafter.spec)) + 2) * ranks, report)
         ours = {**of_drafter, "progress": count, "ranks": ranks}
         digests |= build_drafter(drafter, target, at, **ours)
-    if isinstance(engine, TensorRT):
-        build_plans(engines, engine, serving.prefill_chunk, report)
+    if plans:
+        build_plans(engines, plans, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(directory, config, target.spec, block_size)
-    write_deployment(directory, config, int(engine.tensor_parallel_size))
+    write_deployment(directory, config, int(plans.tensor_parallel_size if plans else 1))
     cost = None
     if drafter is not None and _precision(config):
         # imported here: it loads the runtime
@@ -174,27 +172,20 @@ def _accuracy(
     common: dict[str, Any],
     report: Report,
 ) -> "Accuracy":
-    """Compare with an unquantized engine, built beside it and removed afterwards.
-
-    In place of a sharded target a whole one is measured: its numbers are the same.
-    """
+    """Compare with an unquantized engine, built beside it and removed afterwards."""
     from dflash_trt.build.engines import build_target  # noqa: PLC0415
     from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare, original_logits  # noqa: PLC0415
     from dflash_trt.graphs import COPIED  # noqa: PLC0415
 
     count = _Counter("measuring the accuracy", len(target_shapes(target.spec)), report)
-    quantised, original, whole = (engines / name for name in ("target", "original", "whole"))
+    original = engines / "original"
     tokens = min(TOKENS, common["max_seq_len"])
     common = {**common, "max_seq_len": tokens, "progress": count}
     build_target(target, drafter, original, **{**common, "storage": COPIED})
-    if read_info(quantised, "onnxruntime").ranks > 1:
-        quantised = whole
-        build_target(target, drafter, whole, **common)
     tokenizer = load_tokenizer(target.directory)
     texts = [tokenizer.encode(text).ids[:tokens] or [0] for text in TEXTS]
-    found = compare(quantised, original_logits(original, texts), texts)
-    for temporary in (original, whole):
-        shutil.rmtree(temporary, ignore_errors=True)
+    found = compare(engines / "target", original_logits(original, texts), texts)
+    shutil.rmtree(original, ignore_errors=True)
     return found
 
 

@@ -134,7 +134,7 @@ def measure_drafter(
 ) -> Cost:
     """Compare built `engines` with the same pair in the checkpoints' precision."""
     info = read_info(engines / "target", "onnxruntime")
-    if skipped := "the target is sharded" if info.ranks > 1 else _too_large(target):
+    if skipped := _too_large(target):
         return Cost(skipped=skipped)
     length = min(longest_sequence(target, drafter), info.max_seq_len)
     tokens = min(TOKENS, length // 2)

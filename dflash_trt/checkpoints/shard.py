@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash_trt.checkpoints.gguf.blocks import Blocks
 from dflash_trt.checkpoints.gguf.tensors import Packed
 from dflash_trt.checkpoints.quantized import Quantized
 from dflash_trt.checkpoints.stored import DTYPES, Stored
@@ -58,20 +57,6 @@ class TensorSlice:
             entries = entries.reshape(-1, *whole.shape[1:])
         inside = (slice(None),) * axis + (slice(low, high),) if axis else ()
         return entries[inside].reshape(-1)
-
-    def blocks(self, first: int, last: int) -> Blocks:
-        """Rows of a matrix of which whole blocks are cut out; see `Packed.blocks`."""
-        assert isinstance(self.whole, Packed)
-        axis, low, high = self.shard
-        if axis == 0:
-            return self.whole.blocks(first + low, last + low)
-        inside = slice(low // self.whole.block[0], high // self.whole.block[0])
-        codes, scales, offsets, _ = self.whole.blocks(first, last)
-        return Blocks(
-            codes[:, inside],
-            scales[:, inside],
-            None if offsets is None else offsets[:, inside],
-        )
 
 
 def take_shard(tensor: Stored | Quantized | Packed, shard: Shard) -> Stored | TensorSlice:

@@ -109,13 +109,12 @@ class Weights:
     def block_format(self, name: str) -> str | None:
         """The format of `gguf/blocks.py` that a tensor is in, which `blocks` gives; else None."""
         tensor = self._tensor(name)
-        whole = tensor.whole if isinstance(tensor, TensorSlice) else tensor
-        return whole.kind if isinstance(whole, Packed) and whole.kind in BITS else None
+        return tensor.kind if isinstance(tensor, Packed) and tensor.kind in BITS else None
 
     def blocks(self, name: str, rows: int) -> Iterator[Blocks]:
         """A matrix as it is stored, `rows` of its first axis at a time; see `block_format`."""
         tensor = self._tensor(name)
-        assert isinstance(tensor, Packed | TensorSlice)
+        assert isinstance(tensor, Packed)
         for first in range(0, tensor.shape[0], rows):
             yield tensor.blocks(first, min(first + rows, tensor.shape[0]))
 

@@ -24,6 +24,7 @@ from dflash.model import DFlashDraftModel
 from exact import target_step
 from gguf import GGMLQuantizationType as Kind
 from pairs import Pair, write_pair
+from ranks import Ranks
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
@@ -214,24 +215,15 @@ def rms(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("bits", [None, 4])
-def test_ranks_share_a_file(pairs: dict[str, Pair], tmp_path: Path, bits: Any) -> None:
+def test_ranks_share_a_file(pairs: dict[str, Pair], tmp_path: Path) -> None:
     pair = pairs["llama"]
     file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, Kind.Q4_1)
     found = []
-    for ranks in (1, 2):
-        at = tmp_path / f"{ranks}"
-        build_engines(
-            as_directory(file),
-            pair.drafter_dir,
-            at,
-            storage=Storage(bits=bits),
-            ranks=ranks,
-            slots=1,
-            max_seq_len=64,
-        )
-        found.append(target_step(Engine(at / "target"), [*range(3, 43)], 0)["logits"].copy())
-    assert rms(*found) < (1e-5 if bits is None else 0.03)
+    for ranks, load in enumerate((Engine, Ranks), 1):
+        at, sizes = tmp_path / f"{ranks}", {"slots": 1, "max_seq_len": 64}
+        build_engines(as_directory(file), pair.drafter_dir, at, ranks=ranks, **sizes)
+        found.append(target_step(load(at / "target"), [*range(3, 43)], 0)["logits"].copy())
+    assert rms(*found) < 1e-5
 
 
 def test_a_text_is_the_same_tokens(pairs: dict[str, Pair], tmp_path: Path) -> None:

@@ -43,8 +43,6 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     assert config.engine.model_dump() == {
         "kind": "onnxruntime",
         "device": "cpu",
-        "tensor_parallel_size": 1,
-        "shard_drafter": True,
         "threads": None,
         "weights": "copy",
         "quantize": None,

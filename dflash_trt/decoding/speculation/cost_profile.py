@@ -221,7 +221,7 @@ def this_machine(engines: Path, mode: str, threads: int | None = None) -> str:
         from dflash_trt.tensorrt_llm import gpus  # noqa: PLC0415
 
         library = f"{info.plan.library} {info.plan.version}"
-        gpu = ", ".join(["", *(each.name for each in gpus()[: info.ranks])])
+        gpu = ", ".join(["", *(each.name for each in gpus()[:1])])
     threads = info.cpu_threads if threads is None else threads
     made_of = sha256([each / ENGINE_FILE for each in roles(engines)])
     hardware = f"{cpu_model()}, {usable_cores()} cores{gpu}, {library}"
