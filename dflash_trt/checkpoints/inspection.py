@@ -23,7 +23,7 @@ from dflash_trt.checkpoints.weights import stored_types
 from dflash_trt.errors import CheckpointError
 from dflash_trt.planning import target_size
 
-# bytes a parameter; the quantised ones with a float32 scale for each 32 (graphs/quantised.py; the
+# bytes a parameter; the quantised ones with a float32 scale for each 32 (graphs/quantized.py; the
 # head, int8 where the rest is int4, is counted as the rest)
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
 CACHE_BYTES = {"float32": 4, "bfloat16": 2}

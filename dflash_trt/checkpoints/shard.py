@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash_trt.checkpoints.gguf.tensors import Packed
+from dflash_trt.checkpoints.gguf import Packed
 from dflash_trt.checkpoints.quantized import Quantized
 from dflash_trt.checkpoints.stored import DTYPES, Stored
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from dflash_trt.checkpoints.files import read_json
-from dflash_trt.checkpoints.gguf.blocks import BITS, Blocks
-from dflash_trt.checkpoints.gguf.tensors import LINK, Packed, open_tensors
+from dflash_trt.checkpoints.gguf import BITS, LINK, Blocks, Packed, open_tensors
 from dflash_trt.checkpoints.quantized import MODELOPT_FILE, Quantized, dequantized
 from dflash_trt.checkpoints.shard import Shard, TensorSlice, take_shard
 from dflash_trt.checkpoints.stored import AGAIN, Stored, read_header
@@ -54,8 +53,8 @@ class Weights:
     """`model.safetensors`, or the shards that `model.safetensors.index.json` names.
 
     `config` is config.json: where it says that the weights are quantised, a quantised tensor
-    stands here as the plain one it was made from, read as float32 (`quantised.py`). So does one of
-    `model.gguf` (`gguf/tensors.py`).
+    stands here as the plain one it was made from, read as float32 (`quantized.py`). So does one of
+    `model.gguf` (`gguf.py`).
 
     Opening reads the headers only. `read` reads one tensor from the file, not through a memory
     map, so that the memory a build takes is what it holds.
@@ -107,7 +106,7 @@ class Weights:
             yield values.reshape(-1, *tensor.shape[1:])
 
     def block_format(self, name: str) -> str | None:
-        """The format of `gguf/blocks.py` that a tensor is in, which `blocks` gives; else None."""
+        """The format of `gguf.BITS` that a tensor is in, which `blocks` gives; else None."""
         tensor = self._tensor(name)
         return tensor.kind if isinstance(tensor, Packed) and tensor.kind in BITS else None
 

@@ -30,10 +30,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from dflash_trt.build.run import build
 from dflash_trt.chat.render import load_chat_template
-from dflash_trt.checkpoints import inspect, load_target, load_tokenizer, locate, locate_argument
-from dflash_trt.checkpoints.gguf import BITS, as_directory, convert
-from dflash_trt.checkpoints.gguf.blocks import unpacked
-from dflash_trt.checkpoints.gguf.header import read_header
+from dflash_trt.checkpoints import (
+    gguf_directory,
+    inspect,
+    load_target,
+    load_tokenizer,
+    locate,
+    locate_argument,
+)
+from dflash_trt.checkpoints.gguf import BITS, read_header, unpacked
+from dflash_trt.checkpoints.gguf_directory import as_directory
 from dflash_trt.config import TargetSource, load_config
 from dflash_trt.engines.accuracy import teacher_forced
 from dflash_trt.engines.info import read_info
@@ -324,7 +330,7 @@ def test_what_is_not_handled_is_refused_by_name(
 ) -> None:
     header = read_header(ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir))
     header.values.update(changed)
-    monkeypatch.setattr(convert, "read_header", lambda file: header)
+    monkeypatch.setattr(gguf_directory, "read_header", lambda file: header)
     with pytest.raises(CheckpointError, match=message):
         load_target(as_directory(header.file))
 
@@ -376,7 +382,7 @@ def test_a_file_reads_without_torch(pairs: dict[str, Pair], tmp_path: Path) -> N
     file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir, Kind.Q4_1)
     script = (
         "import sys; from pathlib import Path\n"
-        "from dflash_trt.checkpoints.gguf.convert import as_directory\n"
+        "from dflash_trt.checkpoints.gguf_directory import as_directory\n"
         "from dflash_trt.checkpoints.target import load_target\n"
         "target = load_target(as_directory(Path(sys.argv[1])))\n"
         "[target.weights.read(name) for name in target.weights.names]\n"

@@ -5,7 +5,7 @@ As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
 
 from dflash_trt.checkpoints.checks import Found, check
 from dflash_trt.checkpoints.drafter import is_eagle3, other_method
-from dflash_trt.checkpoints.gguf.tensors import LINK
+from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.summary import Pair
 
 # targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
