@@ -173,6 +173,8 @@ def _read(file: Path, _changed: int) -> Header:
         for tensor in reader.tensors:
             if tensor.data_offset < end:
                 raise ValueError(f"tensor {tensor.name!r} lies behind the next one, or over it")
+            if not (tensor.shape.size and tensor.n_elements):
+                raise ValueError(f"tensor {tensor.name!r} has no numbers")
             end = tensor.data_offset + tensor.n_bytes
     except OSError as error:
         raise CheckpointError(

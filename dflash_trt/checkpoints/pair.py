@@ -3,31 +3,20 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dflash_trt.checkpoints.checks import (
-    Check,
-    Finding,
-    checks_for,
-    checks_of,
-    eagle3,
-    numerics,
-    run,
-    sizes,
-    taps,
-    target,
-    tensorrt_llm,
-    tensors,
-    tokens,
-)
+from dflash_trt.checkpoints import model_checks, training_checks, upstream_checks
+from dflash_trt.checkpoints.checks import Check, Finding, checks_for, checks_of, run
 from dflash_trt.checkpoints.drafter import Drafter
 from dflash_trt.checkpoints.summary import NO_DRAFTER, ModelSummary, Pair, config_values
 from dflash_trt.checkpoints.target import Target
 from dflash_trt.errors import PairError
 
-TARGET_CHECKS: list[Check[[Pair]]] = checks_of(target)
-PAIR_CHECKS: list[Check[[Pair]]] = checks_of(target, sizes, taps, tokens, tensors, numerics)
-EAGLE3_CHECKS: list[Check[[Pair]]] = checks_of(target, eagle3)
+TARGET_CHECKS: list[Check[[Pair]]] = model_checks.OF_THE_TARGET
+PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks, training_checks)
+EAGLE3_CHECKS: list[Check[[Pair]]] = [*TARGET_CHECKS, *upstream_checks.OF_EAGLE3]
 # what TensorRT-LLM's workers take: an error stands against the pair, a note does not
-TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = checks_of(tensorrt_llm)
+TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = [
+    check for check in checks_of(upstream_checks) if check not in upstream_checks.OF_EAGLE3
+]
 # checks of what only our own reader refuses
 READER_CHECKS = ("target-tensors", "drafter-tensors")
 MIN_HEAD_DIM = 16  # TensorRT has no kernel for 8

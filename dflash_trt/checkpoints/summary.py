@@ -11,10 +11,9 @@ from tokenizers import Tokenizer
 
 from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.checkpoints.drafter import Drafter, load_drafter
-from dflash_trt.checkpoints.files import check_directory, read_json
+from dflash_trt.checkpoints.files import REQUIRED, check_directory, load_tokenizer, read_json
 from dflash_trt.checkpoints.spec import LayerSpec
 from dflash_trt.checkpoints.target import Target, load_target
-from dflash_trt.checkpoints.tokenizer import REQUIRED, load_tokenizer
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.config import Method
 from dflash_trt.errors import CheckpointError

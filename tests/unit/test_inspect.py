@@ -30,8 +30,8 @@ from dflash_trt.checkpoints import (
     summarize_drafter,
     summarize_target,
 )
+from dflash_trt.checkpoints.drafter import default_taps
 from dflash_trt.checkpoints.pair import PAIR_CHECKS
-from dflash_trt.checkpoints.zlab import default_taps
 from dflash_trt.errors import PairError
 
 DEMO = Path(__file__).parents[2] / "examples" / "pycode"

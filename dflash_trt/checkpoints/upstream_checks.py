@@ -1,12 +1,48 @@
-"""What TensorRT-LLM's workers take, whatever they are configured to; `pair.py` lists them.
+"""What TensorRT-LLM's workers take, whatever they are configured to, and heads of EAGLE-3.
 
-As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
+As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM. A head's tensors and fields are
+as its authors published them (github.com/SafeAILab/EAGLE, `cnets.py`): one decoder layer
+(`midlayer`) over a token's embedding and a state that `fc` makes of the hidden states of three of
+the target's layers; drafts are of `draft_vocab_size` tokens, which `d2t` maps to the target's.
 """
 
-from dflash_trt.checkpoints.checks import Found, check
+from dflash_trt.checkpoints.checks import Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import is_eagle3, other_method
 from dflash_trt.checkpoints.gguf import LINK
-from dflash_trt.checkpoints.summary import Pair
+from dflash_trt.checkpoints.summary import OTHER_DRAFTER, Pair
+
+
+@check("error")
+def head_vocabulary(pair: Pair) -> Found:
+    """It embeds the target's tokens with a table of its own, or with the target's."""
+    own, target = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
+    what = f"the head knows {own} tokens, the target {target}"
+    return Found(own == target, what, OTHER_DRAFTER)
+
+
+@check("error")
+def head_width(pair: Pair) -> Found:
+    """`fc` takes the target's hidden states; another target's are as many numbers, or are not."""
+    if pair.drafter.weights is None or "fc.weight" not in pair.drafter.weights.names:
+        raise NotKnown("the head's tensors cannot be read here")
+    wide, hidden = pair.drafter.weights.shape("fc.weight")[-1], pair.target.number("hidden_size")
+    what = f"the head's fc takes {wide} numbers, the target's states are {hidden} each"
+    return Found(wide > 0 and wide % hidden == 0, what, OTHER_DRAFTER)
+
+
+@check("error")
+def head_tokens(pair: Pair) -> Found:
+    """Without the map its drafts are read as the target's first tokens, which are others."""
+    size = pair.drafter.values.get("draft_vocab_size")
+    fewer = isinstance(size, int) and size < pair.target.number("vocab_size")
+    if fewer and pair.drafter.weights is None:
+        raise NotKnown("the head's tensors cannot be read here")
+    mapped = pair.drafter.weights is not None and "d2t" in pair.drafter.weights.names
+    what = f"the head drafts {size or 'all'} tokens, d2t is {'' if mapped else 'not '}there"
+    return Found(mapped or not fewer, what, "Use the head as it was published, d2t included")
+
+
+OF_EAGLE3 = [head_vocabulary, head_width, head_tokens]
 
 # targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
 TAPPED = (
