@@ -25,7 +25,7 @@ from dflash_trt.build.acceptance_probe import (
     write_engines,
 )
 from dflash_trt.chat import as_chat, load_encoding
-from dflash_trt.checkpoints import Drafter, ModelSummary, Pair, Report, Target
+from dflash_trt.checkpoints import Drafter, Pair, Report, Target
 from dflash_trt.config import Quantize
 from dflash_trt.engines import read_info
 from dflash_trt.errors import BuildError, RequestError
@@ -71,7 +71,7 @@ class Cost:
         )
 
 
-def calibration_texts(asked: Quantize, target: ModelSummary[Target]) -> Texts:
+def calibration_texts(asked: Quantize, target: Target) -> Texts:
     """Choose texts of the file that the config names, or our own, the same ones each time.
 
     Raises RequestError for the file.
@@ -109,14 +109,13 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
 
     Where our graphs or the memory cannot take them it is skipped, and says why.
     """
-    original, quantized = before.target.model, after.target.model
-    drafter, refusal = before.drafter.model, before.drafter.refusal
-    if original is None or quantized is None:
-        refusal = before.target.refusal or after.target.refusal
+    original, quantized, drafter = before.target, after.target, before.drafter
+    if refusal := original.refusal or quantized.refusal:
         return Cost(skipped=f"our graphs refuse the target ({refusal})")
-    if drafter is None:
-        why = "there is no drafter"
-        return Cost(skipped=f"our graphs refuse the drafter ({refusal})" if refusal else why)
+    if drafter.absent:
+        return Cost(skipped="there is no drafter")
+    if drafter.refusal:
+        return Cost(skipped=f"our graphs refuse the drafter ({drafter.refusal})")
     if skipped := _too_large(original):
         return Cost(skipped=skipped)
     length, runs = longest_sequence(original, drafter), []

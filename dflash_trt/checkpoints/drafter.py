@@ -6,7 +6,7 @@ and a selector.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.checkpoints.fields import SLIDING, Config, decoder_fields
-from dflash_trt.checkpoints.files import check_directory, read_json
+from dflash_trt.checkpoints.model import Drafter, loaded, open_model
 from dflash_trt.checkpoints.spec import (
     Convolution,
     DrafterSpec,
@@ -264,20 +264,21 @@ FORMS = {
 }
 
 
-@dataclass(frozen=True)
-class Drafter:
-    directory: Path
-    spec: DrafterSpec
-    weights: Weights
-
-
 def load_drafter(directory: Path) -> Drafter:
     """Read a drafter directory: config.json and weight headers.
 
     Raises CheckpointError when a file is missing or broken or the drafter is not handled.
     """
-    check_directory(directory, "drafter")
-    config = Config(directory / "config.json", read_json(directory / "config.json"))
+    return loaded(open_drafter(directory))
+
+
+def open_drafter(directory: Path) -> Drafter:
+    """Do the same, and return a drafter that is not handled with its refusal."""
+    return open_model("drafter", directory, _read)
+
+
+def _read(config: Config) -> tuple[DrafterSpec, Weights]:
+    directory = config.file.parent
     _check_method(config)
     weights = Weights(directory, config)
     for part, what in FORMS.items():
@@ -286,8 +287,8 @@ def load_drafter(directory: Path) -> Drafter:
                 f"{directory}: the drafter has {what}, which the graphs do not have", OUR_FORMATS
             )
     if "speculators_model_type" in config:
-        return Drafter(directory, speculators(config, weights.names), weights)
-    return Drafter(directory, zlab(config), weights)
+        return speculators(config, weights.names), weights
+    return zlab(config), weights
 
 
 def other_method(config: Mapping[str, Any]) -> str | None:

@@ -83,12 +83,11 @@ class Packed:
         first, last = start // width, (self.size if count is None else start + count) // width
         rows = self.rows(first, last)
         if self.kind in PLAIN:
-            return rows.view(DTYPES[self.kind]).reshape(-1)
+            numbers: npt.NDArray[Any] = rows.view(DTYPES[self.kind])
+            return numbers.reshape(-1)
         gguf = library()
         with np.errstate(all="ignore"):  # infinity where a scale is too large, as elsewhere
-            numbers: npt.NDArray[np.float32] = gguf.quants.dequantize(
-                rows, gguf.GGMLQuantizationType[self.kind]
-            )
+            numbers = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[self.kind])
         return numbers.reshape(-1)
 
     def blocks(self, first: int, last: int) -> Blocks:
@@ -147,9 +146,9 @@ def read_header(file: Path) -> Header:
 
 @lru_cache(maxsize=1)  # it takes a second, and is wanted for the config and for the weights
 def _read(file: Path, _changed: int) -> Header:
-    gguf = library()
+    base = library().GGUFReader
 
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]
+    class Reader(base):  # type: ignore[misc, valid-type]
         """Reads nothing behind the file's end: the package's own would count on without one."""
 
         reads = 0

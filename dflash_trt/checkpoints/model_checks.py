@@ -1,12 +1,14 @@
 """Checks of the target by itself, and of widths, lengths, blocks and taps of the pair."""
 
+from typing import Any
+
 import numpy as np
 
-from dflash_trt.checkpoints.checks import Found, NotKnown, check
+from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import default_taps, drafter_shapes
 from dflash_trt.checkpoints.fields import SLIDING
+from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.spec import Shapes
-from dflash_trt.checkpoints.summary import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.target import target_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
@@ -18,7 +20,7 @@ ROWS = 512  # read at a time
 @check("error")
 def target_head(pair: Pair) -> Found:
     """Both models end in the target's head; a wrong tie_word_embeddings takes another matrix."""
-    target = pair.target.loaded
+    target = pair.target
     tied, stored = target.spec.tie_word_embeddings, HEAD in target.weights.names
     embedding = f"{target.spec.prefix}embed_tokens.weight"
     if tied and stored and not _same_numbers(target.weights, HEAD, embedding):
@@ -39,7 +41,7 @@ def target_head(pair: Pair) -> Found:
 @check("error")
 def target_tensors(pair: Pair) -> Found:
     """A tensor that is not read is a part of the model that is left out."""
-    target = pair.target.loaded
+    target = pair.target
     # a model that also takes images has its decoder in a name space of its own
     scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
     return tensors_fit(target.weights, target_shapes(target.spec), scope, ignored=(HEAD,))
@@ -56,7 +58,7 @@ def tokenizer_fits(pair: Pair) -> Found:
     )
 
 
-OF_THE_TARGET = [target_head, target_tensors, tokenizer_fits]
+OF_THE_TARGET: list[Check[Any]] = [target_head, target_tensors, tokenizer_fits]
 
 
 def tensors_fit(
@@ -164,7 +166,7 @@ def context_length(pair: Pair) -> Found:
     A scaled RoPE reaches `factor` times its original positions.
     """
     reach = pair.drafter.number("max_position_embeddings")
-    for layer in pair.drafter.layers if pair.drafter.model else ():
+    for layer in pair.drafter.layers if pair.drafter.read else ():
         factor = finite(layer.rope.parameters.get("factor"))
         original = finite(layer.rope.parameters.get("original_max_position_embeddings"))
         if factor and original:
@@ -183,7 +185,7 @@ def context_length(pair: Pair) -> Found:
 def sliding_window(pair: Pair) -> Found:
     """A window shorter than the block hides the anchor and the context from the last masks."""
     drafter = pair.drafter
-    if drafter.model is not None:
+    if drafter.read is not None:
         # windows that count from the anchor (speculators) never cut the block
         sliding = [layer for layer in drafter.layers if not layer.window_from_anchor]
         windows = [layer.window for layer in sliding if layer.window]
@@ -284,7 +286,7 @@ def taps_in_order(pair: Pair) -> Found:
 @check("error")
 def fc_width(pair: Pair) -> Found:
     """fc's width says for how many taps, and for which hidden size, the drafter was trained."""
-    spec, weights = pair.drafter.loaded.spec, pair.drafter.loaded.weights
+    spec, weights = pair.drafter.spec, pair.drafter.weights
     expected, found = drafter_shapes(spec)["fc.weight"], weights.shape("fc.weight")
     return Found(
         found == expected,

@@ -5,8 +5,8 @@ from typing import Any
 
 from dflash_trt.checkpoints.checks import Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import TRAINING_ONLY, draft_token_ids, drafter_shapes
+from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.model_checks import HEAD, tensors_fit
-from dflash_trt.checkpoints.summary import OTHER_DRAFTER, Pair, finite
 
 # by vocabulary: what z-lab's drafters were trained with, from their published config.json
 PUBLISHED = {
@@ -89,8 +89,8 @@ def mask_is_no_end(pair: Pair) -> Found:
     mask, same = pair.drafter.number("mask_token_id"), []
     for name in ("eos_token_id", "pad_token_id"):
         ids = pair.target.values.get(name)
-        if name == "eos_token_id" and pair.target.model is not None:
-            ids = list(pair.target.model.spec.eos_token_ids)
+        if name == "eos_token_id" and pair.target.read is not None:
+            ids = list(pair.target.spec.eos_token_ids)
         if mask in (ids if isinstance(ids, list) else [ids]):
             same.append(name)
     return Found(
@@ -121,7 +121,7 @@ def same_tokenizer(pair: Pair) -> Found:
 @check("error")
 def no_own_vocabulary(pair: Pair) -> Found:
     """An embedding or head that the drafter was trained with would be left out."""
-    drafter = pair.drafter.loaded
+    drafter = pair.drafter
     own = sorted(set(drafter.weights.names) - drafter_shapes(drafter.spec).keys())
     own = [name for name in own if name not in TRAINING_ONLY]
     own = [name for name in own if name.endswith((HEAD, "embed_tokens.weight"))]
@@ -136,14 +136,14 @@ def no_own_vocabulary(pair: Pair) -> Found:
 @check("error")
 def drafter_tensors(pair: Pair) -> Found:
     """A tensor that is not read is a part of the model that is left out."""
-    drafter = pair.drafter.loaded
+    drafter = pair.drafter
     return tensors_fit(drafter.weights, drafter_shapes(drafter.spec), ignored=TRAINING_ONLY)
 
 
 @check("error")
 def vocabulary_map(pair: Pair) -> Found:
     """Drafts of a reduced vocabulary are read as other tokens where its map is wrong."""
-    drafter = pair.drafter.loaded
+    drafter = pair.drafter
     if drafter.spec.draft_vocab_size is None:
         return Found(True, "the drafter drafts every token of the target's vocabulary")
     count = len(draft_token_ids(drafter.weights, drafter.spec))
@@ -155,7 +155,7 @@ def vocabulary_map(pair: Pair) -> Found:
 @check("warning")
 def dtype(pair: Pair) -> Found:
     """Values of a bfloat16 target may be too large for a float16 drafter on a GPU."""
-    target, drafter = pair.target.loaded.weights, pair.drafter.loaded.weights
+    target, drafter = pair.target.weights, pair.drafter.weights
     of = [sorted({model.dtype(name) for name in model.names}) for model in (target, drafter)]
     return Found(
         not ("BF16" in of[0] and "F16" in of[1]),
@@ -194,8 +194,8 @@ def rope_scaling(pair: Pair) -> Found:
 def embedding_scale(pair: Pair) -> Found:
     """Gemma multiplies embeddings by sqrt(hidden_size); its drafters must do so too."""
     own, expected = finite(pair.drafter.values.get("input_embedding_scale")), 1.0
-    if pair.target.model is not None:
-        expected = pair.target.model.spec.embedding_scale
+    if pair.target.read is not None:
+        expected = pair.target.spec.embedding_scale
     elif str(pair.target.values.get("model_type")).startswith("gemma"):
         expected = max(pair.target.number("hidden_size"), 1) ** 0.5
     return Found(

@@ -6,10 +6,12 @@ as its authors published them (github.com/SafeAILab/EAGLE, `cnets.py`): one deco
 the target's layers; drafts are of `draft_vocab_size` tokens, which `d2t` maps to the target's.
 """
 
-from dflash_trt.checkpoints.checks import Found, NotKnown, check
+from typing import Any
+
+from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import is_eagle3, other_method
 from dflash_trt.checkpoints.gguf import LINK
-from dflash_trt.checkpoints.summary import OTHER_DRAFTER, Pair
+from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair
 
 
 @check("error")
@@ -23,9 +25,9 @@ def head_vocabulary(pair: Pair) -> Found:
 @check("error")
 def head_width(pair: Pair) -> Found:
     """`fc` takes the target's hidden states; another target's are as many numbers, or are not."""
-    if pair.drafter.weights is None or "fc.weight" not in pair.drafter.weights.names:
+    if pair.drafter.stored is None or "fc.weight" not in pair.drafter.stored.names:
         raise NotKnown("the head's tensors cannot be read here")
-    wide, hidden = pair.drafter.weights.shape("fc.weight")[-1], pair.target.number("hidden_size")
+    wide, hidden = pair.drafter.stored.shape("fc.weight")[-1], pair.target.number("hidden_size")
     what = f"the head's fc takes {wide} numbers, the target's states are {hidden} each"
     return Found(wide > 0 and wide % hidden == 0, what, OTHER_DRAFTER)
 
@@ -35,14 +37,14 @@ def head_tokens(pair: Pair) -> Found:
     """Without the map its drafts are read as the target's first tokens, which are others."""
     size = pair.drafter.values.get("draft_vocab_size")
     fewer = isinstance(size, int) and size < pair.target.number("vocab_size")
-    if fewer and pair.drafter.weights is None:
+    if fewer and pair.drafter.stored is None:
         raise NotKnown("the head's tensors cannot be read here")
-    mapped = pair.drafter.weights is not None and "d2t" in pair.drafter.weights.names
+    mapped = pair.drafter.stored is not None and "d2t" in pair.drafter.stored.names
     what = f"the head drafts {size or 'all'} tokens, d2t is {'' if mapped else 'not '}there"
     return Found(mapped or not fewer, what, "Use the head as it was published, d2t included")
 
 
-OF_EAGLE3 = [head_vocabulary, head_width, head_tokens]
+OF_EAGLE3: list[Check[Any]] = [head_vocabulary, head_width, head_tokens]
 
 # targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
 TAPPED = (

@@ -10,15 +10,14 @@ from typing import Any, Generic, TypeVar
 from tokenizers import Tokenizer
 
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.checkpoints.drafter import Drafter, load_drafter
+from dflash_trt.checkpoints.fields import Config
 from dflash_trt.checkpoints.files import REQUIRED, check_directory, load_tokenizer, read_json
-from dflash_trt.checkpoints.spec import LayerSpec
-from dflash_trt.checkpoints.target import Target, load_target
+from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, TargetSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.config import Method
 from dflash_trt.errors import CheckpointError
 
-Loaded = TypeVar("Loaded", Target, Drafter)
+Spec = TypeVar("Spec", TargetSpec, DrafterSpec)
 # objects of a config.json whose fields say more than those beside them
 INNER = ("text_config", "transformer_layer_config", "dflash_config")
 
@@ -27,34 +26,39 @@ OTHER_DRAFTER = "Use the drafter that was trained for this target"
 
 
 @dataclass(frozen=True)
-class ModelSummary(Generic[Loaded]):
-    """One model: what its config says, and the model as the graphs take it."""
+class Model(Generic[Spec]):
+    """One model: what its config says, and its spec and weights as the graphs take them."""
 
     role: str  # "target" or "drafter"
     directory: Path
     values: Mapping[str, Any]  # config.json, flat
     refusal: CheckpointError | None = None
-    model: Loaded | None = None  # None: refused
+    read: tuple[Spec, Weights] | None = None  # None: refused, or there is none
 
     @property
     def absent(self) -> bool:
-        return self.model is None and self.refusal is None
+        return self.read is None and self.refusal is None
+
+    @property
+    def spec(self) -> Spec:
+        return self._read()[0]
+
+    @property
+    def weights(self) -> Weights:
+        return self._read()[1]
 
     @property
     def architecture(self) -> str:
-        found = self.values.get("architectures")
-        return str(found[0]) if isinstance(found, list) and found else "unknown"
-
-    @property
-    def loaded(self) -> Loaded:
-        if self.model is None:
-            raise NotKnown(f"the {self.role} is refused")
-        return self.model
+        names = self.values.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "unknown"
 
     def number(self, name: str) -> int:
-        """A field of the spec, for a refused model of its config; NotKnown unless an integer."""
-        source = self.model.spec if self.model else None
-        value = getattr(source, name) if hasattr(source, name) else self.values.get(name)
+        """Return a field of the spec, for a refused model of its config.
+
+        NotKnown unless it is an integer.
+        """
+        spec = self.read[0] if self.read else None
+        value = getattr(spec, name) if hasattr(spec, name) else self.values.get(name)
         if type(value) is not int or abs(value) > MAX_SIZE:
             raise NotKnown(f"the {self.role} states no {name}")
         return value
@@ -62,23 +66,23 @@ class ModelSummary(Generic[Loaded]):
     @property
     def taps(self) -> tuple[int, ...]:
         """A drafter's target_layer_ids, 0 for the output of the first layer."""
-        if isinstance(self.model, Drafter):
-            return self.model.spec.target_layer_ids
+        if self.read and isinstance(self.read[0], DrafterSpec):
+            return self.read[0].target_layer_ids
         shift = 1 if (stored := self.values.get("aux_hidden_state_layer_ids")) else 0
-        found = stored or self.values.get("target_layer_ids")
-        if not isinstance(found, list) or not found or any(type(tap) is not int for tap in found):
+        taps = stored or self.values.get("target_layer_ids")
+        if not isinstance(taps, list) or not taps or any(type(tap) is not int for tap in taps):
             raise NotKnown("the drafter states no target_layer_ids")
-        return tuple(tap - shift for tap in found)
+        return tuple(tap - shift for tap in taps)
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
-        return self.loaded.spec.layers
+        return self.spec.layers
 
     @cached_property
-    def weights(self) -> Weights | None:
-        """Of a refused model too, where they can be read."""
+    def stored(self) -> Weights | None:
+        """The weights, of a refused model too where they can be read."""
         try:
-            return self.model.weights if self.model else Weights(self.directory, self.values)
+            return self.read[1] if self.read else Weights(self.directory, self.values)
         except CheckpointError:
             return None
 
@@ -102,47 +106,58 @@ class ModelSummary(Generic[Loaded]):
         """Its tokens by id."""
         return {token: text for text, token in self.tokens.items()}
 
+    def _read(self) -> tuple[Spec, Weights]:
+        if self.read is None:
+            raise NotKnown(f"the {self.role} is refused")
+        return self.read
 
-NO_DRAFTER: ModelSummary[Drafter] = ModelSummary("drafter", Path(), {})
+
+Target = Model[TargetSpec]
+Drafter = Model[DrafterSpec]
+NO_DRAFTER: Drafter = Model("drafter", Path(), {})
 
 
 @dataclass(frozen=True)
 class Pair:
     """What is checked; all but the models comes from the build config, None where there is none."""
 
-    target: ModelSummary[Target]
-    drafter: ModelSummary[Drafter]
+    target: Target
+    drafter: Drafter
     draft_tokens: int | None = None
     max_seq_len: int | None = None
     method: Method = "dflash"
 
 
-def summarize_target(directory: Path) -> ModelSummary[Target]:
-    """CheckpointError only when there is no config.json to read."""
-    return _summary("target", directory, load_target)
+def open_model(
+    role: str, directory: Path, read: Callable[[Config], tuple[Spec, Weights]]
+) -> Model[Spec]:
+    """Read config.json, the one time, and what `read` makes of it, or why it refuses it.
 
-
-def summarize_drafter(directory: Path) -> ModelSummary[Drafter]:
-    """CheckpointError only when there is no config.json to read."""
-    return _summary("drafter", directory, load_drafter)
-
-
-def _summary(role: str, directory: Path, load: Callable[[Path], Loaded]) -> ModelSummary[Loaded]:
-    values = config_values(directory, role)
-    try:
-        return ModelSummary(role, directory, values, model=load(directory))
-    except CheckpointError as refusal:
-        return ModelSummary(role, directory, values, refusal)
-
-
-def config_values(directory: Path, role: str) -> dict[str, Any]:
-    """config.json with the fields of its inner objects (`INNER`) over its own."""
+    CheckpointError only when there is no config.json to read.
+    """
     check_directory(directory, role)
-    config = outer = read_json(directory / "config.json")
+    file = directory / "config.json"
+    config = read_json(file)
+    try:
+        return Model(role, directory, flat(config), read=read(Config(file, config)))
+    except CheckpointError as refusal:
+        return Model(role, directory, flat(config), refusal)
+
+
+def loaded(model: Model[Spec]) -> Model[Spec]:
+    """Return a model that is not refused; CheckpointError for another."""
+    if model.refusal is not None:
+        raise model.refusal
+    return model
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with the fields of its inner objects (`INNER`) over its own."""
+    fields = dict(config)
     for name in INNER:
-        if isinstance(inner := config.get(name), dict):
-            config = config | {key: value for key, value in inner.items() if value is not None}
-    return config | {"architectures": outer.get("architectures")}
+        if isinstance(inner := fields.get(name), dict):
+            fields |= {key: value for key, value in inner.items() if value is not None}
+    return fields | {"architectures": config.get("architectures")}
 
 
 def finite(value: object) -> float | None:
