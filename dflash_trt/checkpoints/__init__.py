@@ -18,6 +18,7 @@ from dflash_trt.checkpoints.files import (
     read_json,
     tokenizer_files,
 )
+from dflash_trt.checkpoints.gguf import BITS, Blocks
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
 from dflash_trt.checkpoints.pair import (
     READER_CHECKS,

@@ -51,7 +51,7 @@ class Engine(Protocol):
 
     info: EngineInfo
     visible_step: int  # `visible` is best a multiple of this, so that few steps are bound
-    least_rows: int  # tokens and head rows of a step, at least: see `least_rows.py`
+    least_rows: int  # tokens and head rows of a step, at least: see `onnxruntime.least_rows`
 
     def step(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0

@@ -5,11 +5,10 @@ import onnx_ir as ir
 from dflash_trt.checkpoints import Drafter, DrafterSpec, Target, Weights, draft_token_ids
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
-from dflash_trt.graphs.collectives import own_columns
-from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
+from dflash_trt.graphs.dflash2 import pair_scores
+from dflash_trt.graphs.layers import embed, head, linear, open_layer, own_columns, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
-from dflash_trt.graphs.selector import pair_scores
 from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`

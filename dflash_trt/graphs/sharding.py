@@ -1,4 +1,4 @@
-"""Tensor parallelism: what each rank holds of a model (`collectives.py`: where they meet).
+"""Tensor parallelism: what each rank holds of a model (`layers.py`: where they meet).
 
 As in Megatron-LM: q, k, v, gate and up projections are cut by outputs (whole heads), o and down
 projections by inputs, and what those give is added up over the ranks. Embedding and head are cut by

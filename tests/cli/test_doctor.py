@@ -27,7 +27,6 @@ from dflash_trt.doctor import decoding as decoding_checks
 from dflash_trt.doctor import examine
 from dflash_trt.errors import ConfigError, EngineError
 from dflash_trt.planning import lowest_believed
-from dflash_trt.serving.ports import Ports
 from dflash_trt.tensorrt_llm.first_generation import Measured
 from dflash_trt.tensorrt_llm.host import check_host, gpus
 from dflash_trt.tensorrt_llm.info import read_info

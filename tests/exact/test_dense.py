@@ -17,7 +17,7 @@ from dflash_trt.checkpoints import load_target
 from dflash_trt.checkpoints.families import gemma4
 from dflash_trt.checkpoints.fields import Config, decoder_fields, rope
 from dflash_trt.errors import CheckpointError
-from dflash_trt.graphs.rope import inverse_frequencies
+from dflash_trt.graphs.positions import inverse_frequencies
 
 pytestmark = pytest.mark.models
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dflash_trt"
 STRUCTURE = ROOT / "docs" / "structure.md"
-LONGEST = 350  # lines of a file
+LONGEST = 500  # lines of a file
 # a room imports those after it, and modules that lie beside the rooms
 ROOMS = [
     *("cli", "bench", "doctor", "serving", "build", "decoding", "tensorrt_llm"),
@@ -26,6 +26,7 @@ SIDE_DOORS = {
     *("build.acceptance_probe", "build.built", "build.export", "build.run"),
     *(
         "build.settings",
+        "checkpoints.checks",
         "build.signing",
         "cli.main",
         "engines.accuracy",

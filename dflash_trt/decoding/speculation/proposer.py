@@ -117,7 +117,7 @@ def strategy(
         return Fixed(draft_tokens), Proposer()
     refined = HOST_SHARE * costs.verify(1, 1, 0) > HOST_SECONDS
     # a tree's tokens lie elsewhere in the cache than a chain's, so that attention adds up in
-    # another order: quantized layers make much of that, see `engines/least_rows.py`
+    # another order: quantized layers make much of that, see `engines/onnxruntime.py`
     trees = speculation.tree and refined and not target.quantized
     proposer = Proposer(
         max_drafts,
