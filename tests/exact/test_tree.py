@@ -14,7 +14,7 @@ from families import DRAFTER, FAMILIES
 from pairs import write_pair
 from test_sharding import engines_of
 
-from dflash_trt.decoding.speculation.tree import (
+from dflash_trt.decoding.speculation.proposal import (
     Tree,
     ancestors,
     best_chain,

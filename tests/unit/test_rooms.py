@@ -163,4 +163,4 @@ def test_fifteen_files_are_read_in_an_evening() -> None:
     files = named(text.partition("## Read these 15 files")[2].partition("## The rooms")[0])
     assert len(files) == 15
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-    assert 2_400 <= lines <= 2_500  # as the page says
+    assert 2_900 <= lines <= 3_000  # as the page says
