@@ -38,10 +38,6 @@ class EngineError(DflashError):
     """An engine cannot be built, loaded or stepped."""
 
 
-class RankError(EngineError):
-    """One of the ranks of an engine is gone, and the engine with it."""
-
-
 class ServerError(DflashError):
     """The Triton server cannot start or cannot be reached."""
 

@@ -36,9 +36,9 @@ from dflash_trt.decoding.speculation import (
     strategy,
     walk,
 )
-from dflash_trt.decoding.speculation import acceptance_estimator as estimator
+from dflash_trt.decoding.speculation import policy as estimator
 from dflash_trt.decoding.speculation import policy as policies
-from dflash_trt.decoding.speculation.gate import Gate
+from dflash_trt.decoding.speculation.policy import Gate
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.load import load_engine
 

@@ -184,7 +184,7 @@ def _measure_method(
         count = info.gpus * info.nodes
     else:
         on_cpu = isinstance(config.engine, OnnxRuntime) and config.engine.device == "cpu"
-        count = 0 if on_cpu else config.engine.tensor_parallel_size
+        count = 0 if on_cpu else 1
     with _served(built, directory / f"serve-{method}.log") as url:
         for done, load in enumerate(loads):
             report(f"loads of {method}", done, len(loads))

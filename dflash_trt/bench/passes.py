@@ -25,7 +25,7 @@ class TimedEngine:
     def __init__(self, directory: Path) -> None:
         self._engine = load_engine(directory)
         self.info, self.visible_step = self._engine.info, self._engine.visible_step
-        self.kept, self.least_rows = self._engine.kept, self._engine.least_rows
+        self.least_rows = self._engine.least_rows
         self.seconds = 0.0
 
     def step(

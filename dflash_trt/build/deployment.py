@@ -39,7 +39,7 @@ THREADS = 2  # that a cluster gives an engine at first, where the config says no
 def write_deployment(directory: Path, config: BuildConfig, ranks: int) -> None:
     """Write `directory/deploy`; the same arguments and engines give the same bytes.
 
-    ranks: GPUs or processes that compute one instance; GPUs may be those of several nodes.
+    ranks: GPUs that compute one instance; they may be those of several nodes.
     Nothing is written for a build of links, which do not travel, nor for ONNX Runtime on a GPU.
     """
     engine, name = config.engine, resource_name(config.name)
@@ -99,19 +99,19 @@ def _graphs(
         "image_tag": dflash_trt.__version__,
         "hub": False,
         "gpus": 0 if plan is None else ranks,
-        "cpus": (infos[0].threads or THREADS) * ranks + 1,
+        "cpus": (infos[0].threads or THREADS) + 1,
         "limited": infos[0].threads is None,  # or engines would take all cores of the node
         "memory": -(-(wide * weights + caches + kept) // GIB) + 2,
         "nodes": 1,
         "capabilities": [] if plan is None else [x.split(".") for x in plan.compute_capabilities],
-        "requirements": _requirements(plan.library if plan else "", ranks),
+        "requirements": _requirements(plan.library if plan else ""),
     }
 
 
-def _requirements(plans: str, ranks: int) -> list[str]:
+def _requirements(plans: str) -> list[str]:
     """Of this package's dependencies what a server imports; plans: the library that runs them."""
     extra = {"tensorrt_rtx": "rtx"}.get(plans, plans)
-    builds = {"jsonschema", "onnx-ir"} | ({"onnx"} if ranks == 1 else set())  # cut for ranks
+    builds = {"jsonschema", "onnx", "onnx-ir"}
     found = []
     for each in metadata.requires("dflash-trt") or ():
         requirement, _, marker = each.partition("; ")

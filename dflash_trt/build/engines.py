@@ -128,7 +128,7 @@ def _info(
         threads=threads,
         vocab_size=model.spec.head_size,
         best=candidates(drafter) if drafter and role == "drafter" else 1,
-        pair_scores=bool(drafter and role == "drafter" and drafter.scores_pairs),
+        pair_scores=bool(drafter and role == "drafter" and drafter.selector),
         block_size=drafter.block_size if drafter else 1,
         sample_from_anchor=bool(drafter and drafter.sample_from_anchor),
         mask_token_id=drafter.mask_token_id if drafter else 0,

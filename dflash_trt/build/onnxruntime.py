@@ -28,8 +28,7 @@ from dflash_trt.checkpoints import (
     tokenizer_files,
 )
 from dflash_trt.config import BuildConfig, OnnxRuntime, TensorRT
-from dflash_trt.engines import read_info
-from dflash_trt.errors import ConfigError, PairError
+from dflash_trt.errors import ConfigError
 from dflash_trt.graphs import check_even
 
 if TYPE_CHECKING:
@@ -48,19 +47,8 @@ def prepare(
     """
     target = load_target(target_at.directory)
     speculation, serving = config.speculation, config.serving
-    drafter: Drafter | Target | None = None
-    if drafter_at and speculation.method == "draft_model":
-        drafter = load_target(drafter_at.directory, "drafter")
-    elif drafter_at:
-        drafter = load_drafter(drafter_at.directory)
+    drafter = load_drafter(drafter_at.directory) if drafter_at else None
     spec = drafter.spec if drafter else None
-    lilicorr = isinstance(spec, DrafterSpec) and spec.corrector is not None
-    if isinstance(spec, DrafterSpec) and lilicorr != (speculation.method == "lilicorr"):
-        kind, name = ("LiLiCorr", "lilicorr") if lilicorr else ("DFlash", "dflash")
-        raise PairError(
-            f"the drafter is {kind}, speculation.method {speculation.method}",
-            f"Set speculation.method: {name}",
-        )
     warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
     warnings += try_chat_template(target.directory)
     config = _with_max_seq_len(config, target.spec, spec)
@@ -92,14 +80,13 @@ def _files(model: Target | Drafter) -> list[Path]:
 
 
 def _with_max_seq_len(
-    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | TargetSpec | None
+    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None
 ) -> BuildConfig:
     """And what else it leaves open: without a drafter's features there is no ensemble of two
     models."""
     longest, asked = target.max_position_embeddings, config.serving.max_seq_len
     known = min(longest, drafter.max_position_embeddings) if drafter else longest
-    block = isinstance(drafter, DrafterSpec)
-    least = drafter.block_size if isinstance(drafter, DrafterSpec) else 1
+    least = drafter.block_size if drafter else 1
     length = min(known, DEFAULT_MAX_SEQ_LEN) if asked is None else asked
     if not least < length <= longest:
         raise ConfigError(
@@ -109,21 +96,16 @@ def _with_max_seq_len(
         )
     chosen: dict[str, Any] = {"max_seq_len": length}
     chosen |= {"prefix_cache": config.serving.prefix_cache_mib}
-    chosen |= {} if block else {"mode": "in_process"}
+    chosen |= {} if drafter else {"mode": "in_process"}
     serving = config.serving.model_copy(update=chosen)
     return config.model_copy(update={"serving": serving})
 
 
-def _check_even(
-    config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | TargetSpec | None
-) -> None:
-    engine = config.engine
-    assert isinstance(engine, OnnxRuntime | TensorRT)
-    quantised = isinstance(engine, OnnxRuntime) and engine.quantize is not None
-    check_even(target, "target", engine.tensor_parallel_size, quantised)
-    if drafter is not None:
-        quantised = _precision(config).get("quantize", "none") != "none" or quantised
-        check_even(drafter, "drafter", engine.drafter_ranks, quantised)
+def _check_even(config: BuildConfig, target: TargetSpec, drafter: DrafterSpec | None) -> None:
+    if isinstance(config.engine, TensorRT):
+        check_even(target, "target", config.engine.tensor_parallel_size)
+        if drafter is not None:
+            check_even(drafter, "drafter", config.engine.drafter_ranks)
 
 
 def _write(
@@ -131,7 +113,7 @@ def _write(
     *,
     config: BuildConfig,
     target: Target,
-    drafter: Drafter | Target | None,
+    drafter: Drafter | None,
     report: Report,
 ) -> Written:
     # imported here: it would take most of the time of a build that has nothing to do
@@ -149,33 +131,30 @@ def _write(
         from dflash_trt.engines.tensorrt.plan import build_plans, capabilities  # noqa: PLC0415
 
         capabilities(engine)  # raises before the work starts where something is not installed
-    engines, ranks = directory / "engines", int(engine.tensor_parallel_size)
+    plans = engine if isinstance(engine, TensorRT) else None
+    engines, ranks = directory / "engines", int(plans.tensor_parallel_size if plans else 1)
     common: dict[str, Any] = {"slots": serving.slots, "max_seq_len": serving.max_seq_len}
     common |= {"threads": threads, "storage": storage, "device": device}
     count = _Counter("building the target engine", len(target_shapes(target.spec)) * ranks, report)
     ours: dict[str, Any] = {**common, "progress": count, "ranks": ranks, "kind": engine.kind}
-    spec = drafter.spec if isinstance(drafter, Drafter) else None
+    spec = drafter.spec if drafter else None
     digests = build_target(target, spec, engines / "target", **ours)
-    block_size, at, ranks = 1, engines / "drafter", engine.drafter_ranks
+    block_size, at = 1, engines / "drafter"
     step, of_drafter = "building the drafter engine", dict(common)
     if asked := _precision(config).get("quantize"):
         of_drafter["storage"] = Storage(storage.link, BITS.get(asked))
-    if isinstance(drafter, Target):
-        block_size = 1 + (config.speculation.draft_tokens or 0)
-        count = _Counter(step, len(target_shapes(drafter.spec)) * ranks, report)
-        ours = {**of_drafter, "progress": count, "ranks": ranks, "kind": engine.kind}
-        digests |= build_target(drafter, None, at, **ours)
-    elif drafter is not None:
+    if drafter is not None:
         block_size = drafter.spec.block_size
+        ranks = plans.drafter_ranks if plans else 1
         # 2: shared tables
         count = _Counter(step, (len(drafter_shapes(drafter.spec)) + 2) * ranks, report)
         ours = {**of_drafter, "progress": count, "ranks": ranks}
         digests |= build_drafter(drafter, target, at, **ours)
-    if isinstance(engine, TensorRT):
-        build_plans(engines, engine, serving.prefill_chunk, report)
+    if plans:
+        build_plans(engines, plans, serving.prefill_chunk, report)
     copy_tokenizer(target.directory, directory)
     write_repository(directory, config, target.spec, block_size)
-    write_deployment(directory, config, int(engine.tensor_parallel_size))
+    write_deployment(directory, config, int(plans.tensor_parallel_size if plans else 1))
     cost = None
     if drafter is not None and _precision(config):
         # imported here: it loads the runtime
@@ -193,27 +172,20 @@ def _accuracy(
     common: dict[str, Any],
     report: Report,
 ) -> "Accuracy":
-    """Compare with an unquantized engine, built beside it and removed afterwards.
-
-    In place of a sharded target a whole one is measured: its numbers are the same.
-    """
+    """Compare with an unquantized engine, built beside it and removed afterwards."""
     from dflash_trt.build.engines import build_target  # noqa: PLC0415
     from dflash_trt.engines.accuracy import TEXTS, TOKENS, compare, original_logits  # noqa: PLC0415
     from dflash_trt.graphs import COPIED  # noqa: PLC0415
 
     count = _Counter("measuring the accuracy", len(target_shapes(target.spec)), report)
-    quantised, original, whole = (engines / name for name in ("target", "original", "whole"))
+    original = engines / "original"
     tokens = min(TOKENS, common["max_seq_len"])
     common = {**common, "max_seq_len": tokens, "progress": count}
     build_target(target, drafter, original, **{**common, "storage": COPIED})
-    if read_info(quantised, "onnxruntime").ranks > 1:
-        quantised = whole
-        build_target(target, drafter, whole, **common)
     tokenizer = load_tokenizer(target.directory)
     texts = [tokenizer.encode(text).ids[:tokens] or [0] for text in TEXTS]
-    found = compare(quantised, original_logits(original, texts), texts)
-    for temporary in (original, whole):
-        shutil.rmtree(temporary, ignore_errors=True)
+    found = compare(engines / "target", original_logits(original, texts), texts)
+    shutil.rmtree(original, ignore_errors=True)
     return found
 
 

@@ -25,7 +25,7 @@ from dflash_trt.build.acceptance_probe import (
     write_engines,
 )
 from dflash_trt.chat import as_chat, load_encoding
-from dflash_trt.checkpoints import Drafter, ModelSummary, Pair, Report, Target
+from dflash_trt.checkpoints import Drafter, Pair, Report, Target
 from dflash_trt.config import Quantize
 from dflash_trt.engines import read_info
 from dflash_trt.errors import BuildError, RequestError
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 TEXTS = 14  # pages of our own
 HELD_OUT = 8  # a prompt in so many is decoded, and not calibrated on
-NO_BLOCKS = "the drafter is a language model"
 DRAWS, CONFIDENCE = 2000, 0.95  # of the prompts, with replacement
 MEMORY = 3.0  # bytes in use for a byte of a model's weights in float32, at most
 
@@ -72,7 +71,7 @@ class Cost:
         )
 
 
-def calibration_texts(asked: Quantize, target: ModelSummary[Target]) -> Texts:
+def calibration_texts(asked: Quantize, target: Target) -> Texts:
     """Choose texts of the file that the config names, or our own, the same ones each time.
 
     Raises RequestError for the file.
@@ -110,14 +109,13 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
 
     Where our graphs or the memory cannot take them it is skipped, and says why.
     """
-    original, quantized = before.target.model, after.target.model
-    drafter, refusal = before.drafter.model, before.drafter.refusal
-    if original is None or quantized is None:
-        refusal = before.target.refusal or after.target.refusal
+    original, quantized, drafter = before.target, after.target, before.drafter
+    if refusal := original.refusal or quantized.refusal:
         return Cost(skipped=f"our graphs refuse the target ({refusal})")
-    if not isinstance(drafter, Drafter):
-        why = NO_BLOCKS if drafter else "there is no drafter"
-        return Cost(skipped=f"our graphs refuse the drafter ({refusal})" if refusal else why)
+    if drafter.absent:
+        return Cost(skipped="there is no drafter")
+    if drafter.refusal:
+        return Cost(skipped=f"our graphs refuse the drafter ({drafter.refusal})")
     if skipped := _too_large(original):
         return Cost(skipped=skipped)
     length, runs = longest_sequence(original, drafter), []
@@ -131,13 +129,11 @@ def measure_cost(before: Pair, after: Pair, texts: Texts, scratch: Path, report:
 
 
 def measure_drafter(
-    target: Target, drafter: Drafter | Target, engines: Path, scratch: Path, report: Report
+    target: Target, drafter: Drafter, engines: Path, scratch: Path, report: Report
 ) -> Cost:
     """Compare built `engines` with the same pair in the checkpoints' precision."""
     info = read_info(engines / "target", "onnxruntime")
-    if isinstance(drafter, Target):
-        return Cost(skipped=NO_BLOCKS)
-    if skipped := "the target is sharded" if info.ranks > 1 else _too_large(target):
+    if skipped := _too_large(target):
         return Cost(skipped=skipped)
     length = min(longest_sequence(target, drafter), info.max_seq_len)
     tokens = min(TOKENS, length // 2)

@@ -22,14 +22,14 @@ from dflash_trt.checkpoints import (
     NO_DRAFTER,
     READER_CHECKS,
     Located,
-    ModelSummary,
+    Model,
     Pair,
     Report,
     copy_tokenizer,
     is_drafter,
+    open_drafter,
+    open_target,
     pair_findings,
-    summarize_drafter,
-    summarize_target,
     tokenizer_files,
 )
 from dflash_trt.checkpoints.checks import Finding, NotKnown
@@ -74,7 +74,7 @@ def prepare(
     hardware = machine(section.hardware)
     checks = [check for check in pair_findings(pair) if check.name not in READER_CHECKS]
     warnings = warnings_of(checks, PairError)
-    if by_id and pair.target.weights is None:
+    if by_id and pair.target.stored is None:
         warnings += _unchecked(checks)
     warnings += try_chat_template(target_at.directory)
     # by id: the same bytes, whether or not the weights happen to be here
@@ -99,8 +99,8 @@ def prepare(
 def summarize(config: BuildConfig, target: Located, drafter: Located | None) -> Pair:
     """Both models as far as they can be read, and what the config asks of them."""
     return Pair(
-        summarize_target(target.directory),
-        summarize_drafter(drafter.directory, config.speculation.method) if drafter else NO_DRAFTER,
+        open_target(target.directory),
+        open_drafter(drafter.directory) if drafter else NO_DRAFTER,
         config.speculation.draft_tokens,
         config.serving.max_seq_len,
         config.speculation.method,
@@ -127,9 +127,9 @@ def _unchecked(checks: Iterable[Finding]) -> list[Finding]:
     return [Finding("weights-not-read", "warning", found, fix)] if names else []
 
 
-def _known(model: ModelSummary[Any]) -> dict[str, Any]:
+def _known(model: Model[Any]) -> dict[str, Any]:
     """A model's spec; its config.json if the graphs refuse it."""
-    return asdict(model.model.spec) if model.model else dict(model.values)
+    return asdict(model.spec) if model.read else dict(model.values)
 
 
 def _ask_tensorrt_llm(engine: Path) -> None:
@@ -155,7 +155,7 @@ def _quantize(
     quantize_target(
         section.quantize, pair.target.directory, engine / "target", texts.calibrated, report
     )
-    made = replace(pair, target=summarize_target(engine / "target"))
+    made = replace(pair, target=open_target(engine / "target"))
     checks = [check for check in pair_findings(made) if check.name not in READER_CHECKS]
     warnings_of(checks, PairError)  # the warnings are those of the original
     cost = measure_cost(pair, made, texts, directory / "measured", report)

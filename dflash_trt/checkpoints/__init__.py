@@ -1,29 +1,37 @@
 """The front door: read a target or drafter directory and check that the pair belongs together."""
 
-from dflash_trt.checkpoints.card import ModelCard, card_files, read_card
-from dflash_trt.checkpoints.checks.tensorrt_llm import drafter_layout
 from dflash_trt.checkpoints.drafter import (
-    Drafter,
+    draft_token_ids,
     drafter_shapes,
     is_drafter,
     load_drafter,
+    open_drafter,
 )
 from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.files import read_bytes, read_json
-from dflash_trt.checkpoints.inspection import inspect
+from dflash_trt.checkpoints.files import (
+    ModelCard,
+    card_files,
+    copy_tokenizer,
+    load_tokenizer,
+    read_bytes,
+    read_card,
+    read_json,
+    tokenizer_files,
+)
+from dflash_trt.checkpoints.gguf import BITS, Blocks
+from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
 from dflash_trt.checkpoints.pair import (
     READER_CHECKS,
     TENSORRT_LLM_CHECKS,
     check_pair,
     engine_kinds,
+    inspect,
     pair_findings,
 )
 from dflash_trt.checkpoints.quantized import MODELOPT_FILE
-from dflash_trt.checkpoints.shard import Shard
 from dflash_trt.checkpoints.source import Located, Report, locate, locate_argument, small_files
 from dflash_trt.checkpoints.spec import (
     Convolution,
-    Corrector,
     DecoderSpec,
     DrafterSpec,
     Experts,
@@ -33,16 +41,7 @@ from dflash_trt.checkpoints.spec import (
     Shapes,
     TargetSpec,
 )
-from dflash_trt.checkpoints.speculators import draft_token_ids
 from dflash_trt.checkpoints.stored import Span
-from dflash_trt.checkpoints.summary import (
-    NO_DRAFTER,
-    ModelSummary,
-    Pair,
-    config_values,
-    summarize_drafter,
-    summarize_target,
-)
-from dflash_trt.checkpoints.target import Target, eos_token_ids, load_target, target_shapes
-from dflash_trt.checkpoints.tokenizer import copy_tokenizer, load_tokenizer, tokenizer_files
-from dflash_trt.checkpoints.weights import INDEX, SINGLE, Weights, open_files, read_index
+from dflash_trt.checkpoints.target import eos_token_ids, load_target, open_target, target_shapes
+from dflash_trt.checkpoints.upstream_checks import drafter_layout
+from dflash_trt.checkpoints.weights import INDEX, SINGLE, Shard, Weights, open_files, read_index

@@ -1,23 +1,251 @@
-"""The drafter: a DFlash checkpoint in one of the formats in use."""
+"""Drafters: DFlash checkpoints in z-lab's layout (ModelOpt's exports too) or that of speculators.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+z-lab's have no embedding, no head and no prefix. Those of speculators (0.9.0) have a nested
+transformer config and often a vocabulary map. DFlash 2 adds convolutions around each layer's halves
+and a selector.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import dflash2
-from dflash_trt.checkpoints.fields import Config
-from dflash_trt.checkpoints.files import check_directory, read_json
-from dflash_trt.checkpoints.lilicorr import corrector_shapes, is_lilicorr
-from dflash_trt.checkpoints.spec import DrafterSpec, Shapes, layer_shapes
-from dflash_trt.checkpoints.speculators import speculators
+import numpy as np
+import numpy.typing as npt
+
+from dflash_trt.checkpoints.fields import SLIDING, Config, decoder_fields
+from dflash_trt.checkpoints.model import Drafter, loaded, open_model
+from dflash_trt.checkpoints.spec import (
+    Convolution,
+    DrafterSpec,
+    LayerSpec,
+    Selector,
+    Shapes,
+    layer_shapes,
+)
 from dflash_trt.checkpoints.weights import Weights
-from dflash_trt.checkpoints.zlab import zlab
 from dflash_trt.errors import CheckpointError
 
-ZLABS = ("DFlashDraftModel", dflash2.ARCHITECTURE)
+DFLASH2 = "DFlash2DraftModel"
+DFLASH2_FIELDS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+AS_PUBLISHED = "Use the config.json that came with the drafter"
+
+
+def read_convolution(values: Config) -> Convolution:
+    """`conv_kernel_size` and `conv_group_size` of z-lab's config."""
+    hidden, group = values.number("hidden_size"), values.number("conv_group_size")
+    if hidden % group:
+        raise values.wrong(
+            f"hidden_size {hidden} is no multiple of conv_group_size {group}", AS_PUBLISHED
+        )
+    return Convolution(kernel_size=values.number("conv_kernel_size"), group_size=group)
+
+
+def read_selector(values: Config, draft_vocab: int) -> Selector:
+    """`selector_rank` and `selector_top_k` of z-lab's config; draft_vocab: rows of the head."""
+    top_k = values.number("selector_top_k")
+    if top_k > draft_vocab:
+        raise values.wrong(
+            f"selector_top_k is {top_k}, but drafts are of {draft_vocab} tokens", AS_PUBLISHED
+        )
+    return Selector(rank=values.number("selector_rank"), top_k=top_k)
+
+
+def selector_shapes(selector: Selector, hidden_size: int, vocab_size: int) -> Shapes:
+    """The selector's tensors; the codebooks are stored without `.weight`.
+
+    They have a row for each of the target's tokens, also where the head has fewer (which
+    speculators 0.9.0 does not write).
+    """
+    codebook = (vocab_size, selector.rank)
+    return {
+        "candidate_selector.hidden_projection.weight": (selector.rank, hidden_size),
+        "candidate_selector.predecessor_codebook": codebook,
+        "candidate_selector.successor_codebook": codebook,
+    }
+
+
+# fields that change what a drafter computes, with the values that leave it as it is
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_swa_attention_sink_bias": (False,),
+    "attention_value_scale": (1.0,),
+    "logit_scale": (1.0,),
+    "shift_label": (False,),
+    "selector_rank": (),
+    "conv_kernel_size": (),
+}
+
+
+def zlab(config: Config) -> DrafterSpec:
+    """The spec of a drafter from its config.json.
+
+    As in z-lab's code a DFlash value is looked up in `dflash_config` first, then at top level.
+    `causal`, `use_swa`, `swa_window_size` and `attention_sink_bias` are ModelOpt's, as vLLM reads
+    them.
+    """
+    values = config.under(config.section("dflash_config"))
+    second = DFLASH2 in config["architectures"]
+    for name, neutral in NEUTRAL.items():
+        handled = second and name in DFLASH2_FIELDS
+        if not handled and values.get(name) is not None and values[name] not in neutral:
+            raise config.refuse(f"{name} is {values[name]!r}")
+    for other, name in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
+        if values.get(other) not in (None, config.get(name)):
+            raise config.refuse(f"the drafter's {name} and the target's differ ({other})")
+    mask = mask_token(values, "Add it to dflash_config")
+    num_target_layers = config.number("num_target_layers")
+    fields = decoder_fields(config)
+    fields["layers"] = _layers(values, fields["layers"])
+    if second:
+        convolution = read_convolution(values)
+        fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
+    if values.get("target_layer_ids") is not None:
+        taps = layer_numbers(values, "target_layer_ids")
+    else:
+        taps = default_taps(num_target_layers, values.number("num_hidden_layers"))
+    cap = values.get("final_logit_softcapping")
+    return DrafterSpec(
+        **fields,
+        qk_norm=True,
+        block_size=values.number("block_size", 16),
+        mask_token_id=mask,
+        target_layer_ids=taps,
+        num_target_layers=num_target_layers,
+        embedding_scale=values.real("input_embedding_scale", 1.0),
+        output_multiplier=values.real("output_multiplier", 1.0),
+        final_logit_softcapping=values.real("final_logit_softcapping") if cap else None,
+        sinks="attention_sink_bias" if values.flag("attention_sink_bias") else None,
+        selector=read_selector(values, fields["vocab_size"]) if second else None,
+    )
+
+
+def mask_token(values: Config, add: str) -> int:
+    if values.get("mask_token_id") is None:
+        raise CheckpointError(
+            f"{values.file} has no mask_token_id",
+            f"{add}: the token id that the drafter was trained with as mask",
+        )
+    return values.number("mask_token_id", least=0)
+
+
+def check_windows(config: Config, layers: Sequence[LayerSpec]) -> None:
+    """Without use_sliding_window transformers' Qwen3Config takes the windows away, silently."""
+    if any(layer.window for layer in layers) and not config.flag("use_sliding_window"):
+        raise config.wrong(
+            "layer_types has sliding layers, but use_sliding_window is not true, so that "
+            "their window counts for nothing in the code the drafter was trained with",
+            "Set use_sliding_window to true if it was trained with windows, else make the layers "
+            "full_attention and set is_causal to what it was trained with",
+        )
+
+
+def _layers(values: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Layers with a window are causal in the block unless a field rules for all (z-lab, vLLM)."""
+    check_windows(values, layers)
+    causal = values.flag("is_causal", values.flag("causal", None))
+    layers = tuple(
+        replace(layer, causal=layer.window is not None if causal is None else causal)
+        for layer in layers
+    )
+    if values.flag("use_swa"):
+        sizes = values.over({"swa_window_size": values.get("sliding_window")})
+        window = sizes.number("swa_window_size")
+        layers = tuple(replace(layer, window=window) for layer in layers)
+    return layers
+
+
+def default_taps(layers: int, count: int) -> tuple[int, ...]:
+    """z-lab's `build_target_layer_ids`: from the target's second layer to the third-last."""
+    if count == 1:
+        return (layers // 2,)
+    return tuple(round(1 + i * (layers - 4) / (count - 1)) for i in range(count))
+
+
+def layer_numbers(values: Config, name: str) -> tuple[int, ...]:
+    """A list of layer numbers in config.json."""
+    found = values.get(name)
+    if not isinstance(found, list) or not found or not all(type(i) is int for i in found):
+        raise values.wrong(
+            f"{name} is {found!r}, not a list of layer numbers", "Export the drafter again"
+        )
+    return tuple(found)
+
+
+DRAFTER_AGAIN = "Export the drafter again"
+TRAINING_ONLY = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
+
+
+def speculators(config: Config, names: Sequence[str]) -> DrafterSpec:
+    """The spec of a drafter from its config.json (`DFlashSpeculatorConfig`, `DFlash2...`) and its
+    tensor names.
+
+    The tensors of the layers are named as z-lab's. Tap ids count the embedding as 0, so they are
+    one more than z-lab's.
+    """
+    if not isinstance(config.get("transformer_layer_config"), dict):
+        raise CheckpointError(f"{config.file} has no transformer_layer_config", DRAFTER_AGAIN)
+    inner = config.section("transformer_layer_config")
+    ropes = inner.get("rope_parameters")
+    if isinstance(ropes, dict) and SLIDING in ropes:  # then it is every layer's
+        inner = inner.under({"rope_parameters": ropes[SLIDING]})
+    fields = decoder_fields(inner)
+    check_windows(inner, fields["layers"])
+    hidden, vocab = fields["hidden_size"], fields["vocab_size"]
+    if config.number("target_hidden_size", hidden) != hidden:
+        raise config.refuse("the drafter's hidden_size and the target's differ")
+    draft_vocab = config.number("draft_vocab_size", 32000)
+    second, selector = config["speculators_model_type"] == "dflash2", None
+    causal = not config.flag("sliding_window_non_causal", second)
+    fields["layers"] = tuple(_from_anchor(layer, causal) for layer in fields["layers"])
+    if second:
+        values = inner.under(config)
+        selector = read_selector(values, draft_vocab)
+        convolution = read_convolution(values)
+        fields["layers"] = tuple(replace(x, convolution=convolution) for x in fields["layers"])
+    from_anchor = bool(config.flag("sample_from_anchor"))
+    return DrafterSpec(
+        **fields,
+        qk_norm=True,
+        block_size=config.number("block_size", 8) + from_anchor,
+        mask_token_id=mask_token(config, "Add it"),
+        target_layer_ids=tuple(
+            tap - 1 for tap in layer_numbers(config, "aux_hidden_state_layer_ids")
+        ),
+        sample_from_anchor=from_anchor,
+        own_tables=tuple(t for t in ("embed_tokens", "lm_head") if f"{t}.weight" in names),
+        draft_vocab_size=None if draft_vocab == vocab else draft_vocab,
+        selector=selector,
+    )
+
+
+def draft_token_ids(weights: Weights, spec: DrafterSpec) -> npt.NDArray[np.int64]:
+    """Which of the target's tokens the rows of a reduced head are: int64 `[draft_vocab_size]`.
+
+    Stored as d2t, the difference of the two ids. CheckpointError when they cannot be right.
+    """
+    stored = weights.read("d2t")
+    ids: npt.NDArray[np.int64] = stored.astype(np.int64) + np.arange(len(stored))
+    distinct = stored.dtype == np.int64 and len(np.unique(ids)) == len(ids)
+    if not distinct or ids.min() < 0 or ids.max() >= spec.vocab_size:
+        raise CheckpointError(
+            f"d2t of {weights.directory} does not map its {len(ids)} tokens to as many of the "
+            f"target's {spec.vocab_size}",
+            DRAFTER_AGAIN,
+        )
+    return ids
+
+
+def _from_anchor(layer: LayerSpec, causal: bool) -> LayerSpec:
+    """A window holds `sliding_window` tokens before the anchor, and never cuts the block."""
+    if layer.window is None:
+        return layer
+    return replace(layer, window=layer.window + 1, window_from_anchor=True, causal=causal)
+
+
+ZLABS = ("DFlashDraftModel", DFLASH2)
 # drafters of other methods, by a part of their architecture, projector_type or speculators type
 OTHERS = {
+    "lilicorr": "LiLiCorr, whose head scores all candidates of a block together",
     "dspark": "DSpark, whose tokens each depend on the one before through a Markov head",
     "domino": "Domino, whose tokens each depend on those before through a recurrent head",
     "xpress": "XPress, which refines its tokens in several passes",
@@ -36,20 +264,21 @@ FORMS = {
 }
 
 
-@dataclass(frozen=True)
-class Drafter:
-    directory: Path
-    spec: DrafterSpec
-    weights: Weights
-
-
 def load_drafter(directory: Path) -> Drafter:
     """Read a drafter directory: config.json and weight headers.
 
     Raises CheckpointError when a file is missing or broken or the drafter is not handled.
     """
-    check_directory(directory, "drafter")
-    config = Config(directory / "config.json", read_json(directory / "config.json"))
+    return loaded(open_drafter(directory))
+
+
+def open_drafter(directory: Path) -> Drafter:
+    """Do the same, and return a drafter that is not handled with its refusal."""
+    return open_model("drafter", directory, _read)
+
+
+def _read(config: Config) -> tuple[DrafterSpec, Weights]:
+    directory = config.file.parent
     _check_method(config)
     weights = Weights(directory, config)
     for part, what in FORMS.items():
@@ -58,13 +287,16 @@ def load_drafter(directory: Path) -> Drafter:
                 f"{directory}: the drafter has {what}, which the graphs do not have", OUR_FORMATS
             )
     if "speculators_model_type" in config:
-        return Drafter(directory, speculators(config, weights.names), weights)
-    return Drafter(directory, zlab(config), weights)
+        return speculators(config, weights.names), weights
+    return zlab(config), weights
 
 
 def other_method(config: Mapping[str, Any]) -> str | None:
     """What a drafter is, by its config.json, if not DFlash."""
-    names = " ".join(map(str, _method(config))).lower()
+    inner = config.get("dflash_config")
+    own = {**config, **inner} if isinstance(inner, Mapping) else config
+    marks = ["lilicorr"] * bool(own.get("lilicorr_enabled"))  # its one mark in some exports
+    names = " ".join(map(str, (*_method(config), *marks))).lower()
     return next((what for part, what in OTHERS.items() if part in names), None)
 
 
@@ -79,7 +311,7 @@ def is_drafter(config: Mapping[str, Any]) -> bool:
     """Whether config.json is a DFlash drafter's, in one of the two formats."""
     architectures = config.get("architectures")
     zlabs = isinstance(architectures, list) and any(name in architectures for name in ZLABS)
-    return zlabs or is_lilicorr(config) or "speculators_model_type" in config
+    return zlabs or "speculators_model_type" in config
 
 
 def _method(config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -122,9 +354,7 @@ def drafter_shapes(spec: DrafterSpec) -> Shapes:
     for i in range(spec.num_hidden_layers):
         shapes |= layer_shapes(spec, i)
     if spec.selector is not None:
-        shapes |= dflash2.selector_shapes(spec.selector, hidden, spec.vocab_size)
-    if spec.corrector is not None:
-        shapes |= corrector_shapes(spec.corrector, hidden, spec.block_size)
+        shapes |= selector_shapes(spec.selector, hidden, spec.vocab_size)
     if "embed_tokens" in spec.own_tables:
         shapes["embed_tokens.weight"] = (spec.vocab_size, hidden)
     if "lm_head" in spec.own_tables:

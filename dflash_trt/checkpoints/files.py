@@ -1,10 +1,16 @@
-"""The files of a checkpoint directory."""
+"""The files of a checkpoint directory: JSON, tokenizer, model card."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+from tokenizers import Tokenizer
+
 from dflash_trt import files
 from dflash_trt.errors import CheckpointError
+from dflash_trt.files import compose_yaml, copy_file, parse_yaml, read_text
+from dflash_trt.panics import panics_as_errors
 
 POINTER = b"version https://git-lfs.github.com/spec/"  # how a Git LFS pointer begins
 
@@ -68,3 +74,91 @@ def check_inside(directory: Path, file: Path) -> None:
         raise CheckpointError(
             f"{file} is a link out of the checkpoint, to {real}", "Put the file itself there"
         )
+
+
+MAX_TOKENIZER = 1 << 26  # bytes; the longest that is published has about 40 MB
+REQUIRED = "tokenizer.json"
+OPTIONAL = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
+
+
+def tokenizer_files(directory: Path) -> list[Path]:
+    """The files to copy, sorted; CheckpointError when there is no tokenizer.json.
+
+    And when one is a link out of the checkpoint.
+    """
+    if not (directory / REQUIRED).is_file():
+        raise CheckpointError(
+            f"{directory} has no {REQUIRED}",
+            "Write it there with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+        )
+    files = (directory / name for name in (REQUIRED, *OPTIONAL))
+    found = sorted(file for file in files if file.is_file())
+    for file in found:
+        check_inside(directory, file)
+    return found
+
+
+def copy_tokenizer(target: Path, directory: Path) -> None:
+    """Of a target's directory, into `directory/tokenizer`."""
+    (directory / "tokenizer").mkdir()
+    for file in tokenizer_files(target):
+        copy_file(file, directory / "tokenizer" / file.name)
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Load tokenizer.json; CheckpointError when it is missing or broken."""
+    tokenizer_files(directory)
+    file = directory / REQUIRED
+    data = read_bytes(file, MAX_TOKENIZER)
+    try:
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(
+            f"{file} is not a tokenizer ({error})", "Download or export the tokenizer again"
+        ) from error
+    # a file may ask for both, and no prompt may be cut or grow: transformers does neither
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Empty where there is no card, or no front matter that can be read."""
+
+    license: str = ""  # the Hub's name of it, such as apache-2.0
+    datasets: tuple[str, ...] = ()
+
+
+def card_files(directory: Path) -> list[Path]:
+    """The card as an input of a build; empty where there is none."""
+    file = directory / CARD
+    return [file] if file.is_file() else []
+
+
+def read_card(directory: Path) -> ModelCard:
+    """A card is prose with some data: what is wrong with it costs its facts, never a build."""
+    try:
+        text = read_text(directory / CARD)
+        _, front, _ = text.split("---\n", 2) if text.startswith("---\n") else ("", "", "")
+        found = parse_yaml(compose_yaml(front))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ModelCard()
+    values: dict[str, Any] = found if isinstance(found, dict) else {}
+    said = values.get("license_name") if values.get("license") == "other" else values.get("license")
+    datasets = values.get("datasets")
+    names = datasets if isinstance(datasets, list) else [datasets]
+    return ModelCard(
+        said if isinstance(said, str) else "", tuple(x for x in names if isinstance(x, str))
+    )

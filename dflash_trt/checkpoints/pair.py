@@ -1,68 +1,62 @@
-"""Does this drafter belong to this target, and which engine kinds take the two?"""
+"""Does this drafter belong to this target, and which engine kinds take the two?
 
+`dflash-trt inspect` says what both are, whether or not they run.
+"""
+
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints.checks import (
-    Check,
-    Finding,
-    checks_for,
-    checks_of,
-    draft_model,
-    eagle3,
-    numerics,
-    run,
-    sizes,
-    taps,
-    target,
-    tensorrt_llm,
-    tensors,
-    tokens,
-)
-from dflash_trt.checkpoints.drafter import Drafter
-from dflash_trt.checkpoints.summary import NO_DRAFTER, ModelSummary, Pair, config_values
-from dflash_trt.checkpoints.target import Target
-from dflash_trt.config import Method
-from dflash_trt.errors import PairError
+from dflash_trt.checkpoints import model_checks, training_checks, upstream_checks
+from dflash_trt.checkpoints.checks import Check, Finding, NotKnown, checks_for, checks_of, run
+from dflash_trt.checkpoints.drafter import open_drafter
+from dflash_trt.checkpoints.gguf import LINK
+from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
+from dflash_trt.checkpoints.spec import DecoderSpec
+from dflash_trt.checkpoints.target import open_target
+from dflash_trt.checkpoints.weights import stored_types
+from dflash_trt.errors import CheckpointError, PairError
+from dflash_trt.planning import target_size
 
-TARGET_CHECKS: list[Check[[Pair]]] = checks_of(target)
-PAIR_CHECKS: list[Check[[Pair]]] = checks_of(target, sizes, taps, tokens, tensors, numerics)
-DRAFT_MODEL_CHECKS: list[Check[[Pair]]] = [
-    *checks_of(target, draft_model),
-    tokens.same_tokenizer,
-    sizes.context_length,
-]
-EAGLE3_CHECKS: list[Check[[Pair]]] = checks_of(target, eagle3)
-OTHER_CHECKS: dict[Method, list[Check[[Pair]]]] = {
-    "draft_model": DRAFT_MODEL_CHECKS,
-    "eagle3": EAGLE3_CHECKS,
-}
+TARGET_CHECKS: list[Check[[Pair]]] = model_checks.OF_THE_TARGET
+PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks, training_checks)
+EAGLE3_CHECKS: list[Check[[Pair]]] = [*TARGET_CHECKS, *upstream_checks.OF_EAGLE3]
 # what TensorRT-LLM's workers take: an error stands against the pair, a note does not
-TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = checks_of(tensorrt_llm)
+TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = [
+    check for check in checks_of(upstream_checks) if check not in upstream_checks.OF_EAGLE3
+]
 # checks of what only our own reader refuses
 READER_CHECKS = ("target-tensors", "drafter-tensors")
+# bytes a parameter; the quantised ones with a float32 scale for each 32 (graphs/quantized.py; the
+# head, int8 where the rest is int4, is counted as the rest)
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "int4": 0.625}
+CACHE_BYTES = {"float32": 4, "bfloat16": 2}
+SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
 MIN_HEAD_DIM = 16  # TensorRT has no kernel for 8
 
 
 def check_pair(
     target: Target,
-    drafter: Drafter | Target | None,
+    drafter: Drafter | None,
     draft_tokens: int | None,
     max_seq_len: int | None = None,
 ) -> list[Finding]:
-    """The warnings of a pair that can run, or of a target alone; drafter: may be a draft model.
+    """The warnings of a pair that can run, or of a target alone.
 
     draft_tokens, max_seq_len: what the build config fixes, or None.
     Raises PairError for a wrong pair, CheckpointError for a missing tensor or a broken tokenizer.
     """
-    at, checks = target.directory, TARGET_CHECKS
-    other: ModelSummary[Any] = NO_DRAFTER
-    if drafter is not None:
-        checks = DRAFT_MODEL_CHECKS if isinstance(drafter, Target) else PAIR_CHECKS
-        values = config_values(drafter.directory, "drafter")
-        other = ModelSummary("drafter", drafter.directory, values, model=drafter)
-    summary = ModelSummary("target", at, config_values(at, "target"), model=target)
-    pair = Pair(summary, other, draft_tokens, max_seq_len)
+    pair = Pair(target, drafter or NO_DRAFTER, draft_tokens, max_seq_len)
+    checks = TARGET_CHECKS if drafter is None else PAIR_CHECKS
     warnings = []
     for check in checks:
         finding = check(pair)
@@ -75,7 +69,7 @@ def check_pair(
 
 def pair_findings(pair: Pair) -> Iterator[Finding]:
     """Every check's, in order; without a drafter those of the target."""
-    checks = OTHER_CHECKS.get(pair.method, PAIR_CHECKS)
+    checks = EAGLE3_CHECKS if pair.method == "eagle3" else PAIR_CHECKS
     return run(TARGET_CHECKS if pair.drafter.absent else checks, pair)
 
 
@@ -88,7 +82,7 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
     refused = [f"{m.role}: {m.refusal.problem}" for m in models if m.refusal]
     wrong = [each for each in findings if each.result == "error"]
     graphs = refused + [f"{each.name}: {each.found}" for each in wrong]
-    heads = [(m.role, m.model.spec.layers[0].head_dim) for m in models if m.model]
+    heads = [(m.role, m.layers[0].head_dim) for m in models if m.read]
     small = [
         f"{role}: head_dim {size} is below {MIN_HEAD_DIM}"
         for role, size in heads
@@ -108,3 +102,127 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
 
 def _kind(kind: str, reasons: list[str], notes: list[str]) -> dict[str, Any]:
     return {"kind": kind, "state": "built", "fits": not reasons, "reasons": reasons, "notes": notes}
+
+
+def inspect(target: Path, drafter: Path | None = None) -> dict[str, Any]:
+    """The report, ready for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
+
+    What cannot be read is None. CheckpointError only when there is no config.json to read.
+    """
+    pair = Pair(open_target(target), open_drafter(drafter) if drafter else NO_DRAFTER)
+    report: dict[str, Any] = {"target": {**_describe(pair.target), **_target(pair.target)}}
+    if drafter is not None:
+        report["drafter"] = {**_describe(pair.drafter), **_drafter(pair.drafter)}
+    checks = list(pair_findings(pair))
+    report["checks"] = [asdict(check) for check in checks]
+    report["engine_kinds"] = engine_kinds(pair, checks)
+    return report
+
+
+def _describe(model: Model[Any]) -> dict[str, Any]:
+    refusal = model.refusal
+    gguf = model.directory / LINK
+    architectures = model.values.get("architectures")
+    about: dict[str, Any] = {
+        "directory": str(gguf.resolve() if gguf.is_file() else model.directory),
+        "architecture": architectures[0]
+        if isinstance(architectures, list) and architectures
+        else None,
+        "family": model.values.get("model_type"),
+        "refused": refusal and {"problem": refusal.problem, "fix": refusal.fix},
+    }
+    for name in SIZES:
+        about[name] = _known(model, name)
+    about["layers"] = _layers(model.spec) if model.read else _layer_types(model)
+    about["weights"] = _weights(model)
+    about["parameters"], about["memory_bytes"] = _parameters(model)
+    cached = _cached(model)
+    about["kv_bytes_per_token"] = cached and {
+        dtype: cached * size for dtype, size in CACHE_BYTES.items()
+    }
+    return about
+
+
+def _target(model: Target) -> dict[str, Any]:
+    tied = model.values.get("tie_word_embeddings")
+    return {"tie_word_embeddings": tied if isinstance(tied, bool) else None}
+
+
+def _drafter(model: Drafter) -> dict[str, Any]:
+    try:
+        taps = list(model.taps)
+    except NotKnown:
+        taps = None
+    return {
+        "format": "speculators" if "speculators_model_type" in model.values else "z-lab",
+        "block_size": _known(model, "block_size"),
+        "mask_token_id": _known(model, "mask_token_id"),
+        "taps": taps,
+        "draft_vocab_size": _known(model, "draft_vocab_size"),
+        "num_target_layers": _known(model, "num_target_layers"),
+    }
+
+
+def _known(model: Model[Any], name: str) -> int | None:
+    try:
+        return model.number(name)
+    except NotKnown:
+        return None
+
+
+def _layers(spec: DecoderSpec) -> list[str]:
+    """Kinds of layers with how many there are of each."""
+    kinds = Counter(
+        f"window {layer.window}" if layer.window else "full attention" for layer in spec.layers
+    )
+    return [f"{count} x {kind}" for kind, count in kinds.items()]
+
+
+def _layer_types(model: Model[Any]) -> list[str] | None:
+    kinds = model.values.get("layer_types")
+    if not isinstance(kinds, list):
+        return None
+    return [f"{count} x {kind}" for kind, count in Counter(map(str, kinds)).most_common(8)]
+
+
+def _weights(model: Model[Any]) -> dict[str, Any] | None:
+    """How many files of which size, and how many tensors of each dtype are stored in them."""
+    found = model.stored.files if model.stored else model.directory.glob("model*")
+    files = sorted(file for file in found if file.suffix in (".safetensors", ".gguf"))
+    try:
+        tensors = sum(map(stored_types, files), Counter[str]())
+    except CheckpointError:
+        return None
+    return {
+        "files": len(files),
+        "bytes": sum(file.stat().st_size for file in files),
+        "tensors": dict(tensors),
+    }
+
+
+def _parameters(model: Model[Any]) -> tuple[int | None, dict[str, int] | None]:
+    """How many, and their bytes by dtype; int8 and int4 leave the embedding and vectors float32."""
+    if (weights := model.stored) is None:
+        return None, None
+    matrices = others = 0
+    for name in weights.names:
+        shape = weights.shape(name)
+        if len(shape) > 1 and not name.endswith("embed_tokens.weight"):
+            matrices += math.prod(shape)
+        else:
+            others += math.prod(shape)
+    memory = {
+        dtype: int(matrices * size + others * (size if size >= 2 else BYTES["float32"]))
+        for dtype, size in BYTES.items()
+    }
+    return matrices + others, memory
+
+
+def _cached(model: Model[Any]) -> int | None:
+    """Numbers that the KV caches hold for one token; a latent for latent attention (MLA)."""
+    if model.read is not None:
+        return sum(2 * layer.num_key_value_heads * layer.head_dim for layer in model.layers)
+    try:
+        return sum(layer.cached for layer in target_size({"vocab_size": 1, **model.values}).layers)
+    except CheckpointError:
+        return None

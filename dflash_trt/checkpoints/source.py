@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflash_trt.checkpoints.card import CARD
-from dflash_trt.checkpoints.files import check_inside
-from dflash_trt.checkpoints.gguf.convert import as_directory, packaged
+from dflash_trt.checkpoints.files import CARD, check_inside
+from dflash_trt.checkpoints.gguf_directory import as_directory, packaged
 from dflash_trt.config import Source, TargetSource
 from dflash_trt.errors import CheckpointError
 

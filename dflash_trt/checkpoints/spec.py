@@ -35,20 +35,6 @@ class Selector:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corrector:
-    """LiLiCorr's scores of such pairs, by attention over all candidates (`lilicorr_*`)."""
-
-    top_k: int
-    hidden_size: int
-    layers: int
-    heads: int
-    intermediate_size: int
-    factor_dim: int
-    vector_eps: float
-    logit_scale: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Experts:
     """A mixture of experts in place of a layer's MLP; `intermediate_size` is that of each."""
 
@@ -129,12 +115,6 @@ class DrafterSpec(DecoderSpec):
     own_tables: tuple[str, ...] = ()  # of embed_tokens and lm_head; the others are the target's
     draft_vocab_size: int | None = None  # of an own lm_head over some of the target's tokens (d2t)
     selector: Selector | None = None
-    corrector: Corrector | None = None
-
-    @property
-    def scores_pairs(self) -> bool:
-        """Drafts depend on the candidate taken before."""
-        return self.selector is not None or self.corrector is not None
 
     @property
     def head_size(self) -> int:

@@ -1,35 +1,34 @@
 """The target: the model whose output distribution is kept."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoints.drafter import is_drafter
 from dflash_trt.checkpoints.families import FAMILIES
 from dflash_trt.checkpoints.fields import Config
-from dflash_trt.checkpoints.files import check_directory, read_json
+from dflash_trt.checkpoints.files import read_json
+from dflash_trt.checkpoints.model import Target, loaded, open_model
 from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class Target:
-    directory: Path
-    spec: TargetSpec
-    weights: Weights
-
-
-def load_target(directory: Path, role: str = "target") -> Target:
+def load_target(directory: Path) -> Target:
     """Read a Hugging Face directory: config.json, generation_config.json and weight headers.
-
-    role: what messages call it; a draft model is one, too.
 
     Raises CheckpointError when a file is missing or broken or the model is not handled.
     """
-    check_directory(directory, role)
-    config = Config(directory / "config.json", read_json(directory / "config.json"))
+    return loaded(open_target(directory))
+
+
+def open_target(directory: Path) -> Target:
+    """Do the same, and return a model that is not handled with its refusal."""
+    return open_model("target", directory, _read)
+
+
+def _read(config: Config) -> tuple[TargetSpec, Weights]:
+    directory = config.file.parent
     # text_config: of a model that also takes images
     config = config.under(config.section("text_config").stated())
     named = config.get("architectures")
@@ -37,8 +36,8 @@ def load_target(directory: Path, role: str = "target") -> Target:
     known = [name for name in named if isinstance(name, str) and name in FAMILIES]
     if is_drafter(config):
         raise CheckpointError(
-            f"the {role} {directory} is a DFlash drafter",
-            f"Give a language model as the {role}; if the two are swapped, swap them back",
+            f"the target {directory} is a DFlash drafter",
+            "Give a language model as the target; if the two are swapped, swap them back",
         )
     if not known:
         raise config.refuse(f"the architecture is {config.get('architectures')}")
@@ -50,7 +49,7 @@ def load_target(directory: Path, role: str = "target") -> Target:
         "prefix": _prefix(weights),
         "eos_token_ids": eos_token_ids(directory, config, fields["vocab_size"]),
     }
-    return Target(directory, TargetSpec(**(common | fields)), weights)
+    return TargetSpec(**(common | fields)), weights
 
 
 def _prefix(weights: Weights) -> str:

@@ -4,18 +4,75 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dflash_trt.checkpoints.files import read_json
-from dflash_trt.checkpoints.gguf.blocks import BITS, Blocks
-from dflash_trt.checkpoints.gguf.tensors import LINK, Packed, open_tensors
+from dflash_trt.checkpoints.gguf import BITS, LINK, Blocks, Packed, open_tensors
 from dflash_trt.checkpoints.quantized import MODELOPT_FILE, Quantized, dequantized
-from dflash_trt.checkpoints.shard import Shard, TensorSlice, take_shard
-from dflash_trt.checkpoints.stored import AGAIN, Stored, read_header
+from dflash_trt.checkpoints.stored import AGAIN, DTYPES, Stored, read_header
 from dflash_trt.errors import CheckpointError
+
+
+class Shard(NamedTuple):
+    """Entries `start .. stop-1` of an axis."""
+
+    axis: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """A range of a tensor that does not lie in its file in one piece."""
+
+    whole: Stored | Quantized | Packed
+    shard: Shard
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        axis, start, stop = self.shard
+        return (*self.whole.shape[:axis], stop - start, *self.whole.shape[axis + 1 :])
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> str:
+        return self.whole.dtype
+
+    def read(self, start: int = 0, count: int | None = None) -> np.ndarray[Any, Any]:
+        """`count` elements from `start` on, flat; all by default. Whole entries of the first axis.
+
+        What is around them is read, too: the rows of a plain tensor, the matrix of a quantised one.
+        """
+        entry, whole = math.prod(self.shape[1:]), self.whole
+        axis, low, high = self.shard
+        first, last = start // entry, (self.size if count is None else start + count) // entry
+        if axis == 0:
+            first, last = first + low, last + low
+        if isinstance(whole, Quantized) and len(whole.shape) == 2:
+            entries = whole.read().reshape(whole.shape)[first:last]
+        else:
+            size = math.prod(whole.shape[1:])
+            entries = whole.read(first * size, (last - first) * size)
+            entries = entries.reshape(-1, *whole.shape[1:])
+        inside = (slice(None),) * axis + (slice(low, high),) if axis else ()
+        return entries[inside].reshape(-1)
+
+
+def take_shard(tensor: Stored | Quantized | Packed, shard: Shard) -> Stored | TensorSlice:
+    """That range of a tensor, as a tensor; nothing is read."""
+    if not isinstance(tensor, Stored) or shard.axis:
+        return TensorSlice(tensor, shard)
+    row = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
+    shape = (shard.stop - shard.start, *tensor.shape[1:])
+    return replace(tensor, offset=tensor.offset + shard.start * row, shape=shape)
+
 
 PLAIN = ("BF16", "F16", "F32")
 MAPS = {"d2t": "I64", "t2d": "BOOL"}  # a drafter's vocabulary maps, which are no weights
@@ -54,8 +111,8 @@ class Weights:
     """`model.safetensors`, or the shards that `model.safetensors.index.json` names.
 
     `config` is config.json: where it says that the weights are quantised, a quantised tensor
-    stands here as the plain one it was made from, read as float32 (`quantised.py`). So does one of
-    `model.gguf` (`gguf/tensors.py`).
+    stands here as the plain one it was made from, read as float32 (`quantized.py`). So does one of
+    `model.gguf` (`gguf.py`).
 
     Opening reads the headers only. `read` reads one tensor from the file, not through a memory
     map, so that the memory a build takes is what it holds.
@@ -107,15 +164,14 @@ class Weights:
             yield values.reshape(-1, *tensor.shape[1:])
 
     def block_format(self, name: str) -> str | None:
-        """The format of `gguf/blocks.py` that a tensor is in, which `blocks` gives; else None."""
+        """The format of `gguf.BITS` that a tensor is in, which `blocks` gives; else None."""
         tensor = self._tensor(name)
-        whole = tensor.whole if isinstance(tensor, TensorSlice) else tensor
-        return whole.kind if isinstance(whole, Packed) and whole.kind in BITS else None
+        return tensor.kind if isinstance(tensor, Packed) and tensor.kind in BITS else None
 
     def blocks(self, name: str, rows: int) -> Iterator[Blocks]:
         """A matrix as it is stored, `rows` of its first axis at a time; see `block_format`."""
         tensor = self._tensor(name)
-        assert isinstance(tensor, Packed | TensorSlice)
+        assert isinstance(tensor, Packed)
         for first in range(0, tensor.shape[0], rows):
             yield tensor.blocks(first, min(first + rows, tensor.shape[0]))
 

@@ -17,7 +17,7 @@ def build(
     config: Config,
     output: Annotated[Path | None, typer.Option(help="Default: build/NAME.")] = None,
     tp: Annotated[
-        int | None, typer.Option(help="Ranks, in place of engine.tensor_parallel_size.")
+        int | None, typer.Option(help="GPUs, in place of engine.tensor_parallel_size.")
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -15,13 +15,12 @@ from dflash_trt import planning, tensorrt_llm
 from dflash_trt.checkpoints import (
     Pair,
     Report,
-    config_values,
     locate,
-    summarize_drafter,
-    summarize_target,
+    open_drafter,
+    open_target,
 )
 from dflash_trt.cli.report import text_console, text_table
-from dflash_trt.config import BLOCKS, BuildConfig, Source, TensorRTLLM
+from dflash_trt.config import BuildConfig, Source, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import Deployment, Machine, ModelSize, Values
 
@@ -72,7 +71,7 @@ def make_plan(
             f"a plan is for NVIDIA machines, and engine kind {engine.kind} names none",
             f"Give --machine: one of {', '.join(planning.PRESETS)}",
         )
-    args, gpus, summary = None, None, summarize_target(target)
+    args, gpus, summary, drafting = None, None, open_target(target), open_drafter(drafter)
     if isinstance(engine, TensorRTLLM):
         summary = tensorrt_llm.announced(engine.quantize, summary)
         hardware, gpus = hardware or planning.machine(engine.hardware), engine.gpus
@@ -82,10 +81,10 @@ def make_plan(
                 f"Set it to at most {hardware.all_gpus}, or leave it out",
             )
         # the arguments that `build` would write
-        args = tensorrt_llm.choose_args(config, Pair(summary, summarize_drafter(drafter)), hardware)
+        args = tensorrt_llm.choose_args(config, Pair(summary, drafting), hardware)
     assert hardware is not None
     values = tensorrt_llm.target_values(target, summary.values)
-    draft_values = config_values(drafter, "drafter")
+    draft_values = drafting.values
     size = planning.target_size(values)
     block = _block(config, draft_values)
     backend = "TRTLLM" if hardware.gpu.sm in tensorrt_llm.PAGED else "VANILLA"
@@ -162,7 +161,7 @@ def make_plan(
 
 def dflash_drafter(config: BuildConfig) -> Source:
     """Whose rounds are planned, whatever method the config builds. ConfigError if it names none."""
-    other = config.drafter if config.speculation.method in BLOCKS else None
+    other = config.drafter if config.speculation.method == "dflash" else None
     if found := config.drafters.get("dflash", other):
         return found
     raise ConfigError(

@@ -2,7 +2,6 @@
 
 from dflash_trt.config.build import CHAIN, RECOMPUTE_TAIL, BuildConfig, Speculation
 from dflash_trt.config.engines import (
-    BLOCKS,
     DRAFTERLESS,
     Capability,
     Method,

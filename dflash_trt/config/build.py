@@ -35,10 +35,9 @@ class Speculation(Section):
 
     method: Method = Field(
         default="dflash",
-        description="dflash: draft blocks with a DFlash drafter; lilicorr: with one that has "
-        "LiLiCorr's head; eagle3: draft token by token with an EAGLE-3 head; draft_model: draft "
-        "token by token with a small language model of the same tokenizer; ngram: propose what "
-        "followed the same tokens earlier, without a drafter; none: decode plainly",
+        description="dflash: draft blocks with a DFlash drafter; eagle3: draft token by token with "
+        "an EAGLE-3 head; ngram: propose what followed the same tokens earlier, without a drafter; "
+        "none: decode plainly",
     )
     policy: Literal["adaptive", "fixed"] = Field(
         default="adaptive",
@@ -49,7 +48,7 @@ class Speculation(Section):
     draft_tokens: Count | None = Field(
         default=None,
         description="limits the draft tokens of a round; unset: block size - 1, the most possible "
-        "(3 of draft_model; tensorrt_llm: 3 of eagle3 and ngram)",
+        "(tensorrt_llm: 3 of eagle3 and ngram)",
     )
     lookup: bool = Field(
         default=True, description="adaptive: propose what followed the same tokens earlier"
@@ -64,8 +63,6 @@ class Speculation(Section):
         if not isinstance(values, dict):
             return values
         method = values.get("method")
-        if method == "draft_model":
-            values = {"draft_tokens": CHAIN} | values
         if values.get("draft_tokens") is not None or method == "none":
             values = {"policy": "fixed"} | values
         fixed = values.get("policy") == "fixed"
@@ -78,10 +75,6 @@ class Speculation(Section):
         if self.method == "none" and (self.draft_tokens or idle or self.policy != "fixed"):
             given = sorted(self.model_fields_set & {"policy", "draft_tokens", *OF_ADAPTIVE})
             raise no_effect(given, "speculation.method none")
-        if self.method == "draft_model" and self.policy != "fixed":
-            # a model that skips rounds would have to be fed what it missed
-            message = "the policy of speculation.method draft_model is fixed"
-            raise PydanticCustomError("policy", message)
         if self.policy == "fixed" and idle:
             raise no_effect(idle, "speculation.policy fixed")
         return self

@@ -10,9 +10,8 @@ from dflash_trt.config.source import Count, DrafterSource, Section
 from dflash_trt.errors import ConfigError
 from dflash_trt.planning import Machine, machine
 
-Method = Literal["dflash", "lilicorr", "eagle3", "draft_model", "ngram", "none"]
+Method = Literal["dflash", "eagle3", "ngram", "none"]
 DRAFTERLESS: tuple[Method, ...] = ("ngram", "none")
-BLOCKS: tuple[Method, ...] = ("dflash", "lilicorr")  # a DFlash drafter fills them
 
 Version = Literal["1.4.0rc1"]  # the one release of TensorRT-LLM whose arguments are known
 
@@ -20,25 +19,10 @@ Version = Literal["1.4.0rc1"]  # the one release of TensorRT-LLM whose arguments
 Capability = Literal["8.0", "8.6", "8.9", "12.0", "12.1"]
 
 
-class Sharded(Section):
-    """Engines that several ranks can compute together."""
-
-    tensor_parallel_size: Literal[1, 2, 4, 8] = Field(
-        default=1,
-        description="shards the models over so many ranks: GPUs, or CPU processes with `threads` "
-        "each",
-    )
-    shard_drafter: bool = Field(
-        default=True,
-        description="shards the drafter too; false: rank 0 runs all of it, faster for a small one",
-    )
-
-    @property
-    def drafter_ranks(self) -> int:
-        return self.tensor_parallel_size if self.shard_drafter else 1
+OF_SEVERAL_GPUS = ("tensor_parallel_size", "shard_drafter")
 
 
-class OnnxRuntime(Sharded):
+class OnnxRuntime(Section):
     """Graphs on any CPU, or by the CUDA provider."""
 
     kind: Literal["onnxruntime"] = Field(
@@ -51,7 +35,7 @@ class OnnxRuntime(Sharded):
     )
     threads: Count | None = Field(
         default=None,
-        description="sets the CPU threads of one engine call, per rank; unset: as many as the "
+        description="sets the CPU threads of one engine call; unset: as many as the "
         "machine, or its container, has cores where the build runs; `serve` leaves out those that "
         "other programs keep busy",
     )
@@ -66,18 +50,25 @@ class OnnxRuntime(Sharded):
         "measures the loss of accuracy. Unset: keep the checkpoint's precision",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _runs_in_one_process(cls, given: Any) -> Any:
+        if isinstance(given, dict) and (names := [x for x in OF_SEVERAL_GPUS if x in given]):
+            message = "{names} is for engine.kind tensorrt (of tensorrt_llm: gpus); leave it out"
+            raise PydanticCustomError("one_process", message, {"names": names[0]})
+        return given
+
     @model_validator(mode="after")
-    def _cuda_is_one_gpu(self) -> "OnnxRuntime":
-        if self.device == "cuda" and (self.quantize or self.tensor_parallel_size > 1):
+    def _cuda_is_exact(self) -> "OnnxRuntime":
+        if self.device == "cuda" and self.quantize:
             raise PydanticCustomError(
                 "one_gpu",
-                "device: cuda runs on one GPU, in the checkpoint's precision; leave out "
-                "tensor_parallel_size and quantize",
+                "device: cuda runs in the checkpoint's precision; leave out quantize",
             )
         return self
 
 
-class TensorRT(Sharded):
+class TensorRT(Section):
     """Plans built from the same graphs."""
 
     kind: Literal["tensorrt"] = Field(description="tensorrt: run on NVIDIA GPUs")
@@ -87,6 +78,16 @@ class TensorRT(Sharded):
     )
     dtype: Literal["bf16", "fp16"] = Field(
         default="bf16", description="sets the type of weights, matrix products and KV caches"
+    )
+    tensor_parallel_size: Literal[1, 2, 4, 8] = Field(
+        default=1,
+        description="shards the models over so many GPUs, with a plan for each; `serve` runs those "
+        "of one",
+    )
+    shard_drafter: bool = Field(
+        default=True,
+        description="shards the drafter too; false: the first GPU has all of it, faster for a "
+        "small one",
     )
     compute_capabilities: list[Capability] | None = Field(
         default=None,
@@ -99,6 +100,10 @@ class TensorRT(Sharded):
     def _as_text(cls, values: object) -> object:
         """YAML reads 8.9 as a number."""
         return [str(value) for value in values] if isinstance(values, list) else values
+
+    @property
+    def drafter_ranks(self) -> int:
+        return self.tensor_parallel_size if self.shard_drafter else 1
 
     @model_validator(mode="after")
     def _library_has_a_choice(self) -> "TensorRT":
@@ -242,5 +247,5 @@ def methods_of(engine: OnnxRuntime | TensorRT | TensorRTLLM) -> tuple[Method, ..
     if isinstance(engine, TensorRTLLM):
         return ("dflash", "eagle3", *DRAFTERLESS)
     if isinstance(engine, OnnxRuntime):
-        return (*BLOCKS, "draft_model", *DRAFTERLESS)
+        return ("dflash", *DRAFTERLESS)
     return ("dflash", "none")

@@ -99,7 +99,7 @@ def with_ranks(config: BuildConfig, ranks: int) -> BuildConfig:
     except ValidationError:
         raise ConfigError(
             f"an engine of kind {engine.kind} cannot be cut for {ranks} ranks",
-            "Give 1, 2, 4 or 8, and an engine kind that has tensor_parallel_size",
+            "Give 1, 2, 4 or 8, and engine.kind tensorrt",
         ) from None
 
 

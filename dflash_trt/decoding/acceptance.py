@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.decoding.gumbel import NO_TOKEN, sample
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode, tempered
 from dflash_trt.decoding.messages import NO_HISTORY, Float32, Int32, VerifyInput
+from dflash_trt.decoding.sampling import NO_TOKEN, sample
 from dflash_trt.decoding.speculation import walk
 
 AT_ONCE = 2**15  # logits that are sooner sampled from all at once than those that count in turn

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from dflash_trt.decoding.messages import Float32, Int64
-from dflash_trt.decoding.sampling_params import SamplingParams
+from dflash_trt.decoding.sampling import SamplingParams
 
 
 @dataclass(frozen=True)

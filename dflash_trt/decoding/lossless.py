@@ -7,8 +7,8 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from dflash_trt.config import Speculation
-from dflash_trt.decoding.in_process import in_process
 from dflash_trt.decoding.messages import RunRound
+from dflash_trt.decoding.rounds import in_process
 from dflash_trt.decoding.scheduler import Scheduler
 from dflash_trt.decoding.sequence import Request
 from dflash_trt.decoding.sequence import Sequence as Decoded

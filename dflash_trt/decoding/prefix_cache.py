@@ -157,5 +157,5 @@ def _keys(salt: str, tokens: Seq[int], path: Seq[Block]) -> Iterator[Key]:
 
 
 def block_bytes(engines: Iterable[EngineInfo]) -> int:
-    """Memory of a block, of all models and over all ranks."""
+    """Memory of a block, of all models."""
     return BLOCK * sum(info.token_bytes for info in engines)

@@ -1,9 +1,9 @@
-"""What engines of both kinds do alike: steps bound once, caches moved in place, ranks led."""
+"""What engines of both kinds do alike: steps bound once, caches moved in place."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_trt.engines.info import EngineInfo
 from dflash_trt.engines.step import (
@@ -15,28 +15,21 @@ from dflash_trt.engines.step import (
     token_moves,
 )
 
-if TYPE_CHECKING:
-    from dflash_trt.engines.ranks import Command, Follower, Leader
-
 
 class LoadedEngine(ABC):
     """An `engines.step.Engine` over arrays of numpy or torch."""
 
     visible_step: int
 
-    def __init__(
-        self, info: EngineInfo, leader: "Leader | None", follower: "Follower | None", most: int
-    ) -> None:
-        """leader, follower: this rank's side of several ranks; most: steps that are kept bound."""
+    def __init__(self, info: EngineInfo, most: int) -> None:
+        """most: steps that are kept bound."""
         self.info = info
-        self._leader, self._group = leader, leader or follower
         self._steps = BoundSteps(most)
         self._room: dict[str, tuple[int, Any]] = {}
         self._alike: list[Any] = []  # caches of one shape: [caches, slots, heads, rows, head_dim]
         self._caches: dict[str, Any] = {}
-        self.kept: dict[int, int] = {}
         self.least_rows = 1
-        self._blocks: dict[int, list[Any]] = {}  # what is kept, of `_alike` each
+        self._blocks: dict[int, list[Any]] = {}  # what is kept by numbers from KEPT on, of `_alike`
 
     @abstractmethod
     def _zeros(self, shape: tuple[int, ...]) -> Any:
@@ -58,53 +51,33 @@ class LoadedEngine(ABC):
 
     def move_row(self, source: int, destination: int, tokens: int, start: int = 0) -> None:
         """See `engines.step.Engine`."""
-
-        def move() -> None:
-            if destination == NOTHING:
-                self.kept.pop(source, None)
-                self._blocks.pop(source, None)
-                return
-            if destination >= KEPT:
-                self.kept[destination] = tokens
-                self._blocks[destination] = [
-                    self._zeros((len(x), x.shape[2], tokens, x.shape[4])) for x in self._alike
-                ]
-            for i, caches in enumerate(self._alike):
-                rows = caches[:, :, :, start : start + tokens]
-                found, moved = (
-                    self._blocks[row][i] if row >= KEPT else rows[:, row]
-                    for row in (source, destination)
-                )
-                self._copy(self._zeros((1,)) if source == NOTHING else found, moved)
-
-        self._together("move_row", (source, destination, tokens, start), move)
+        if destination == NOTHING:
+            self._blocks.pop(source, None)
+            return
+        if destination >= KEPT:
+            self._blocks[destination] = [
+                self._zeros((len(x), x.shape[2], tokens, x.shape[4])) for x in self._alike
+            ]
+        for i, caches in enumerate(self._alike):
+            rows = caches[:, :, :, start : start + tokens]
+            found, moved = (
+                self._blocks[row][i] if row >= KEPT else rows[:, row]
+                for row in (source, destination)
+            )
+            self._copy(self._zeros((1,)) if source == NOTHING else found, moved)
 
     def keep_tokens(self, row: int, start: int, kept: Sequence[int]) -> None:
         """See `engines.step.Engine`."""
         moves = token_moves(start, kept)
-
-        def move() -> None:
-            for caches in self._alike:
-                for source, destination in moves:
-                    self._copy(caches[:, row, :, source], caches[:, row, :, destination])
-
-        if moves:
-            self._together("keep_tokens", (row, start, *kept), move)
+        for caches in self._alike:
+            for source, destination in moves:
+                self._copy(caches[:, row, :, source], caches[:, row, :, destination])
 
     def _make_caches(self) -> None:
         for (heads, head_dim), names in cache_names(self.info).items():
             shape = (len(names), self.info.slots, heads, self.info.cache_len, head_dim)
             self._alike.append(self._zeros(shape))
             self._caches.update(zip(names, self._alike[-1], strict=True))
-
-    def _together(
-        self, command: "Command", numbers: tuple[int, ...], run: Callable[[], object]
-    ) -> None:
-        """`run`, on this rank and with the same numbers on those that it leads."""
-        if self._leader is None:
-            run()
-        else:
-            self._leader.run(command, numbers, run)
 
     def _buffer(self, name: str, shape: tuple[int, ...], make: Callable[[int], Any]) -> Any:
         """The one buffer of this name that all steps share, as `make(size)` made it: a real

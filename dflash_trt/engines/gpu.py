@@ -1,7 +1,6 @@
 """Memory of one GPU, one stream of work on it, and what engines on GPUs do alike."""
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ from dflash_trt.engines.step import step_tensors
 
 LARGE = ("features", "logits")  # tensors whose memory all steps share; of others each has its own
 Both = tuple[torch.Tensor, torch.Tensor]  # a tensor's memory on the host and on the GPU
-SPIN = 0.001  # seconds of polling without a pause
-PAUSE = 0.0001  # seconds between two polls after that
 
 
 class Gpu:
@@ -25,8 +22,6 @@ class Gpu:
         torch.cuda.set_device(index)
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.stream = int(self._stream.cuda_stream)  # as CUDA knows it
-        # called while waiting, with rank 0 and the seconds so far; raises to end the wait
-        self.check: Callable[[int, float], None] | None = None
 
     def memory(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """Zeros on the GPU."""
@@ -60,15 +55,7 @@ class Gpu:
 
     def wait(self) -> None:
         """Wait until all calls are done."""
-        if self.check is None:
-            self._stream.synchronize()
-            return
-        start = time.perf_counter()
-        while not self._stream.query():  # NCCL waits for ever for a rank that is gone
-            seconds = time.perf_counter() - start
-            if seconds > SPIN:
-                self.check(0, seconds)
-                time.sleep(PAUSE)
+        self._stream.synchronize()
 
 
 class GpuEngine(LoadedEngine):

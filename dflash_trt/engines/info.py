@@ -61,7 +61,7 @@ class EngineInfo:
     quantized: bool = False  # linear layers, whose inputs are rounded to 8 bits
     # checkpoint files that the graph points into (`weights: link`), by the link's name: see `stamp`
     originals: dict[str, dict[str, int]] = field(default_factory=dict)
-    # of the ranks that compute together; others than 0 lie in the directory of 0: `rank_directory`
+    # of the GPUs' plans that compute together; others than 0 lie in the directory of 0
     rank: int = 0
     ranks: Size = 1
     plan: PlanInfo | None = None  # of kind tensorrt
@@ -69,12 +69,8 @@ class EngineInfo:
 
     @property
     def cpu_threads(self) -> int:
-        """Threads of an engine call of one rank: as was asked for, or its share of the cores."""
-        return self.threads_of(usable_cores())
-
-    def threads_of(self, cores: int) -> int:
-        """`cpu_threads` where so many cores may be taken."""
-        return self.threads or max(1, cores // self.ranks)
+        """Threads of an engine call: as was asked for, or the cores."""
+        return self.threads or usable_cores()
 
     @property
     def widest(self) -> int:
@@ -108,7 +104,7 @@ def most_verified(block_size: int) -> int:
 
 
 def rank_directory(directory: Path, rank: int) -> Path:
-    """Where a rank's engine lies, of those that rank 0 in `directory` leads."""
+    """Return where the engine of a rank lies; `directory` is that of rank 0."""
     return directory / f"rank-{rank}" if rank else directory
 
 

@@ -1,6 +1,6 @@
 """What rounds ask of an engine, of any kind, and the tensors of a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ class BoundSteps(dict[tuple[int, ...], Step]):
 
     def of(self, bind: Callable[..., Step], *key: int) -> Step:
         """bind: makes the step of a key. It is not kept, so that an engine ends with its last
-        user, and its ranks with it."""
+        user."""
         step = self.get(key)
         if step is None:
             if len(self) >= self._most:
@@ -51,8 +51,7 @@ class Engine(Protocol):
 
     info: EngineInfo
     visible_step: int  # `visible` is best a multiple of this, so that few steps are bound
-    least_rows: int  # tokens and head rows of a step, at least: see `least_rows.py`
-    kept: Mapping[int, int]  # how many tokens are kept under each number from KEPT on
+    least_rows: int  # tokens and head rows of a step, at least: see `onnxruntime.least_rows`
 
     def step(
         self, row: int, n: int, width: int, visible: int, scored: int, context: int = 0

@@ -1,16 +1,17 @@
 """Self-attention over a KV cache that is written in place."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from dflash_trt.graphs.builder import GraphBuilder
-from dflash_trt.graphs.convolution import convolve_after, convolve_before
+from dflash_trt.graphs.dflash2 import convolve_after, convolve_before
 from dflash_trt.graphs.layers import Layer, linear, rms_norm, softcap
-from dflash_trt.graphs.lone_queries import in_several_rows
 from dflash_trt.graphs.positions import Positions
 
+Attend = Callable[[ir.Value, ir.Value], ir.Value]
 HIDDEN = -6e4  # a score that no query follows, and that float16 can hold
 
 
@@ -49,7 +50,7 @@ def attention_block(
     keys, values = _write(g, layer, "key", k, at), _write(g, layer, "value", v, at)
     attend, mask = partial(_attend, g, layer, keys, values), at.seen(g, layer.spec)
     lone = context is None and g.storage.bits
-    mixed = in_several_rows(g, layer, at, q, mask, attend) if lone else attend(q, mask)
+    mixed = _in_several_rows(g, layer, at, q, mask, attend) if lone else attend(q, mask)
     mixed = g.op("Transpose", mixed, perm=(0, 2, 1, 3))
     mixed = g.op("Reshape", mixed, g.ints(-1, heads * layer.spec.head_dim))
     out = linear(g, mixed, f"{attn}.o_proj", bias="o" in g.spec.biases, summed=True)
@@ -93,6 +94,27 @@ def _attend(
         shares = g.op("Slice", shares, g.ints(1), end, g.ints(3))
     mixed = g.op("MatMul", g.op("Reshape", shares, folded), values)
     return g.op("Reshape", mixed, unfolded)
+
+
+def _in_several_rows(
+    g: GraphBuilder, layer: Layer, at: Positions, q: ir.Value, mask: ir.Value, attend: Attend
+) -> ir.Value:
+    """`attend(q, mask)`, q `[n, heads, Q, head_dim]`, by products of two rows or more.
+
+    What a query of a quantized target finds must not depend on how many a step has, and ONNX
+    Runtime has another kernel for a product of one row (see `engines.onnxruntime.least_rows`).
+    Query heads that share a kv head become rows of one product, so that keys are read once for all
+    of them. Where none do, the last query comes twice.
+    """
+    heads, kv_heads = g.spec.num_attention_heads, layer.spec.num_key_value_heads
+    if heads == kv_heads:
+        mixed = attend(*(at.with_last_twice(g, x) for x in (q, mask)))
+        return g.op("Slice", mixed, g.ints(0), g.ints(-1), g.ints(2))
+    if g.spec.attn_logit_softcapping is not None or g.spec.sinks is not None:
+        return attend(q, mask)  # which does so itself
+    q = g.op("Reshape", q, g.ints(0, kv_heads, -1, layer.spec.head_dim))
+    mixed = attend(q, at.repeated(g, mask, heads // kv_heads))
+    return g.op("Reshape", mixed, g.ints(0, heads, -1, layer.spec.head_dim))
 
 
 def _heads(

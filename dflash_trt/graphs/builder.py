@@ -11,8 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from dflash_trt.checkpoints import DecoderSpec, Span, Weights
-from dflash_trt.checkpoints.gguf import BITS, Blocks
+from dflash_trt.checkpoints import BITS, Blocks, DecoderSpec, Span, Weights
 from dflash_trt.digests import Entry
 from dflash_trt.graphs.data_file import Compute, DataFile
 from dflash_trt.graphs.quantized import BLOCK, Matrix, in_bytes, packed, rounded, transposed
@@ -48,7 +47,7 @@ class GraphBuilder:
     """Collects one ONNX graph that computes in float32; weights are read when it is saved.
 
     spec, weights: of the model; a rank keeps its share of them (`sharding.share`).
-    kind: of the engine it is for, where one form does not serve both well (see `moe.py`); rank:
+    kind: of the engine it is for, where one form does not serve both well (see `mlp.py`); rank:
     whose graph it is, where several compute the model together (see `sharding.py`).
     `links` are the original files that a graph with links needs, and their names beside it.
     """

@@ -5,12 +5,10 @@ import onnx_ir as ir
 from dflash_trt.checkpoints import Drafter, DrafterSpec, Target, Weights, draft_token_ids
 from dflash_trt.graphs.attention import attention_block
 from dflash_trt.graphs.builder import COPIED, GraphBuilder, Storage
-from dflash_trt.graphs.collectives import own_columns
-from dflash_trt.graphs.layers import embed, head, linear, open_layer, rms_norm
-from dflash_trt.graphs.lilicorr import feature_before, lattice_scores
+from dflash_trt.graphs.dflash2 import pair_scores
+from dflash_trt.graphs.layers import embed, head, linear, open_layer, own_columns, rms_norm
 from dflash_trt.graphs.mlp import mlp_block
 from dflash_trt.graphs.positions import Positions
-from dflash_trt.graphs.selector import pair_scores
 from dflash_trt.graphs.sharding import ALONE, Rank, share
 
 CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, see `propose`
@@ -18,8 +16,7 @@ CANDIDATES = 16  # a drafter's distribution is cut to its best tokens; exact, se
 
 def candidates(spec: DrafterSpec) -> int:
     """How many candidates each draft has; a tiny vocabulary has fewer."""
-    scored = spec.selector or spec.corrector
-    return scored.top_k if scored else min(CANDIDATES, spec.head_size)
+    return spec.selector.top_k if spec.selector else min(CANDIDATES, spec.head_size)
 
 
 def drafter_graph(
@@ -73,9 +70,6 @@ def drafter_graph(
     best = head(g, hidden, table, head_rows, candidates(spec), token_ids)
     if spec.selector is not None:
         pair_scores(g, spec.selector, block, best)
-    if spec.corrector is not None:
-        anchor = feature_before(g, context, positions)
-        lattice_scores(g, spec.corrector, spec.block_size, block, anchor, embedding, best)
     return g
 
 

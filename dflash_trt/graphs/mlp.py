@@ -1,12 +1,187 @@
-"""The feed-forward half of a layer."""
+"""Gated MLPs, and mixtures of them: a router chooses a few for each token and weighs them."""
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from dflash_trt.graphs.builder import GraphBuilder
-from dflash_trt.graphs.convolution import convolve_after, convolve_before
-from dflash_trt.graphs.layers import Layer, activation, linear, rms_norm
-from dflash_trt.graphs.moe import mixture
+from dflash_trt.checkpoints import Experts, Weights
+from dflash_trt.graphs.builder import DTYPES, GraphBuilder
+from dflash_trt.graphs.dflash2 import convolve_after, convolve_before
+from dflash_trt.graphs.layers import Layer, activation, add_up, linear, rms_norm
 from dflash_trt.graphs.positions import Positions
+
+Array = npt.NDArray[Any]
+Half = Literal["gate_up", "down"]  # of an expert
+
+
+class Routed(NamedTuple):
+    """Which experts compute which tokens."""
+
+    tokens: ir.Value  # float32 [T, hidden_size]
+    chosen: ir.Value  # int64 [T, per_token]
+    share: ir.Value  # float32 [T, per_token], what the answer of each counts
+
+
+def mixture(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.Value:
+    """The weighted sum of the answers of each token's experts; `x` is `[T, hidden_size]`.
+
+    For ONNX Runtime an expert computes the tokens that chose it, and nothing if none did. In
+    TensorRT no shape may depend on what is computed: there all experts compute all tokens.
+    """
+    routed = _route(g, layer, experts, x)
+    body = _all_experts if g.kind == "tensorrt" else _chosen_experts
+    return add_up(g, body(g, layer, experts, routed))
+
+
+def _route(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> Routed:
+    biased = experts.clamped is not None
+    router = f"{layer.prefix}mlp.{'router' if biased else 'gate'}"
+    scores = linear(g, x, router, bias=biased, exact=True)
+    if not experts.normalized:
+        scores = g.op("Softmax", scores, axis=-1)
+    share, chosen = g.ops("TopK", scores, g.ints(experts.per_token), outputs=2, axis=-1)
+    if experts.normalized:  # equals the softmax over all experts, divided by the sum of the chosen
+        share = g.op("Softmax", share, axis=-1)
+    return Routed(x, chosen, share)
+
+
+def _chosen_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed) -> ir.Value:
+    """Tokens are sorted by expert, cut into a piece for each expert, and put back in order.
+
+    Only the products are done piece by piece: graphs of 128 experts a layer have to stay small.
+    """
+    pairs = g.op("Reshape", routed.chosen, g.ints(-1))  # expert of each token and choice
+    count = g.op("Shape", pairs)
+    expert, order = g.ops("TopK", pairs, count, outputs=2, axis=0, largest=0)
+    sizes = g.op("Equal", g.op("Unsqueeze", pairs, g.ints(1)), g.ints(*range(experts.count)))
+    sizes = g.op("Cast", sizes, to=ir.DataType.INT64)
+    sizes = g.op("ReduceSum", sizes, g.ints(0), keepdims=0)
+
+    def multiply(x: ir.Value, half: Half) -> ir.Value:
+        pieces = g.ops("Split", x, sizes, outputs=experts.count, axis=0)
+        out = g.op("Concat", *_answers(g, layer, experts, half, pieces), axis=0)
+        if experts.clamped is None:
+            return out
+        return g.op("Add", out, g.op("Gather", _biases(g, layer, half), expert, axis=0))
+
+    token = g.op("Div", order, g.ints(experts.per_token))
+    wide = multiply(g.op("Gather", routed.tokens, token, axis=0), "gate_up")
+    out = multiply(_gated(g, layer, experts, wide), "down")
+    _, place = g.ops("TopK", order, count, outputs=2, axis=0, largest=0)
+    out = g.op("Gather", out, place, axis=0)
+    out = g.op("Reshape", out, g.ints(-1, experts.per_token, g.spec.hidden_size))
+    out = g.op("Mul", out, g.op("Unsqueeze", routed.share, g.ints(2)))
+    return g.op("ReduceSum", out, g.ints(1), keepdims=0)
+
+
+def _all_experts(g: GraphBuilder, layer: Layer, experts: Experts, routed: Routed) -> ir.Value:
+    """One batched product for all experts; those that a token did not choose count nothing."""
+
+    def multiply(x: ir.Value, half: Half) -> ir.Value:
+        out = g.op("MatMul", x, _stack(g, layer, experts, half))
+        if experts.clamped is None:
+            return out
+        return g.op("Add", out, g.op("Unsqueeze", _biases(g, layer, half), g.ints(1)))
+
+    wide = multiply(g.op("Unsqueeze", routed.tokens, g.ints(0)), "gate_up")  # [E, T, 2 wide]
+    out = multiply(_gated(g, layer, experts, wide), "down")
+    chosen = g.op("Unsqueeze", routed.chosen, g.ints(2))
+    chosen = g.op("Equal", chosen, g.ints(*range(experts.count)))  # [T, per_token, E]
+    share = g.op("Unsqueeze", routed.share, g.ints(2))
+    share = g.op("ReduceSum", g.op("Where", chosen, share, g.number(0.0)), g.ints(1), keepdims=0)
+    share = g.op("Unsqueeze", g.op("Transpose", share, perm=(1, 0)), g.ints(2))  # [E, T, 1]
+    return g.op("ReduceSum", g.op("Mul", out, share), g.ints(0), keepdims=0)
+
+
+def _gated(g: GraphBuilder, layer: Layer, experts: Experts, x: ir.Value) -> ir.Value:
+    """Gate and up side by side to what the down projection takes."""
+    wide = layer.spec.intermediate_size
+    gate, up = g.split(x, (wide, wide), axis=-1)
+    if experts.clamped is None:
+        return g.op("Mul", activation(g, gate), up)
+    alpha, limit = experts.clamped
+    gate = g.op("Min", gate, g.number(limit))
+    up = g.op("Max", g.op("Min", up, g.number(limit)), g.number(-limit))
+    gate = g.op("Mul", gate, g.op("Sigmoid", g.op("Mul", gate, g.number(alpha))))
+    return g.op("Mul", g.op("Add", up, g.number(1.0)), gate)
+
+
+def _answers(
+    g: GraphBuilder, layer: Layer, experts: Experts, half: Half, pieces: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Each expert's product with its tokens."""
+    names = [_names(layer, experts, half, index) for index in range(experts.count)]
+    if experts.clamped is not None:
+        ((name,), *_) = names
+        shape, dtype = g.weights.shape(name)[1:], DTYPES[g.weights.dtype(name)]
+        read = partial(_turns_apart, g.weights, name)
+        matrices = (
+            g.lazy(f"{name}.{i}", shape, partial(read, i), dtype) for i in range(experts.count)
+        )
+        return [
+            g.op("MatMul", x, g.float32(matrix, dtype))
+            for x, matrix in zip(pieces, matrices, strict=True)
+        ]
+    if g.weights.dtype(f"{names[0][0]}.weight") == "F32":
+        # exact: how many tokens share an expert must not show, see `Engine._bind`
+        return [
+            linear(g, x, *of, bias=False, exact=True) for x, of in zip(pieces, names, strict=True)
+        ]
+    # one Cast for all: with thousands of them a session takes long to load
+    stack = g.rows(g.weights, [f"{name}.weight" for of in names for name in of])
+    split = g.ops("Split", stack, outputs=experts.count, axis=0, num_outputs=experts.count)
+    return [g.op("Gemm", x, matrix, transB=1) for x, matrix in zip(pieces, split, strict=True)]
+
+
+def _stack(g: GraphBuilder, layer: Layer, experts: Experts, half: Half) -> ir.Value:
+    """All experts' matrices, float32 `[E, in, out]`."""
+    hidden, wide = g.spec.hidden_size, layer.spec.intermediate_size
+    shape = (experts.count, *((hidden, 2 * wide) if half == "gate_up" else (wide, hidden)))
+
+    def read() -> Array:
+        stack = np.empty(shape, np.float32)
+        for index, matrix in enumerate(stack):
+            names = _names(layer, experts, half, index)
+            if experts.clamped is None:
+                matrix[:] = np.concatenate([g.weights.read(f"{name}.weight") for name in names]).T
+            else:
+                matrix[:] = _turns_apart(g.weights, names[0], index)
+        return stack
+
+    return g.lazy(f"{layer.prefix}mlp.experts.{half}", shape, read)
+
+
+def _names(layer: Layer, experts: Experts, half: Half, index: int) -> list[str]:
+    """Qwen's linear layers of one expert, or gpt-oss' tensor of all, `[E, in, out]`."""
+    prefix = f"{layer.prefix}mlp.experts"
+    if experts.clamped is not None:
+        return [f"{prefix}.{half}_proj"]
+    return [f"{prefix}.{index}.{part}_proj" for part in half.split("_")]
+
+
+def _biases(g: GraphBuilder, layer: Layer, half: Half) -> ir.Value:
+    """gpt-oss' biases of all experts, `[E, out]`; those after a sum over ranks are rank 0's."""
+    name = f"{layer.prefix}mlp.experts.{half}_proj_bias"
+
+    def read() -> Array:
+        found = _turns_apart(g.weights, name, None).astype(np.float32)
+        return found if half == "gate_up" or g.rank.index == 0 else np.zeros_like(found)
+
+    return g.lazy(name, g.weights.shape(name), read)
+
+
+def _turns_apart(weights: Weights, name: str, index: int | None) -> Array:
+    """gpt-oss' tensor of one expert, or all; its alternating gate and up columns put apart."""
+    found = weights.read(name, index)
+    if "gate_up" not in name:
+        return found
+    bits = found.view(f"u{found.itemsize}")  # numpy is slow on dtypes that are not its own
+    bits = np.concatenate([bits[..., ::2], bits[..., 1::2]], axis=-1)
+    return bits.view(found.dtype)
 
 
 def mlp_block(g: GraphBuilder, layer: Layer, hidden: ir.Value, at: Positions) -> ir.Value:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dflash_trt.checkpoints.gguf import Blocks
+from dflash_trt.checkpoints import Blocks
 
 BLOCK = 32
 SHRUNK = (1, 0.95, 0.9, 0.85, 0.8)  # a range that cuts the farthest weights off may fit the others

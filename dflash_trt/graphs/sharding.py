@@ -1,4 +1,4 @@
-"""Tensor parallelism: what each rank holds of a model (`collectives.py`: where they meet).
+"""Tensor parallelism: what each rank holds of a model (`layers.py`: where they meet).
 
 As in Megatron-LM: q, k, v, gate and up projections are cut by outputs (whole heads), o and down
 projections by inputs, and what those give is added up over the ranks. Embedding and head are cut by
@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from dflash_trt.checkpoints import DecoderSpec, DrafterSpec, Shard, Weights
 from dflash_trt.errors import ConfigError
-from dflash_trt.graphs.quantized import BLOCK
 
 Spec = TypeVar("Spec", bound=DecoderSpec)
 
@@ -38,7 +37,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Rank:
-    """One of the processes or GPUs that compute a model together."""
+    """One of the GPUs that compute a model together."""
 
     index: int = 0
     of: int = 1
@@ -79,18 +78,18 @@ def share(spec: Spec, weights: Weights, rank: Rank) -> tuple[Spec, Weights]:
     return replace(spec, num_attention_heads=heads, layers=layers), weights.shard(where)
 
 
-def check_even(spec: DecoderSpec, role: str, ranks: int, quantized: bool) -> None:
+def check_even(spec: DecoderSpec, role: str, ranks: int) -> None:
     """Raises ConfigError with the numbers of a target or drafter that do not divide by ranks."""
-    uneven = list(dict.fromkeys(_uneven(spec, ranks, quantized)))
+    uneven = list(dict.fromkeys(_uneven(spec, ranks)))
     if not uneven:
         return
     fix = "Choose another tensor_parallel_size: 1, 2, 4 or 8"
     if role == "drafter":
-        fix += "; or have rank 0 run the whole drafter: shard_drafter: false"
+        fix += "; or leave the drafter whole: shard_drafter: false"
     raise ConfigError(f"the {role} cannot be cut for {ranks} ranks: {', '.join(uneven)}", fix)
 
 
-def _uneven(spec: DecoderSpec, ranks: int, quantized: bool) -> Iterator[str]:
+def _uneven(spec: DecoderSpec, ranks: int) -> Iterator[str]:
     numbers = [("num_attention_heads", spec.num_attention_heads), ("vocab_size", spec.vocab_size)]
     if isinstance(spec, DrafterSpec):
         numbers.append(("taps x hidden_size", len(spec.target_layer_ids) * spec.hidden_size))
@@ -103,12 +102,3 @@ def _uneven(spec: DecoderSpec, ranks: int, quantized: bool) -> Iterator[str]:
     for name, number in numbers:
         if number % ranks:
             yield f"{name} {number} / {ranks}"
-    if not quantized:
-        return
-    for layer in spec.layers:
-        inputs = {"num_attention_heads x head_dim": spec.num_attention_heads * layer.head_dim}
-        if layer.experts is None:
-            inputs["intermediate_size"] = layer.intermediate_size
-        for name, number in inputs.items():
-            if number % BLOCK == 0 and number % (ranks * BLOCK):
-                yield f"{name} {number} / {ranks} into blocks of {BLOCK} with one scale (quantize)"

@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.checkpoints import ModelSummary, Pair, Report, open_files, small_files
+from dflash_trt.checkpoints import Model, Pair, Report, open_files, small_files
 from dflash_trt.config import BuildConfig, TensorRTLLM
 from dflash_trt.files import copy_file
 from dflash_trt.planning import lowest_believed, machine
@@ -23,7 +23,7 @@ from dflash_trt.tensorrt_llm.schema import LlmArgs
 SCRIPTS = ("single_node.sh", "slurm.sh", "mpi.sh", "task.sh")
 
 
-def checkpoint_files(model: ModelSummary[Any], *, weights: bool = True) -> list[Path]:
+def checkpoint_files(model: Model[Any], *, weights: bool = True) -> list[Path]:
     """What of a checkpoint belongs in a bundle: its JSON files, templates and weights.
 
     CheckpointError unless all weights are there and whole.
@@ -80,7 +80,7 @@ def write_bundle(
     _write_scripts(directory / "launch", info)
 
 
-def _put(model: ModelSummary[Any], directory: Path, report: Report, *, link: bool) -> None:
+def _put(model: Model[Any], directory: Path, report: Report, *, link: bool) -> None:
     files = checkpoint_files(model)
     directory.mkdir(parents=True)
     step = f"{'linking' if link else 'copying'} the {model.role}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from dflash_trt.checkpoints import TENSORRT_LLM_CHECKS, Pair
 from dflash_trt.checkpoints.checks import Check, Finding, Found, check, checks_for, checks_of, run
-from dflash_trt.config import BLOCKS, BuildConfig, Method
+from dflash_trt.config import BuildConfig, Method
 from dflash_trt.planning import Machine, section
 from dflash_trt.tensorrt_llm import memory_checks
 from dflash_trt.tensorrt_llm.context import Context, undivided
@@ -18,7 +18,7 @@ from dflash_trt.tensorrt_llm.llm_args import DRAFTER, TARGET
 from dflash_trt.tensorrt_llm.memory_checks import lower
 from dflash_trt.tensorrt_llm.schema import LlmArgs
 
-DRAFTING: tuple[Method, ...] = (*BLOCKS, "eagle3", "ngram")
+DRAFTING: tuple[Method, ...] = ("dflash", "eagle3", "ngram")
 OWN = "engine.args.speculative_config"
 
 
@@ -107,7 +107,7 @@ def faults_known(context: Context, args: LlmArgs) -> Found:
 # --- drafts ---------------------------------------------------------------------------------------
 
 
-@check("warning", *BLOCKS)
+@check("warning", "dflash")
 def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
     """Fewer masks than in training draft worse; upstream's examples have 4 for every drafter."""
     asked, most = args.speculative_config.max_draft_len, context.max_draft_len
@@ -119,7 +119,7 @@ def draft_length_as_trained(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
     """Other layers than in training scramble features; another mask is none. Upstream looks in
     `dflash_config` alone, and goes on without: the mask is then the vocabulary's size."""
@@ -137,7 +137,7 @@ def taps_and_mask_as_stated(context: Context, args: LlmArgs) -> Found:
     return Found(True, "target_layer_ids and mask_token_id are the drafter's")
 
 
-@check("error", *BLOCKS, "eagle3")
+@check("error", "dflash", "eagle3")
 def drafter_is_local(context: Context, args: LlmArgs) -> Found:
     """Upstream reads the drafter's config.json before it resolves Hub ids, and goes on without."""
     place = args.speculative_config.speculative_model
@@ -177,7 +177,7 @@ def acceptance_threshold(context: Context, args: LlmArgs) -> Found:
     return Found(not limit, what, f"{fix}, and watch the metrics instead")
 
 
-@check("note", *BLOCKS, "eagle3")
+@check("note", "dflash", "eagle3")
 def sampled_requests(context: Context, args: LlmArgs) -> Found:
     """Without it a draft counts only if it is the very token that the target draws: few are."""
     on = args.speculative_config.use_rejection_sampling
@@ -251,14 +251,14 @@ def attention_data_parallel(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("warning", *BLOCKS)
+@check("warning", "dflash")
 def target_attention(context: Context, args: LlmArgs) -> Found:
     """Only TRTLLM's metadata has the drafter's pages; FlashInfer's expects one token a sequence."""
     what = f"attn_backend is {args.attn_backend}"
     return Found(args.attn_backend == "TRTLLM", what, "Leave engine.args.attn_backend out")
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def drafter_windows(context: Context, args: LlmArgs) -> Found:
     """TRTLLM's kernels have no windows that look both ways (pull request 19159)."""
     backend, both = args.speculative_config.attention_backend, context.two_sided_windows

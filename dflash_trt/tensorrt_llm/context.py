@@ -3,19 +3,20 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.checkpoints import (
     INDEX,
     MODELOPT_FILE,
     SLIDING,
     Drafter,
-    ModelSummary,
+    Model,
     Pair,
     Target,
     read_json,
 )
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.config import BLOCKS, RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
+from dflash_trt.config import RECOMPUTE_TAIL, BuildConfig, Method, TensorRTLLM
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.planning import (
     ARENA_SHARE,
@@ -31,7 +32,6 @@ from dflash_trt.planning import (
     target_size,
 )
 
-Model = ModelSummary[Target] | ModelSummary[Drafter]
 PAGED = (100, 103)  # compute capabilities with the drafter's paged attention
 CONTEXT = 4096  # tokens of a sequence that `plan` computes for, its prompt included
 TAIL = 2048  # tokens; the window of z-lab's drafters that have one
@@ -75,14 +75,14 @@ class Context:
     @property
     def in_blocks(self) -> bool:
         """A DFlash drafter fills them, whose context lies beside the target's."""
-        return self.method in BLOCKS
+        return self.method == "dflash"
 
     @property
-    def target(self) -> ModelSummary[Target]:
+    def target(self) -> Target:
         return self.pair.target
 
     @property
-    def drafter(self) -> ModelSummary[Drafter]:
+    def drafter(self) -> Drafter:
         return self.pair.drafter
 
     @cached_property
@@ -97,7 +97,7 @@ class Context:
     @cached_property
     def two_sided_windows(self) -> bool:
         """Layers of the drafter see only what is near, before and after a token."""
-        if self.drafter.model is not None:
+        if self.drafter.read is not None:
             return any(layer.window and not layer.causal for layer in self.drafter.layers)
         values = self.drafter.values
         kinds = values.get("layer_types")
@@ -201,8 +201,8 @@ def undivided(context: Context, ranks: int) -> list[str]:
             continue
         query = model.number("num_attention_heads")
         kv = known(model, "num_key_value_heads") or query
-        if model.model is not None:
-            kv = model.model.spec.layers[0].num_key_value_heads
+        if model.read is not None:
+            kv = model.layers[0].num_key_value_heads
         if min(query, kv) < 1:
             raise NotKnown(f"the {model.role} has {query} heads on {kv} KV heads")
         if query % ranks:
@@ -215,7 +215,7 @@ def undivided(context: Context, ranks: int) -> list[str]:
     return found
 
 
-def known(model: Model, *names: str) -> int | None:
+def known(model: Model[Any], *names: str) -> int | None:
     """The first of the fields that is there."""
     for name in names:
         try:
@@ -225,7 +225,7 @@ def known(model: Model, *names: str) -> int | None:
     return None
 
 
-def weight_bytes(model: Model) -> int:
+def weight_bytes(model: Model[Any]) -> int:
     """Bytes of the weights, by their index, for they may still be on the Hub, or by the files.
 
     NotKnown where there are neither.
@@ -235,7 +235,7 @@ def weight_bytes(model: Model) -> int:
     total = about.get("total_size") if isinstance(about, dict) else None
     if isinstance(total, int) and total > 0:
         return total
-    files = model.weights.files if model.weights else model.directory.glob("model*.safetensors")
+    files = model.stored.files if model.stored else model.directory.glob("model*.safetensors")
     found = sum(file.stat().st_size for file in files if file.suffix == ".safetensors")
     if not found:
         raise NotKnown(f"the {model.role} has no weights here")

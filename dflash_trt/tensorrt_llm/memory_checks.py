@@ -1,7 +1,6 @@
 """Checks of what must fit a GPU, of lengths, and of prefix reuse: see `checks.py`."""
 
 from dflash_trt.checkpoints.checks import Found, check
-from dflash_trt.config import BLOCKS
 from dflash_trt.planning import OVERHEAD
 from dflash_trt.tensorrt_llm.context import Context, weight_bytes
 from dflash_trt.tensorrt_llm.schema import LlmArgs
@@ -24,7 +23,7 @@ def weights_fit(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def dense_context(context: Context, args: LlmArgs) -> Found:
     """The drafter's dense context is beside the KV cache's share and grows with max_seq_len.
 
@@ -53,7 +52,7 @@ def dense_context(context: Context, args: LlmArgs) -> Found:
     )
 
 
-@check("warning", *BLOCKS)
+@check("warning", "dflash")
 def cache_type_of_pool(context: Context, args: LlmArgs) -> Found:
     """Where the pool is not of the drafter's type, its context is dense after all, beside it.
 
@@ -138,7 +137,7 @@ def positions(context: Context, args: LlmArgs) -> Found:
 TAIL = "speculative_config.context_recompute_tail"
 
 
-@check("warning", *BLOCKS)
+@check("warning", "dflash")
 def block_reuse(context: Context, args: LlmArgs) -> Found:
     """Reused tokens are not run again and give no hidden states: the drafter misses them."""
     reused, tail = args.kv_cache_config.enable_block_reuse, args.value(TAIL)
@@ -148,7 +147,7 @@ def block_reuse(context: Context, args: LlmArgs) -> Found:
     return Found(not reused or bool(tail), what, f"{fix}drops")
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
     """Arguments that take back what serving.prefix_cache asks for."""
     tail, reused = args.value(TAIL) or 0, args.kv_cache_config.enable_block_reuse
@@ -165,7 +164,7 @@ def reuse_with_tail(context: Context, args: LlmArgs) -> Found:
                  "serving.prefix_cache out of the config")  # fmt: skip
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def tail_of_manager(context: Context, args: LlmArgs) -> Found:
     """KV cache manager V1 drops the tail without a word, and the drafter sees nothing."""
     if not args.value(TAIL):
@@ -205,7 +204,7 @@ def reuse_by_rank(context: Context, args: LlmArgs) -> Found:
     return Found(not (reused and alone) or routed, what, fix)
 
 
-@check("warning", *BLOCKS, "eagle3")
+@check("warning", "dflash", "eagle3")
 def one_server(context: Context, args: LlmArgs) -> Found:
     """A generation server gets a prompt's KV, not its hidden states (pull request 19352)."""
     apart = args.cache_transceiver_config is not None

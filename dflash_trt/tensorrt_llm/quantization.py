@@ -19,7 +19,6 @@ from typing import Any
 from dflash_trt.checkpoints import (
     INDEX,
     MODELOPT_FILE,
-    ModelSummary,
     Report,
     Target,
     read_json,
@@ -44,7 +43,7 @@ PROCESS = "dflash_trt.tensorrt_llm.quantize_process"
 VARIABLES = {"HF_HUB_OFFLINE": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
 
 
-def check_quantizable(asked: Quantize, target: ModelSummary[Target], machine: Machine) -> None:
+def check_quantizable(asked: Quantize, target: Target, machine: Machine) -> None:
     """Raise ConfigError where TensorRT-LLM has no kernels or the target cannot be quantized.
 
     Raises BuildError where something is not installed.
@@ -69,7 +68,7 @@ def check_quantizable(asked: Quantize, target: ModelSummary[Target], machine: Ma
         )
 
 
-def announced(asked: Quantize | None, target: ModelSummary[Target]) -> ModelSummary[Target]:
+def announced(asked: Quantize | None, target: Target) -> Target:
     """Return the target as its config.json will describe it, before anything is written."""
     if asked is None:
         return target

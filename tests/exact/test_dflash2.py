@@ -35,7 +35,7 @@ from dflash_trt.checkpoints import load_drafter
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, SamplingParams, check_lossless
 from dflash_trt.decoding.speculation import Fixed
-from dflash_trt.decoding.speculation.tree import best_chain
+from dflash_trt.decoding.speculation.proposal import best_chain
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.errors import CheckpointError
 

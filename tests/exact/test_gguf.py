@@ -24,15 +24,22 @@ from dflash.model import DFlashDraftModel
 from exact import target_step
 from gguf import GGMLQuantizationType as Kind
 from pairs import Pair, write_pair
+from ranks import Ranks
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from dflash_trt.build.run import build
 from dflash_trt.chat.render import load_chat_template
-from dflash_trt.checkpoints import inspect, load_target, load_tokenizer, locate, locate_argument
-from dflash_trt.checkpoints.gguf import BITS, as_directory, convert
-from dflash_trt.checkpoints.gguf.blocks import unpacked
-from dflash_trt.checkpoints.gguf.header import read_header
+from dflash_trt.checkpoints import (
+    gguf_directory,
+    inspect,
+    load_target,
+    load_tokenizer,
+    locate,
+    locate_argument,
+)
+from dflash_trt.checkpoints.gguf import BITS, read_header, unpacked
+from dflash_trt.checkpoints.gguf_directory import as_directory
 from dflash_trt.config import TargetSource, load_config
 from dflash_trt.engines.accuracy import teacher_forced
 from dflash_trt.engines.info import read_info
@@ -214,24 +221,15 @@ def rms(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("bits", [None, 4])
-def test_ranks_share_a_file(pairs: dict[str, Pair], tmp_path: Path, bits: Any) -> None:
+def test_ranks_share_a_file(pairs: dict[str, Pair], tmp_path: Path) -> None:
     pair = pairs["llama"]
     file = ggufs.write(tmp_path / "model.gguf", pair.target_dir, Kind.Q4_1)
     found = []
-    for ranks in (1, 2):
-        at = tmp_path / f"{ranks}"
-        build_engines(
-            as_directory(file),
-            pair.drafter_dir,
-            at,
-            storage=Storage(bits=bits),
-            ranks=ranks,
-            slots=1,
-            max_seq_len=64,
-        )
-        found.append(target_step(Engine(at / "target"), [*range(3, 43)], 0)["logits"].copy())
-    assert rms(*found) < (1e-5 if bits is None else 0.03)
+    for ranks, load in enumerate((Engine, Ranks), 1):
+        at, sizes = tmp_path / f"{ranks}", {"slots": 1, "max_seq_len": 64}
+        build_engines(as_directory(file), pair.drafter_dir, at, ranks=ranks, **sizes)
+        found.append(target_step(load(at / "target"), [*range(3, 43)], 0)["logits"].copy())
+    assert rms(*found) < 1e-5
 
 
 def test_a_text_is_the_same_tokens(pairs: dict[str, Pair], tmp_path: Path) -> None:
@@ -332,7 +330,7 @@ def test_what_is_not_handled_is_refused_by_name(
 ) -> None:
     header = read_header(ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir))
     header.values.update(changed)
-    monkeypatch.setattr(convert, "read_header", lambda file: header)
+    monkeypatch.setattr(gguf_directory, "read_header", lambda file: header)
     with pytest.raises(CheckpointError, match=message):
         load_target(as_directory(header.file))
 
@@ -384,7 +382,7 @@ def test_a_file_reads_without_torch(pairs: dict[str, Pair], tmp_path: Path) -> N
     file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir, Kind.Q4_1)
     script = (
         "import sys; from pathlib import Path\n"
-        "from dflash_trt.checkpoints.gguf.convert import as_directory\n"
+        "from dflash_trt.checkpoints.gguf_directory import as_directory\n"
         "from dflash_trt.checkpoints.target import load_target\n"
         "target = load_target(as_directory(Path(sys.argv[1])))\n"
         "[target.weights.read(name) for name in target.weights.names]\n"

@@ -35,8 +35,8 @@ from tables import (
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import Request, SamplingParams, Scheduler, acceptance, in_process
 from dflash_trt.decoding.acceptance import accept_greedy
-from dflash_trt.decoding.gumbel import NO_TOKEN, noise, sample
 from dflash_trt.decoding.logits_processor import tempered, truncate
+from dflash_trt.decoding.sampling import NO_TOKEN, noise, sample
 from dflash_trt.decoding.speculation import Adaptive, Fixed, strategy
 
 DRAWS = 6_000

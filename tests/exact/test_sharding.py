@@ -1,30 +1,39 @@
-"""Every family and drafter format cut for 2, 4 and 8 ranks: they compute what one computes."""
+"""Every family and drafter format cut for 2, 4 and 8 ranks: they compute what one computes.
+
+The ranks' graphs run in turn, in this process (`lib/ranks.py`).
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import reference
 import torch
-from builds import build_engines
+from builds import build_engines, build_pair, config_of
 from built_pairs import SLOTS
 from exact import drafter_step, run_all, scheduler_of, target_step
 from families import BIASED, DRAFTER, FAMILIES, SLIDING, TARGET, pair_of, to_speculators
 from op_profile import assert_in_profile
 from pairs import Pair, make_pair, write_pair
+from ranks import Ranks
 from test_quantised import FP8, write
 from transformers import LlamaConfig
 
 from dflash_trt.checkpoints import Shard, load_drafter, load_target
+from dflash_trt.config import with_ranks
 from dflash_trt.decoding import Request, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.info import rank_directory, read_info
 from dflash_trt.engines.onnxruntime import Engine
-from dflash_trt.graphs.sharding import Rank
+from dflash_trt.errors import ConfigError
+from dflash_trt.graphs import Storage
+from dflash_trt.graphs.sharding import Rank, check_even
 from dflash_trt.graphs.target import target_graph
 
 pytestmark = pytest.mark.models
@@ -43,7 +52,7 @@ def engines_of(pair: Pair, directory: Path, ranks: int) -> Path:
     return engines
 
 
-def outputs_of(target: Engine, drafter: Engine, text: list[int]) -> list[Any]:
+def outputs_of(target: Any, drafter: Any, text: list[int]) -> list[Any]:
     """Logits and features of a text, whole and in uneven chunks over the cache, and of two
     blocks of drafts.
     """
@@ -61,7 +70,7 @@ def outputs_of(target: Engine, drafter: Engine, text: list[int]) -> list[Any]:
     return found
 
 
-def texts_of(target: Engine, drafter: Engine) -> list[list[int]]:
+def texts_of(target: Any, drafter: Any) -> list[list[int]]:
     block_size = drafter.info.block_size
     scheduler = scheduler_of(
         in_process(target, drafter), Fixed(block_size - 1), max_seq_len=MAX_SEQ_LEN, prefill_chunk=8
@@ -86,7 +95,7 @@ def assert_ranks_agree(
                 assert_in_profile(at / "model.onnx", ranks)
                 info = read_info(at, "onnxruntime")
                 assert (info.rank, info.ranks) == (rank, ranks)
-        together = Engine(engines / "target"), Engine(engines / "drafter")
+        together = Ranks(engines / "target"), Ranks(engines / "drafter")
         for found, wanted in zip(outputs_of(*together, text), expected, strict=True):
             np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=0)
         assert texts_of(*together) == texts
@@ -126,6 +135,80 @@ def test_eight_ranks_that_share_two_heads(tmp_path: Path) -> None:
     assert_ranks_agree(make_pair(tmp_path, heads=8, kv_heads=2), tmp_path, (8,))
 
 
+def test_each_rank_has_its_share(tmp_path: Path) -> None:
+    """The same nodes, each with its half of the weights; one rank alone has no collectives."""
+    pair = make_pair(tmp_path, dtype="bfloat16", tied=False)
+    whole, halves = (engines_of(pair, tmp_path, ranks) for ranks in (1, 2))
+    for role in ("target", "drafter"):
+        places = [whole / role, *(rank_directory(halves / role, rank) for rank in range(2))]
+        graphs = [onnx.load(at / "model.onnx", load_external_data=False).graph for at in places]
+        alone, *kinds = ([(n.op_type, len(n.input)) for n in graph.node] for graph in graphs)
+        assert kinds[0] == kinds[1]
+        assert "DistCollective" not in {kind for kind, _ in alone}
+        sizes = [(at / "model.onnx.data").stat().st_size for at in places]
+        assert sizes[1] == sizes[2] < 0.8 * sizes[0]
+
+
+def test_linked_weights(tmp_path: Path) -> None:
+    """Rows are taken from the checkpoint as they lie there; columns are copied."""
+    pair = make_pair(tmp_path, dtype="bfloat16", tied=False)
+    whole = engines_of(pair, tmp_path, 1)
+    sizes = {"slots": SLOTS, "max_seq_len": MAX_SEQ_LEN, "storage": Storage(link=True)}
+    engines = tmp_path / "linked"
+    build_engines(pair.target_dir, pair.drafter_dir, engines, **sizes, ranks=2)
+    for rank in range(2):
+        at = rank_directory(engines / "target", rank)
+        assert any(file.is_symlink() for file in at.iterdir())
+        assert (at / "model.onnx.data").stat().st_size < 300_000
+        # ONNX Runtime follows no link out of a piece's folder
+        for link in filter(Path.is_symlink, [*at.iterdir()]):
+            original = link.resolve()
+            link.unlink()
+            shutil.copy2(original, link)
+    text = list(range(40, 80))
+    found = target_step(Ranks(engines / "target"), text, 0)["logits"]
+    wanted = target_step(Engine(whole / "target"), text, 0)["logits"]
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE, rtol=0)
+
+
+UNEVEN = [
+    ({"heads": 6}, 4, "the target cannot be cut for 4 ranks: num_attention_heads 6 / 4"),
+    ({"heads": 6, "kv_heads": 3}, 2, "num_key_value_heads 3 / 2"),
+    ({"intermediate": 92}, 8, "num_attention_heads 4 / 8, intermediate_size 92 / 8"),
+    ({"vocab": 330}, 4, "vocab_size 330 / 4"),
+    ({"intermediate": 64 + 2}, 4, "intermediate_size 66 / 4"),
+]
+
+
+@pytest.mark.parametrize(("shape", "ranks", "numbers"), UNEVEN)
+def test_uneven_shapes_are_refused(
+    shape: dict[str, int], ranks: int, numbers: str, tmp_path: Path
+) -> None:
+    make_pair(tmp_path, **shape)
+    plans = {"kind": "tensorrt", "library": "tensorrt_rtx", "tensor_parallel_size": ranks}
+    with pytest.raises(ConfigError) as raised:
+        build_pair(tmp_path, tmp_path / "built", **plans)
+    assert numbers in raised.value.problem
+    assert not (tmp_path / "built").exists()
+
+
+def test_an_uneven_drafter_can_stay_whole(tmp_path: Path) -> None:
+    make_pair(tmp_path, intermediate=98)  # the drafter's is 130
+    spec = load_drafter(tmp_path / "drafter").spec
+    check_even(spec, "drafter", 2)
+    with pytest.raises(ConfigError, match=r"130 / 4.* shard_drafter: false"):
+        check_even(spec, "drafter", 4)
+
+
+def test_an_engine_of_the_cpu_has_no_ranks(tmp_path: Path) -> None:
+    make_pair(tmp_path)
+    words = "tensor_parallel_size is for engine.kind tensorrt"
+    with pytest.raises(ValueError, match=words):
+        build_pair(tmp_path, tmp_path / "built", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="kind onnxruntime cannot be cut for 2 ranks"):
+        with_ranks(config_of(tmp_path), 2)
+
+
 @pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
 def test_the_experts_body_for_tensorrt(family: str, tmp_path: Path) -> None:
     pair = write_pair(tmp_path, FAMILIES[family](), DRAFTER)
@@ -139,7 +222,7 @@ def test_the_experts_body_for_tensorrt(family: str, tmp_path: Path) -> None:
         graph = target_graph(target, taps.target_layer_ids, rows, "tensorrt", rank=Rank(index, 2))
         graph.save(at, lambda name: None)
         assert_in_profile(at / "model.onnx", 2)
-    found = target_step(Engine(engine), text, 0)
+    found = target_step(Ranks(engine), text, 0)
     for name in ("logits", "features"):
         np.testing.assert_allclose(found[name], expected[name], atol=TOLERANCE, rtol=0)
 

@@ -45,8 +45,8 @@ from dflash_trt.build.settings import Settings
 from dflash_trt.build.signing import check_signed, sign
 from dflash_trt.chat.render import load_chat_template, load_encoding
 from dflash_trt.checkpoints import Located, Weights, inspect, load_tokenizer
-from dflash_trt.checkpoints.gguf import as_directory
-from dflash_trt.checkpoints.gguf.header import read_header
+from dflash_trt.checkpoints.gguf import read_header
+from dflash_trt.checkpoints.gguf_directory import as_directory
 from dflash_trt.cli.report import show, show_built
 from dflash_trt.config import BuildConfig, load_config
 from dflash_trt.decoding.speculation import kept_profiles
@@ -339,7 +339,7 @@ class Fuzzer:
     def gguf(self) -> None:
         at = as_directory(self.file)
         tensors = read_header(self.file).tensors.values()
-        assert sum(each.room for each in tensors) <= self.file.stat().st_size, "they overlap"
+        assert sum(each.n_bytes for each in tensors) <= self.file.stat().st_size, "they overlap"
         encode = load_encoding(at)
 
         def weights() -> None:

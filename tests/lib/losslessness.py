@@ -1,4 +1,4 @@
-"""Random pairs, storage, ranks, policies, reuse, grammars, traffic: every text is the target's, as
+"""Random pairs, storage, policies, reuse, grammars, traffic: every text is the target's, as
 if alone, and where it is plain greedy that of `transformers`.
 
 A quantised target's log-probabilities are so bit for bit: where little is not lost, much may be.
@@ -55,7 +55,6 @@ STORAGE: dict[str, dict[str, Any]] = {
     "int8": {"storage": Storage(bits=8)},
     "int4": {"storage": Storage(bits=4)},
     "link": {"storage": Storage(link=True)},
-    "2-ranks": {"ranks": 2},
 }
 # short enough to end within LONGEST tokens, most of the time
 GRAMMARS = (

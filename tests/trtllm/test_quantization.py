@@ -30,9 +30,9 @@ from dflash_trt.checkpoints import (
     Pair,
     Weights,
     inspect,
+    open_drafter,
+    open_target,
     read_json,
-    summarize_drafter,
-    summarize_target,
 )
 from dflash_trt.cli.plan import make_plan as plan
 from dflash_trt.config import BuildConfig, Quantize, load_config
@@ -119,7 +119,7 @@ def test_a_drafter_is_quantized_for_our_own_engine_alone(
 def test_what_has_no_kernels_is_refused(
     pair: Path, asked: Quantize, hardware: str, architecture: str, says: str
 ) -> None:
-    target = summarize_target(pair / "target")
+    target = open_target(pair / "target")
     target = replace(target, values={**target.values, "architectures": [architecture]})
     with pytest.raises(ConfigError, match=says):
         check_quantizable(asked, target, machine(hardware))
@@ -141,7 +141,7 @@ def test_a_missing_package_is_named(
 
 
 def test_texts_are_the_same_each_time_and_some_are_held_out(pair: Path, prompts: Path) -> None:
-    target = summarize_target(pair / "target")
+    target = open_target(pair / "target")
     own = calibration_texts(FP8, target)
     assert own == calibration_texts(FP8, target)
     assert len(own.calibrated) == costs.TEXTS
@@ -186,18 +186,18 @@ def test_the_loss_has_an_interval_over_the_same_prompts() -> None:
 def test_what_is_too_large_for_this_machine_is_said(
     pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = Pair(summarize_target(pair / "target"), summarize_drafter(pair / "drafter"))
+    both = Pair(open_target(pair / "target"), open_drafter(pair / "drafter"))
     texts = costs.Texts([], [[1, 2]])
     monkeypatch.setattr(costs, "free_memory", lambda: 1000)
     cost = measure_cost(both, both, texts, pair / "scratch", quiet)
     assert str(cost).startswith("not measured: in float32 it may take")
-    refused = replace(both, target=replace(both.target, model=None, refusal=BuildError("a", "b")))
+    refused = replace(both, target=replace(both.target, read=None, refusal=BuildError("a", "b")))
     assert "refuse the target" in measure_cost(refused, both, texts, pair / "s", quiet).skipped
     assert not (pair / "scratch").exists()
 
 
 def test_the_same_target_costs_nothing(pair: Path) -> None:
-    both = Pair(summarize_target(pair / "target"), summarize_drafter(pair / "drafter"))
+    both = Pair(open_target(pair / "target"), open_drafter(pair / "drafter"))
     cost = measure_cost(both, both, costs.Texts([], IDS[:1]), pair / "scratch", quiet)
     assert cost.taus is not None
     assert cost.taus[0] == cost.taus[1] >= 1
@@ -276,7 +276,7 @@ def test_a_target_is_written_as_modelopt_writes_and_reads_it(
 
     write_pair(tmp_path, FAMILIES[family](), DRAFTER, dtype="bfloat16")
     asked = Quantize.model_validate({"method": method, "kv_cache": "fp8"})
-    target = summarize_target(tmp_path / "target")
+    target = open_target(tmp_path / "target")
     check_quantizable(asked, target, machine("dgx-b300"))
     output = tmp_path / "out" / "target"
     quantize_target(asked, target.directory, output, IDS, quiet)

@@ -24,8 +24,8 @@ from dflash_trt.checkpoints import (
     TENSORRT_LLM_CHECKS,
     Pair,
     engine_kinds,
-    summarize_drafter,
-    summarize_target,
+    open_drafter,
+    open_target,
 )
 from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.checkpoints.gguf import LINK
@@ -87,7 +87,7 @@ def deploy(tmp_path: Path) -> Deploy:
                 **setup.config,
             }
         )
-        models = summarize_target(target), summarize_drafter(drafter)
+        models = open_target(target), open_drafter(drafter)
         return config, Pair(*models, method=config.speculation.method)
 
     return make

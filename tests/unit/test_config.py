@@ -43,8 +43,6 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
     assert config.engine.model_dump() == {
         "kind": "onnxruntime",
         "device": "cpu",
-        "tensor_parallel_size": 1,
-        "shard_drafter": True,
         "threads": None,
         "weights": "copy",
         "quantize": None,
@@ -266,20 +264,6 @@ def test_a_config_has_a_variant_of_each_method(
         assert config.speculation.method == method
         assert (config.drafter and str(config.drafter.path)) == drafters[method]
         assert variants(config) == found
-
-
-def test_a_draft_model_drafts_a_chain_of_three() -> None:
-    values = {"name": "x", "target": {"path": "/a"}, "drafters": {"draft_model": {"path": "/d"}}}
-    for engine in ("onnxruntime",):
-        chosen = {"engine": {"kind": engine}, "speculation": {"method": "draft_model"}}
-        speculation = BuildConfig.model_validate(values | chosen).speculation
-        assert (speculation.policy, speculation.draft_tokens) == ("fixed", 3)
-        chosen["speculation"]["policy"] = "adaptive"
-        with pytest.raises(ValueError, match="draft_model is fixed"):
-            BuildConfig.model_validate(values | chosen)
-    engine = {"kind": "tensorrt", "library": "tensorrt_rtx"}
-    with_none = {**HEADS, "engine": engine}
-    assert list(variants(BuildConfig.model_validate(values | with_none))) == ["dflash", "none"]
 
 
 def test_the_method_picks_its_drafter(tmp_path: Path) -> None:

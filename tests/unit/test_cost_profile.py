@@ -18,8 +18,9 @@ from dflash_trt.build.manifest import differences, read_manifest
 from dflash_trt.build.run import build
 from dflash_trt.decoding import in_process
 from dflash_trt.decoding.messages import RoundOutput, VerifyInput, no_drafts
-from dflash_trt.decoding.speculation import CostProfile, cost_profile, kept_profiles, profile_of
-from dflash_trt.decoding.speculation.cost_profile import BUDGET, KEPT, MAX_BUDGET, measure
+from dflash_trt.decoding.speculation import CostProfile, kept_profiles, profile_of
+from dflash_trt.decoding.speculation import costs as cost_module
+from dflash_trt.decoding.speculation.costs import BUDGET, KEPT, MAX_BUDGET, measure
 from dflash_trt.engines.info import COSTS_FILE
 from dflash_trt.engines.load import load_engine
 
@@ -233,7 +234,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def made_up(run_round: Machine, *sizes: int) -> CostProfile:
         return measure(run_round, *sizes, clock=lambda: run_round.now)
 
-    monkeypatch.setattr(cost_profile, "measure", made_up)
+    monkeypatch.setattr(cost_module, "measure", made_up)
 
 
 def test_measured_once_on_a_machine(engines: Path) -> None:
@@ -252,11 +253,11 @@ def test_another_machine_is_measured(
     here = profile_of(engines, "in_process", Machine())
     mode, threads, other = "in_process", None, Machine(2.0)
     if change == "cpu":
-        monkeypatch.setattr(cost_profile, "cpu_model", lambda: "another")
+        monkeypatch.setattr(cost_module, "cpu_model", lambda: "another")
     elif change == "cores":
-        monkeypatch.setattr(cost_profile, "usable_cores", lambda: 1000)
+        monkeypatch.setattr(cost_module, "usable_cores", lambda: 1000)
     elif change == "library":
-        monkeypatch.setattr(cost_profile, "versions", lambda: {"onnxruntime": "0.1"})
+        monkeypatch.setattr(cost_module, "versions", lambda: {"onnxruntime": "0.1"})
     elif change == "mode":
         mode = "ensemble"
     elif change == "threads":
@@ -340,7 +341,7 @@ def test_inspect_shows_them(built: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
     assert "not measured yet" in inspect()
     costs = profile_of(output / "engines", "in_process", Machine())
-    monkeypatch.setattr(cost_profile, "cpu_model", lambda: "Another CPU")
+    monkeypatch.setattr(cost_module, "cpu_model", lambda: "Another CPU")
     profile_of(output / "engines", "ensemble", Machine())
     text = inspect()
     assert "pycode  onnxruntime" in text

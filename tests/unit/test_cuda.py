@@ -57,10 +57,9 @@ def test_what_weights_alone_go_into_needs_no_kernel(tmp_path: Path) -> None:
     check_graph(path)
 
 
-@pytest.mark.parametrize(("name", "value"), [("quantize", "int4"), ("tensor_parallel_size", 2)])
-def test_it_is_one_gpu_in_full_precision(built: Path, name: str, value: object) -> None:
-    with pytest.raises((ConfigError, ValueError), match="runs on one GPU"):
-        config_of(built, engine={"kind": "onnxruntime", "device": "cuda", name: value})
+def test_it_is_in_full_precision(built: Path) -> None:
+    with pytest.raises((ConfigError, ValueError), match="runs in the checkpoint's precision"):
+        config_of(built, engine={"kind": "onnxruntime", "device": "cuda", "quantize": "int4"})
 
 
 @pytest.mark.parametrize("change", ["op", "type"])

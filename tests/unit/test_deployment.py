@@ -77,7 +77,7 @@ def write(directory: Path, config: BuildConfig) -> None:
     if isinstance(engine, TensorRTLLM):
         ranks = engine.gpus or machine(engine.hardware).all_gpus
     else:
-        ranks = engine.tensor_parallel_size
+        ranks = getattr(engine, "tensor_parallel_size", 1)
     write_deployment(directory, config, ranks)
 
 

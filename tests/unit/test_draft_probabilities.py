@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash_trt.decoding.logits_processor import LogitsProcessor
-from dflash_trt.decoding.logprobs import committed_logprobs
 from dflash_trt.decoding.messages import verify_input
-from dflash_trt.decoding.sampling_params import SamplingParams
+from dflash_trt.decoding.rounds import committed_logprobs
+from dflash_trt.decoding.sampling import SamplingParams
 
 VOCAB = 50
 

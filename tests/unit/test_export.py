@@ -17,7 +17,7 @@ from pairs import make_pair
 from test_deployment import KUBERNETES, SCHEMAS
 
 from dflash_trt.build.export import ENGINES, export
-from dflash_trt.checkpoints import Located, ModelSummary
+from dflash_trt.checkpoints import Located, Model
 from dflash_trt.config import BuildConfig, Method, Source
 from dflash_trt.errors import ConfigError, PairError
 
@@ -135,7 +135,7 @@ def test_prefixes_are_kept_where_the_bundle_keeps_them(
 def test_vllm_runs_gemma_with_two_backends(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the target have no attention without a causal mask, which drafts need."""
     name = "Gemma4ForConditionalGeneration"
-    monkeypatch.setattr(ModelSummary, "architecture", name)
+    monkeypatch.setattr(Model, "architecture", name)
     script = written(made(pair), "vllm")
     (words,) = commands(script)
     drafter = json.loads(words[words.index("--speculative-config") + 1])

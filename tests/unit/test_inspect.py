@@ -26,12 +26,12 @@ from dflash_trt.checkpoints import (
     inspect,
     load_drafter,
     load_target,
+    open_drafter,
+    open_target,
     pair_findings,
-    summarize_drafter,
-    summarize_target,
 )
+from dflash_trt.checkpoints.drafter import default_taps
 from dflash_trt.checkpoints.pair import PAIR_CHECKS
-from dflash_trt.checkpoints.zlab import default_taps
 from dflash_trt.errors import PairError
 
 DEMO = Path(__file__).parents[2] / "examples" / "pycode"
@@ -48,7 +48,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def results(pair: Path, **config: int) -> dict[str, str]:
     found = pair_findings(
-        Pair(summarize_target(pair / "target"), summarize_drafter(pair / "drafter"), **config)
+        Pair(open_target(pair / "target"), open_drafter(pair / "drafter"), **config)
     )
     return {finding.name: finding.result for finding in found}
 

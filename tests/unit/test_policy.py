@@ -11,7 +11,7 @@ import pytest
 from proposals import MOST, SECOND, Costs, chain, linear, looked_up, rows, widths
 
 from dflash_trt.decoding.speculation import Adaptive, Fixed, Policy, Proposal, Row, StepPlan
-from dflash_trt.decoding.speculation.cost_model import STALE, TIMED, WINDOW, CostModel
+from dflash_trt.decoding.speculation.costs import STALE, TIMED, WINDOW, CostModel
 from dflash_trt.decoding.speculation.policy import CLEARLY, MAX_REST, PROBING
 
 # --- one choice -----------------------------------------------------------------------------------

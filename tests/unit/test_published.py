@@ -19,7 +19,7 @@ from published import PAIRS, write_pair
 from dflash_trt.build import manifest, provenance
 from dflash_trt.build.export import ENGINES, export
 from dflash_trt.build.run import build
-from dflash_trt.checkpoints import Pair, pair_findings, summarize_drafter, summarize_target
+from dflash_trt.checkpoints import Pair, open_drafter, open_target, pair_findings
 from dflash_trt.cli.plan import make_plan
 from dflash_trt.config import BuildConfig, load_config, variants
 from dflash_trt.errors import ConfigError, PairError
@@ -94,7 +94,7 @@ def test_every_published_pair_has_a_config() -> None:
 def test_a_stand_in_is_as_published(cache: Path, name: str) -> None:
     """Its size on the Hub, and nothing that the pair's checks mind."""
     target, drafter = directories(cache, name)
-    pair = Pair(summarize_target(target), summarize_drafter(drafter))
+    pair = Pair(open_target(target), open_drafter(drafter))
     size = (drafter / "model.safetensors").stat().st_size / (1 << 30)
     assert size == pytest.approx(PAIRS[name].gib - PAIRS[name].left_out, abs=0.006)
     checks = {check.name: check.result for check in pair_findings(pair)}

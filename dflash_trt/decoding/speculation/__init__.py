@@ -1,6 +1,6 @@
 """What may be verified next, what that costs and brings, and which of it a round verifies."""
 
-from dflash_trt.decoding.speculation.cost_profile import (
+from dflash_trt.decoding.speculation.costs import (
     CostProfile,
     kept_profiles,
     measure,
@@ -9,6 +9,14 @@ from dflash_trt.decoding.speculation.cost_profile import (
 )
 from dflash_trt.decoding.speculation.feature_buffer import FeatureBuffer
 from dflash_trt.decoding.speculation.policy import Adaptive, Fixed, Policy
-from dflash_trt.decoding.speculation.proposal import SOURCES, VERIFIED, Proposal, Row, StepPlan
+from dflash_trt.decoding.speculation.proposal import (
+    SOURCES,
+    VERIFIED,
+    Proposal,
+    Row,
+    StepPlan,
+    ancestors,
+    depths,
+    walk,
+)
 from dflash_trt.decoding.speculation.proposer import Proposer, strategy
-from dflash_trt.decoding.speculation.tree import ancestors, depths, walk

@@ -35,7 +35,7 @@ class Engine(GpuEngine):
     def __init__(self, directory: Path) -> None:
         info = read_info(directory, KIND)
         check_machine()
-        super().__init__(info, None, None, BOUND_STEPS)
+        super().__init__(info, BOUND_STEPS)
         self._gpu = Gpu(0)
         options = ort.SessionOptions()
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")

@@ -10,20 +10,16 @@ import mmap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dflash_trt.engines.gpu import Gpu, GpuEngine, Outputs
-from dflash_trt.engines.info import EngineInfo, read_info
+from dflash_trt.engines.info import read_info
 from dflash_trt.engines.step import Step
 from dflash_trt.engines.tensorrt import KIND, PLAN_FILE
 from dflash_trt.engines.tensorrt.library import make_log, sizes, trt
 from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.errors import EngineError
-
-if TYPE_CHECKING:
-    from dflash_trt.engines.ranks import Follower, Leader
 
 BOUND_STEPS = 256  # each has an execution context and a CUDA graph
 
@@ -36,14 +32,11 @@ class Engine(GpuEngine):
 
     visible_step = 256
 
-    def __init__(self, directory: Path, follower: Follower | None = None) -> None:
-        """follower: of a rank that is not the first; rank 0 starts the others."""
+    def __init__(self, directory: Path) -> None:
         info = read_info(directory, KIND)
         self._plan = check_machine(info)
-        self._gpu = Gpu(info.rank)
-        self._communicator: object | None = None
-        leader = self._join(directory, info, follower) if info.ranks > 1 else None
-        super().__init__(info, leader, follower, BOUND_STEPS)
+        self._gpu = Gpu(0)
+        super().__init__(info, BOUND_STEPS)
         self._log, self._messages = make_log()
         self._runtime = trt.Runtime(self._log)
         self._engine = self._load(directory / PLAN_FILE)
@@ -58,8 +51,6 @@ class Engine(GpuEngine):
         self._scratch = self._gpu.memory((max(self._engine.device_memory_size_v2, 1),), "uint8")
         self._make_caches()
         self._gpu.wait()
-        if leader is not None:
-            leader.wait_ready()
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         return self._gpu.memory(shape, self._plan.dtype)
@@ -85,29 +76,7 @@ class Engine(GpuEngine):
         make = partial(self._context, 0 if in_round else 1, bound)
         run: Callable[[], object] = _Run(gpu, make, work, recorded=in_round).run
         arrays = {name: host.numpy() for name, (host, _) in inputs.items()}
-        if self._group is not None:
-            run = self._with_others(arrays, (row, n, width, visible, scored, context), run)
         return Step(arrays, Outputs(gpu, outputs, large), run)
-
-    def _with_others(
-        self, inputs: dict[str, Any], key: tuple[int, ...], run: Callable[[], object]
-    ) -> Callable[[], object]:
-        assert self._group is not None
-        # not self: a closure over it would keep the engine and its ranks alive
-        shared, leader = self._group.exchange.inputs(inputs), self._leader
-
-        def lead() -> None:
-            assert leader is not None
-            for name, array in inputs.items():
-                shared[name][...] = array
-            leader.run("step", key, run)
-
-        def follow() -> None:
-            for name, array in inputs.items():
-                array[...] = shared[name]
-            run()
-
-        return follow if leader is None else lead
 
     def _context(self, profile: int, bound: dict[str, torch.Tensor]) -> trt.IExecutionContext:
         """A context whose tensors are `bound`."""
@@ -115,10 +84,6 @@ class Engine(GpuEngine):
         execution = self._engine.create_execution_context(self._config)
         execution.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
         fits = execution.set_optimization_profile_async(profile, self._gpu.stream)
-        if self._communicator is not None:
-            from dflash_trt.engines.nccl import give  # noqa: PLC0415
-
-            fits = fits and give(execution, self._communicator)
         for name in self._plan.inputs:
             fits = fits and execution.set_input_shape(name, shapes[name])
         for name in (*self._plan.inputs, *self._plan.outputs):
@@ -148,19 +113,6 @@ class Engine(GpuEngine):
         if found != {*plan.inputs, *plan.outputs} or aliases != plan.aliases:
             raise self._error("the plan's tensors are not those of its engine.json")
 
-    def _join(self, directory: Path, info: EngineInfo, follower: Follower | None) -> Leader | None:
-        """Meet the other ranks, here and by NCCL; returns rank 0's side of them."""
-        # imported here: a single GPU needs neither
-        from dflash_trt.engines import nccl, ranks  # noqa: PLC0415
-
-        hello = nccl.new_id() if follower is None else follower.hello
-        leader = ranks.Leader(directory, info.ranks, hello) if follower is None else None
-        group = leader or follower
-        assert group is not None
-        self._gpu.check = group.check
-        self._communicator = nccl.join(info.rank, info.ranks, hello)
-        return leader
-
     def _error(self, what: str) -> EngineError:
         said = f" ({' '.join(self._messages[-2:])})" if self._messages else ""
         return EngineError(f"{self._plan.library}: {what}{said}", "Run `dflash-trt build` again")
@@ -182,7 +134,7 @@ class _Run:
         self._go: Callable[[], None] = lambda: None
 
     def run(self) -> None:
-        if self._execution is None:  # not earlier: all ranks have to do this together
+        if self._execution is None:
             self._execution = self._make()
             self._go = partial(self._work, self._execution)
         elif self._recorded and _is_capturable(self._execution, self._gpu.stream):

@@ -36,21 +36,21 @@ def check_machine(info: EngineInfo) -> PlanInfo:
     plan = info.plan
     assert plan is not None
     wanted = " or ".join(plan.compute_capabilities)
+    if info.ranks > 1:
+        raise EngineError(
+            f"this build has plans for {info.ranks} GPUs that compute together, which dflash-trt "
+            "builds but does not run",
+            "Build with engine.tensor_parallel_size: 1, or of kind tensorrt_llm",
+        )
     found = compute_capabilities()
     if not found:
         raise EngineError(
             "this build has plans for NVIDIA GPUs, and here is no NVIDIA GPU with its driver",
-            f"Run it on a machine with {_gpus(info.ranks)} of compute capability {wanted}",
+            f"Run it on a machine with a GPU of compute capability {wanted}",
         )
-    if len(found) < info.ranks:
+    if found[0] not in plan.compute_capabilities:
         raise EngineError(
-            f"this build is for {_gpus(info.ranks)}, and here is {_gpus(len(found))}",
-            f"Build with engine.tensor_parallel_size: {len(found)}",
-        )
-    if found[info.rank] not in plan.compute_capabilities:
-        raise EngineError(
-            f"the plans are for GPUs of compute capability {wanted}, and GPU {info.rank} here has "
-            f"{found[info.rank]}",
+            f"the plans are for GPUs of compute capability {wanted}, and GPU 0 here has {found[0]}",
             "Build for this one",
         )
     if find_spec("torch") is None:
@@ -62,7 +62,3 @@ def check_machine(info: EngineInfo) -> PlanInfo:
             "Install that version, or build again with this one",
         )
     return plan
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count > 1)}"

@@ -11,11 +11,9 @@ from typing import Any, ClassVar
 import triton_python_backend_utils as pb
 
 from dflash_trt.engines import load_engine
-from dflash_trt.errors import RankError
 from dflash_trt.serving.front.tensors import from_request, to_tensors
 from dflash_trt.serving.internal import (
     KEY,
-    end_process,
     end_with_server,
     given,
     hide_shared_memory,
@@ -53,7 +51,5 @@ class EngineModel:
             # Triton would send an exception's traceback, with server paths, to the client
             name = request.requested_output_names()
             pb.Logger.log_error(f"step for {name} failed: {type(error).__name__}: {error}")
-            if isinstance(error, RankError):
-                end_process()
             return pb.InferenceResponse(error=pb.TritonError("The engine step failed."))
         return pb.InferenceResponse(to_tensors(output._asdict()))

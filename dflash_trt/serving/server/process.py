@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dflash_trt import tensorrt_llm
-from dflash_trt.engines import ENGINE_FILE, engine_kind, rank_directory, read_info, roles
+from dflash_trt.engines import ENGINE_FILE, engine_kind, read_info, roles
 from dflash_trt.engines.tensorrt.machine import check_machine
 from dflash_trt.errors import ServerError
 from dflash_trt.files import size_of
@@ -327,10 +327,9 @@ def find_repository(directory: Path) -> Path:
             repository = repository.resolve()
             for engine in filter(Path.is_dir, roles(repository.parent / "engines")):
                 kind = engine_kind(engine)  # what is wrong is said before Triton runs
-                for rank in range(read_info(engine, kind).ranks):
-                    info = read_info(rank_directory(engine, rank), kind)
-                    if info.plan is not None:
-                        check_machine(info)
+                info = read_info(engine, kind)
+                if info.plan is not None:
+                    check_machine(info)
             return repository
     raise ServerError(
         f"{directory} is not a directory that `dflash-trt build` made",

@@ -181,7 +181,7 @@ def capacity(directory: Path, cores: int) -> str:
             "says what memory its KV caches take"
         )
     target, *others = read_infos(engines)
-    threads = target.threads_of(cores)
+    threads = target.threads or cores
     size = sum(map(_cache_bytes, (target, *others)))
     weights = sum(map(size_of, roles(engines)))
     kept = read_manifest(directory)["config"]["serving"].get("prefix_cache") or 0
@@ -193,7 +193,7 @@ def capacity(directory: Path, cores: int) -> str:
 
 
 def _cache_bytes(info: EngineInfo) -> int:
-    """Return the bytes of keys and values of all slots, over all ranks."""
+    """Return the bytes of keys and values of all slots."""
     return info.token_bytes * info.slots * info.cache_len
 
 

@@ -31,13 +31,11 @@ class Engine:
         speculative = args.get("speculative_config") or {}
         target = load_target(Path(args["model"]))
         method, drafts = speculative.get("decoding_type"), speculative.get("max_draft_len", 0)
-        drafter = draft_model = None
+        drafter = None
         if method == "DFlash":
             drafter = load_drafter(Path(speculative["speculative_model"]))
             if drafts > drafter.spec.block_size - 1:
                 raise ValueError(f"lower max_draft_len to at most {drafter.spec.block_size - 1}")
-        elif method == "Draft_Target":
-            draft_model = load_target(Path(speculative["speculative_model"]))
         sizes = {
             "slots": args["max_batch_size"],
             "max_seq_len": args["max_seq_len"],
@@ -51,9 +49,6 @@ class Engine:
             engine = None
             if drafter:
                 build_drafter(drafter, target, Path(scratch) / "drafter", **sizes)
-            if draft_model:
-                build_target(draft_model, None, Path(scratch) / "drafter", **sizes)
-            if drafter or draft_model:
                 engine = OnnxEngine(Path(scratch) / "drafter")
             rounds = in_process(OnnxEngine(Path(scratch) / "target"), engine)
         self._scheduler = Scheduler(

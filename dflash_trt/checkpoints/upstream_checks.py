@@ -1,14 +1,50 @@
-"""What TensorRT-LLM's workers take, whatever they are configured to; `pair.py` lists them.
+"""What TensorRT-LLM's workers take, whatever they are configured to, and heads of EAGLE-3.
 
-As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM.
+As of 1.4.0rc1 and the sources named below, in NVIDIA/TensorRT-LLM. A head's tensors and fields are
+as its authors published them (github.com/SafeAILab/EAGLE, `cnets.py`): one decoder layer
+(`midlayer`) over a token's embedding and a state that `fc` makes of the hidden states of three of
+the target's layers; drafts are of `draft_vocab_size` tokens, which `d2t` maps to the target's.
 """
 
-from dflash_trt.checkpoints.checks import Found, check
+from typing import Any
+
+from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import is_eagle3, other_method
-from dflash_trt.checkpoints.gguf.tensors import LINK
-from dflash_trt.checkpoints.lilicorr import is_lilicorr
-from dflash_trt.checkpoints.summary import Pair
-from dflash_trt.config import BLOCKS
+from dflash_trt.checkpoints.gguf import LINK
+from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair
+
+
+@check("error")
+def head_vocabulary(pair: Pair) -> Found:
+    """It embeds the target's tokens with a table of its own, or with the target's."""
+    own, target = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
+    what = f"the head knows {own} tokens, the target {target}"
+    return Found(own == target, what, OTHER_DRAFTER)
+
+
+@check("error")
+def head_width(pair: Pair) -> Found:
+    """`fc` takes the target's hidden states; another target's are as many numbers, or are not."""
+    if pair.drafter.stored is None or "fc.weight" not in pair.drafter.stored.names:
+        raise NotKnown("the head's tensors cannot be read here")
+    wide, hidden = pair.drafter.stored.shape("fc.weight")[-1], pair.target.number("hidden_size")
+    what = f"the head's fc takes {wide} numbers, the target's states are {hidden} each"
+    return Found(wide > 0 and wide % hidden == 0, what, OTHER_DRAFTER)
+
+
+@check("error")
+def head_tokens(pair: Pair) -> Found:
+    """Without the map its drafts are read as the target's first tokens, which are others."""
+    size = pair.drafter.values.get("draft_vocab_size")
+    fewer = isinstance(size, int) and size < pair.target.number("vocab_size")
+    if fewer and pair.drafter.stored is None:
+        raise NotKnown("the head's tensors cannot be read here")
+    mapped = pair.drafter.stored is not None and "d2t" in pair.drafter.stored.names
+    what = f"the head drafts {size or 'all'} tokens, d2t is {'' if mapped else 'not '}there"
+    return Found(mapped or not fewer, what, "Use the head as it was published, d2t included")
+
+
+OF_EAGLE3: list[Check[Any]] = [head_vocabulary, head_width, head_tokens]
 
 # targets whose layers call `maybe_capture_hidden_states` (`tensorrt_llm/_torch/models/modeling_*`)
 TAPPED = (
@@ -27,7 +63,7 @@ LISTED = "GptOssForCausalLM"  # docs/source/models/supported-models.md@00b6d5a2
 ZLABS = "Use the drafter in z-lab's layout"
 
 
-@check("error", *BLOCKS, "eagle3")
+@check("error", "dflash", "eagle3")
 def hidden_states_captured(pair: Pair) -> Found:
     """The drafter is fed hidden states of the target's layers; not every model hands them out."""
     name = pair.target.architecture
@@ -50,7 +86,7 @@ def target_layout(pair: Pair) -> Found:
     )
 
 
-@check("error", *BLOCKS, "eagle3")
+@check("error", "dflash", "eagle3")
 def drafter_layout(pair: Pair) -> Found:
     """The speculators format has other names, and often an embedding and a head of its own."""
     kind, head = pair.drafter.values.get("speculators_model_type"), pair.method == "eagle3"
@@ -63,7 +99,7 @@ def drafter_layout(pair: Pair) -> Found:
     )
 
 
-@check("error", *BLOCKS, "eagle3")
+@check("error", "dflash", "eagle3")
 def drafter_method(pair: Pair) -> Found:
     """Each method has its decoding_type; upstream stops at heads of DSpark."""
     values = pair.drafter.values
@@ -73,17 +109,15 @@ def drafter_method(pair: Pair) -> Found:
         if values.get(name)
     ]
     other = f"DSpark ({', '.join(heads)})" if heads else other_method(values)
-    found = "lilicorr" if is_lilicorr(values) else "eagle3" if is_eagle3(values) else "dflash"
-    if other and found != "eagle3":
-        found = ""
-    named = other or {"lilicorr": "LiLiCorr", "eagle3": "an EAGLE-3 head"}.get(found, "DFlash")
+    found = "eagle3" if is_eagle3(values) else "" if other else "dflash"
+    named = other or {"eagle3": "an EAGLE-3 head"}.get(found, "DFlash")
     fix = f"Set speculation.method: {found}" if found else "Use a DFlash drafter"
     return Found(
         found == pair.method, f"the drafter is {named}, speculation.method {pair.method}", fix
     )
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def grouped_drafter_attention(pair: Pair) -> Found:
     """The block is decoded with keys and values by head, which latent attention (MLA) has not."""
     rank = pair.drafter.values.get("kv_lora_rank")
@@ -94,7 +128,7 @@ def grouped_drafter_attention(pair: Pair) -> Found:
     )
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def uniform_drafter_layers(pair: Pair) -> Found:
     """Keys and values of all layers are made by one product, and turned by one RoPE."""
     layers = pair.drafter.layers
@@ -107,7 +141,7 @@ def uniform_drafter_layers(pair: Pair) -> Found:
     )
 
 
-@check("error", *BLOCKS)
+@check("error", "dflash")
 def taps_ascending(pair: Pair) -> Found:
     """Layers are captured in ascending order; features of another order arrive scrambled.
 
@@ -122,7 +156,7 @@ def taps_ascending(pair: Pair) -> Found:
     )
 
 
-@check("note", *BLOCKS)
+@check("note", "dflash")
 def listed_upstream(pair: Pair) -> Found:
     """Other families run in upstream's tests or by users, without a promise."""
     name = pair.target.architecture

