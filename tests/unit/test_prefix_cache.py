@@ -1,8 +1,8 @@
-"""Which blocks of kept prefixes go and which stay; `test_stateful.py` tries any order of events."""
+"""Which blocks of kept prefixes go and which stay; `test_scheduler.py` tries any order of events."""
 
 from __future__ import annotations
 
-from cache_model import WORDS
+from scheduler_model import WORDS
 
 from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
 from dflash_trt.engines import KEPT
