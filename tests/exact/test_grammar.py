@@ -204,22 +204,6 @@ def test_what_ends_is_what_was_asked_for(case_of: CaseOf) -> None:
 # --- drafts ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["qwen3", pytest.param("dflash2", marks=pytest.mark.models)])
-@pytest.mark.parametrize("tree", [False, True])
-def test_every_policy(name: str, tree: bool, case_of: CaseOf) -> None:
-    case = case_of(name)
-    target = read_info(case.built.target_engine, "onnxruntime")
-    seen: Counter[str] = Counter()
-    for i, (costs, slots) in enumerate([("cheap", 1), ("cheap", 4), ("by turns", 3)]):
-        speculation = Speculation(lookup=i != 1, tree=tree)
-        policy = strategy(speculation, target, COSTS[costs])
-        chunk = (400, 5, 16)[i]
-        seen += decode(scheduler_of(case.rounds, *policy, slots=slots, prefill_chunk=chunk), case)
-    fixed = Fixed(case.built.drafter.spec.block_size - 1)
-    seen += decode(scheduler_of(case.rounds, fixed, slots=4), case)
-    assert min(seen[kind] for kind in ("plain", "lookup", "grammar", "tree" if tree else "chain"))
-
-
 def test_any_choice_and_drafts_against_the_grammar(case_of: CaseOf) -> None:
     """Chains and trees with tokens of plain decoding's texts and of others, at random."""
     case = case_of("qwen3")

@@ -247,28 +247,6 @@ def text(value: bytes) -> bytes:
 A: Tensor = ("text_input", "BYTES", [1], text(b"a"))
 THREE: Tensor = ("max_tokens", "INT32", [1], struct.pack("<i", 3))
 
-# each is refused, and never reaches the decoding threads
-BAD_TENSORS: dict[str, tuple[Tensor, ...]] = {
-    "nothing": (),
-    "a text that is shorter than it says": (("text_input", "BYTES", [1], text(b"abc")[:-1]), THREE),
-    "a text with half a length": (("text_input", "BYTES", [1], b"\x01\x00"), THREE),
-    "a text of nothing": (("text_input", "BYTES", [1], b""), THREE),
-    "two texts in the place of one": (("text_input", "BYTES", [1], text(b"a") * 2), THREE),
-    "a shape of two": (A, ("max_tokens", "INT32", [2], THREE[3] * 2)),
-    "no shape": (A, ("max_tokens", "INT32", [], THREE[3])),
-    "a negative shape": (A, ("max_tokens", "INT32", [-1], THREE[3])),
-    "a shape beyond all memory": (A, ("stop_words", "BYTES", [2**40], text(b"a"))),
-    "fewer bytes than numbers": (A, ("max_tokens", "INT32", [1], b"\x03")),
-    "another type": (A, ("max_tokens", "INT64", [1], struct.pack("<q", 3))),
-    "no type": (A, ("max_tokens", "NUMBER", [1], THREE[3])),
-    "an unknown name": (A, THREE, ("tokens", "INT32", [1], THREE[3])),
-    "one name twice": (A, A, THREE),
-    "no UTF-8": (("text_input", "BYTES", [1], text(b"\xed\xa0\x80")), THREE),
-    "too many words": (A, ("stop_words", "BYTES", [100_000], text(b"a") * 100_000)),
-    "not a number": (A, ("temperature", "FP32", [1], struct.pack("<f", float("nan")))),
-    "deep JSON": (("messages", "BYTES", [1], text(b"[" * 100_000)), THREE),
-}
-
 
 def _well_formed(name: str) -> st.SearchStrategy[Tensor]:
     """An input as the model declares it, with a value at the edge of what there is."""

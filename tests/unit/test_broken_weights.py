@@ -15,11 +15,7 @@ from safetensors.numpy import save_file
 from dflash_trt.checkpoints import Weights
 from dflash_trt.errors import CheckpointError
 
-pytestmark = pytest.mark.models
-
 INDEX = "model.safetensors.index.json"
-
-
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which blocks of kept prefixes go and which stay; `test_scheduler.py` tries any order of events."""
+"""Which blocks of kept prefixes go and which stay; `test_scheduler.py` has any order of events."""
 
 from __future__ import annotations
 
