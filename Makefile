@@ -26,19 +26,20 @@ test-gpu:  ## every test that needs an NVIDIA GPU; installs NVIDIA's libraries; 
 	$(MAKE) .venv/.gpu
 	$(BIN)/python -m pytest -m gpu tests/gpu --junitxml build/gpu.xml
 
-soak: .venv/.dev  ## the long tests: load, chaos, killed processes, random pairs and traffic
+soak: .venv/.dev  ## the long tests: load, killed processes, hostile requests, clients of others, the pages
 	$(BIN)/python -m pytest -m soak
 
-prove: .venv/.dev  ## the campaign of docs/proof.md, hours; it goes on where it was killed; PROVE=0.1 make prove: a tenth
-	$(BIN)/python tests/lib/prove.py $${PROVE:-1}
+prove: .venv/.dev  ## 20,000 texts of random pairs against their target, about an hour; PROVE=2000 make prove: fewer
+	$(BIN)/python tests/lib/losslessness.py $${PROVE:-20000}
 
 lint: .venv/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/.dev  ## measure the demo pair on this machine
-	$(BIN)/python -m pytest tests/benchmarks -o addopts= -s
+bench: .venv/.server  ## measure the demo pair on this machine
+	$(BIN)/dflash-trt build build_configs/pycode.yaml --output build/pycode
+	$(BIN)/dflash-trt bench engine build/pycode
 
 clean:
 	rm -rf .venv build

@@ -61,7 +61,6 @@ NOT_RUN = {
     ("docs/structure.md", "cli -> bench, doctor"): "a picture",
     ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
     ("docs/operations.md", "2026-11-23T22:12:57.535+00:00 INFO dflash_trt.access"): "a log",
-    ("docs/proof.md", "python tests/lib/planted.py"): "takes minutes a fault",
     ("README.md", "python examples/demo.py smollm2"): "with what it prints, in test_walks.py",
 }
 PRELUDE = """

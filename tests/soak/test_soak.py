@@ -43,6 +43,7 @@ pytestmark = pytest.mark.soak
 SLOTS, MAX_QUEUE, CLIENTS, LONGEST, HOSTILE = 8, 16, 24, 60, 400
 ENOUGH = {"right": 400, "cancelled": 100, "late": 30, "refused": 20, "hostile": HOSTILE}
 LASTS = 900.0  # seconds in which all of that must have happened
+CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
 IDLE = ("trtllm_num_requests_running", "trtllm_num_requests_waiting", "dflash_kv_rows_used")
 
 
@@ -55,7 +56,7 @@ class Roads:
 
     def __init__(self, ports: Ports) -> None:
         self.client = Client(f"127.0.0.1:{ports.grpc}")
-        self.grpc = InferenceServerClient(f"127.0.0.1:{ports.grpc}")
+        self.grpc = InferenceServerClient(f"127.0.0.1:{ports.grpc}", channel_args=CHANNEL)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{ports.http}", timeout=WAIT)
         self.all: list[Callable[[str, int, float | None], tuple[str, str]]] = [
             *(self.stream, self.generate, self.infer, self.http_generate, self.http_stream),
@@ -194,6 +195,7 @@ class Soak:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.wait(lambda: any("ready again" in line for line in self.said))
+        time.sleep(5)  # in which every client has connected again
         before = self.came["right"]
         self.wait(lambda: self.came["right"] > before + 2 * CLIENTS)
         self.outage.clear()
