@@ -1,8 +1,8 @@
 # Both commands set themselves up: they need Python 3.11 to 3.13, pip, make and git.
 PYTHON ?= python3
 BIN := .venv/bin
-# two at a time, the tests of a file one after another: they share what they built
-TWO := -n 2 --dist loadfile
+# two at a time, each from its half of the files: tests of a file share what they built
+TWO := -n 2 --dist worksteal
 
 .PHONY: demo test test-models test-page test-plans test-gpu soak prove lint bench clean
 

@@ -384,7 +384,7 @@ def test_serve_and_the_openai_front(tmp_path: Path) -> None:
     build = write_llm_build(tmp_path / "build", PAIR, ARGS)
     ports = serve_ports()
     port = ports.http
-    with standins(), serving(build, ports, "--openai-port", str(port)) as (process, _):
+    with standins(), serving(build, ports) as (process, _):
         with Client(f"127.0.0.1:{ports.grpc}") as client:
             [expected] = client.generate("def main():", max_tokens=20).choices
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-") as api:

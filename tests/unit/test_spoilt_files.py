@@ -224,6 +224,10 @@ KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
             lambda home: show_built(inspect_built(home / "built")),
         ),
     ),
+    "built/model.sig": (
+        spoil_json,
+        (lambda home: check_signed(home / "built", None, home / "key.pub"),),
+    ),
     "built/manifest.json": (spoil_json, (*READ, lambda home: check_build(home / "built", "full"))),
     "built/engines/target/engine.json": (spoil_json, BUILT),
     "built/engines/drafter/engine.json": (spoil_json, BUILT),
