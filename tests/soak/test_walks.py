@@ -7,6 +7,7 @@ anything else (Docker, a cluster, an index, GPUs) are read by `tests/cli/test_pa
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import yaml
 from chat_pair import build_chat_pair
 from live import serve_ports, serving
-from pages import PAGES, ROOT, Block, script, typed
+from pages import PAGES, ROOT, Block, read, script, typed
 
 pytestmark = pytest.mark.soak
 
@@ -94,3 +95,27 @@ def test_a_page_is_walked(page: str, reader: tuple[Path, dict[str, str]]) -> Non
         timeout=900,
     )
     assert done.returncode == 0, done.stdout[-6000:]
+
+
+def test_the_demo_prints_what_the_page_shows() -> None:
+    """But for its figures, and so the width of its table."""
+    blocks = read("README.md")
+    at = next(i for i, block in enumerate(blocks) if block.language == "console")
+    command = blocks[at - 1].text.split()
+    assert command[:2] == ["python", "examples/demo.py"]
+    shutil.rmtree(ROOT / "build" / command[2], ignore_errors=True)  # else there is nothing to build
+    done = subprocess.run(
+        [sys.executable, "-u", *command[1:]],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+    def shape(text: str) -> list[str]:
+        built = text[text.index("$ dflash-trt") :]  # pip may have had to fetch the model before
+        lines = [line for line in built.splitlines() if line and not line.endswith(" ...")]
+        return [re.sub(r"[\s━─]+", " ", re.sub(r"\d[\d.]*", "#", line)) for line in lines]
+
+    assert shape(done.stdout) == shape(blocks[at].text)
