@@ -18,6 +18,7 @@ from typing import NamedTuple
 import yaml
 
 ROOT = Path(__file__).parents[2]
+MORE = {"SCHEDULER_EXAMPLES": "300", "SPOILT_EXAMPLES": "60"}  # nor is what fails made small
 
 
 class Fault(NamedTuple):
@@ -60,7 +61,7 @@ def passes(fails: str, fault: Fault | None) -> bool:
         done = subprocess.run(
             [sys.executable, *([] if script else ["-m", "pytest", "-q", "-x"]), *words],
             cwd=tree,
-            env=os.environ | {"PYTHONPATH": str(tree)},
+            env=os.environ | MORE | {"PYTHONPATH": str(tree)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 from scheduler_model import WORDS, SchedulerModel
 
 from dflash_trt.decoding import WaitingQueue
@@ -22,6 +22,7 @@ SchedulerModel.TestCase.settings = settings(
     stateful_step_count=40,
     deadline=None,
     derandomize=not EXAMPLES,
+    phases=[Phase.generate] if EXAMPLES else [*Phase],
 )
 TestScheduler = SchedulerModel.TestCase
 

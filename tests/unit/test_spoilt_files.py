@@ -22,7 +22,7 @@ import ggufs
 import pytest
 from builds import build_pair, config_of, quiet
 from google.protobuf import text_format
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from signing_keys import write_keys
 from strategies import CHECKPOINTS, DICE, Files, spoil, spoil_json
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -64,6 +64,7 @@ many = settings(
     deadline=None,
     database=None,
     derandomize="SPOILT_EXAMPLES" not in os.environ,
+    phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
 
