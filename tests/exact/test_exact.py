@@ -94,7 +94,15 @@ def case_of(built_pair: BuildPair) -> CaseOf:
     return get
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+QUICK = ("qwen3-gqa2-untied-b16-8taps", "qwen3-gqa4-tied-b4-3taps", "llama-gqa2-tied-b8-5taps")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.models) for name in SHAPES
+    ],
+)
 def case(request: pytest.FixtureRequest, case_of: CaseOf) -> Case:
     return case_of(request.param, True)
 

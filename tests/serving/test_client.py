@@ -33,7 +33,10 @@ FULL = "The request queue is full. Try again later."
 LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 2.0}
 
 
-@pytest.fixture(scope="module", params=["onnxruntime", "tensorrt_llm"])
+@pytest.fixture(
+    scope="module",
+    params=["onnxruntime", pytest.param("tensorrt_llm", marks=pytest.mark.models)],
+)
 def server(
     request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ports]:

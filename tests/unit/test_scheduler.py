@@ -95,3 +95,17 @@ def test_a_block_that_is_being_copied_stays() -> None:
     assert cache.keep("first", "", WORDS[1], BLOCK) == ([], [])
     cache.done("second")
     assert cache.keep("first", "", WORDS[1], BLOCK) == ([block.number], [(KEPT + 1, 0)])
+
+
+def test_nothing_is_found_of_what_was_kept_before_a_step_that_failed() -> None:
+    """Nobody knows what it did; its blocks are dropped, and those of others' steps when they end."""
+    cache, text = PrefixCache(4), [*WORDS[0], 9]
+    cache.keep("first", "", text, BLOCK)
+    cache.done("first")
+    (block,) = cache.find("second", "", text, drafted=True)
+    cache.clear("first")
+    assert not len(cache)
+    assert not cache.find("first", "", text, drafted=True)
+    assert cache.keep("first", "", [], 0) == ([], [])  # the second one's step copies it
+    cache.done("second")
+    assert cache.keep("first", "", [], 0) == ([block.number], [])
