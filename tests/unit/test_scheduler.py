@@ -98,7 +98,7 @@ def test_a_block_that_is_being_copied_stays() -> None:
 
 
 def test_nothing_is_found_of_what_was_kept_before_a_step_that_failed() -> None:
-    """Nobody knows what it did; its blocks are dropped, and those of others' steps when they end."""
+    """Nobody knows what it did. A block that another's step copies is dropped when that ends."""
     cache, text = PrefixCache(4), [*WORDS[0], 9]
     cache.keep("first", "", text, BLOCK)
     cache.done("first")
