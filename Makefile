@@ -1,8 +1,8 @@
 # Both commands set themselves up: they need Python 3.11 to 3.13, pip, make and git.
 PYTHON ?= python3
 BIN := .venv/bin
-# two at a time, the tests of a file one after another: they share what they built
-TWO := -n 2 --dist loadfile
+# two at a time, each from its half of the files: tests of a file share what they built
+TWO := -n 2 --dist worksteal
 
 .PHONY: demo test test-models test-page test-plans test-gpu soak prove lint bench clean
 
@@ -26,11 +26,11 @@ test-gpu:  ## every test that needs an NVIDIA GPU; installs NVIDIA's libraries; 
 	$(MAKE) .venv/.gpu
 	$(BIN)/python -m pytest -m gpu tests/gpu --junitxml build/gpu.xml
 
-soak: .venv/.dev  ## the long tests: load, chaos, killed processes, random pairs and traffic
+soak: .venv/.dev  ## the long tests: load, killed processes, hostile requests, clients of others, the pages
 	$(BIN)/python -m pytest -m soak
 
-prove: .venv/.dev  ## the campaign of docs/proof.md, hours; it goes on where it was killed; PROVE=0.1 make prove: a tenth
-	$(BIN)/python tests/lib/prove.py $${PROVE:-1}
+prove: .venv/.dev  ## 20,000 texts of random pairs against their target, about an hour; PROVE=2000 make prove: fewer
+	$(BIN)/python tests/lib/losslessness.py $${PROVE:-20000}
 
 lint: .venv/.dev  ## style, types and which room imports which
 	$(BIN)/ruff check .
@@ -38,8 +38,9 @@ lint: .venv/.dev  ## style, types and which room imports which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/.dev  ## measure the demo pair on this machine
-	$(BIN)/python -m pytest tests/benchmarks -o addopts= -s
+bench: .venv/.server  ## measure the demo pair on this machine
+	$(BIN)/dflash-trt build build_configs/pycode.yaml --output build/pycode
+	$(BIN)/dflash-trt bench engine build/pycode
 
 clean:
 	rm -rf .venv build

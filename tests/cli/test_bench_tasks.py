@@ -58,17 +58,6 @@ def texts(name: str, count: int) -> list[str]:
     return [each[0]["content"] for each in asked]
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_rows_become_prompts(
-    name: str, serve_rows: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    row, prompt = ROWS[name]
-    serve_rows([row])
-    assert load_asked(name, 5) == [as_chat(prompt)]
-    said = capsys.readouterr().err
-    assert f"https://huggingface.co/datasets/{TASKS[name].hub}, licence: " in said
-
-
 def test_an_unknown_name_is_told_the_known_ones() -> None:
     with pytest.raises(RequestError, match=r"cannot read gsm9k: .* gsm8k, "):
         load_asked("gsm9k", 1)

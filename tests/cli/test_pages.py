@@ -45,7 +45,10 @@ def test_every_option_is_on_a_page() -> None:
         for name, command in leaves.items()
         for parameter in command.params
         for option in parameter.opts[:1]
-        if option.startswith("--") and not re.search(rf"{option}(?![\w-])", pages)
+        if option.startswith("--")
+        and not any(
+            re.search(rf"{each}(?![\w-])", pages) for each in (option, *parameter.secondary_opts)
+        )
     }
     assert not missing
 

@@ -124,36 +124,6 @@ def decode(scheduler: Scheduler, case: Case, *, cancelled: Seq[int] = ()) -> Cou
 # --- the policy as it is --------------------------------------------------------------------------
 
 
-COMBINATIONS = list(itertools.product((False, True), repeat=2))
-
-
-@pytest.mark.parametrize(
-    ("name", "lookup", "tree"),
-    [
-        pytest.param(name, *combination, marks=() if name == "qwen3" else pytest.mark.models)
-        for name, combination in itertools.product(PAIRS, COMBINATIONS)
-    ],
-)
-def test_every_combination(name: str, lookup: bool, tree: bool, case_of: CaseOf) -> None:
-    """Each with other costs, slots and chunks; requests join, leave and are cancelled."""
-    case = case_of(name)
-    target = read_info(case.built.target_engine, "onnxruntime")
-    speculation = Speculation(lookup=lookup, tree=tree)
-    at = COMBINATIONS.index((lookup, tree)) + PAIRS.index(name)
-    seen: Counter[str] = Counter()
-    for i, (costs, slots) in enumerate([("cheap", 1), ("cheap", 4), ("by turns", 3)]):
-        scheduler = scheduler_of(
-            case.rounds,
-            *strategy(speculation, target, COSTS[costs]),
-            slots=slots,
-            prefill_chunk=(400, 5, 16)[(at + i) % 3],
-        )
-        seen += decode(scheduler, case, cancelled=range(at % 4, 16, 4) if i else ())
-    assert seen["plain"] > 0
-    assert (seen["lookup"] > 0) == lookup
-    assert (seen["tree"] > 0) == tree
-
-
 # --- any policy -----------------------------------------------------------------------------------
 
 

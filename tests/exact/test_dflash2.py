@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import reference
 import torch
-from builds import config_of
 from built_pairs import built_from
 from dflash.model import DFlash2DraftModel, _output_head
 from exact import (
@@ -30,10 +29,8 @@ from families import DFLASH2, DFLASH2_TARGET
 from pairs import write_pair
 from transformers import LlamaConfig
 
-from dflash_trt.build.run import build
 from dflash_trt.checkpoints import load_drafter
-from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Request, SamplingParams, check_lossless
+from dflash_trt.decoding import Request
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.decoding.speculation.proposal import best_chain
 from dflash_trt.engines.onnxruntime import Engine
@@ -117,34 +114,6 @@ def test_greedy_drafts_are_the_reference_s(case: Case) -> None:
         assert drafts == expected[0].tolist()
         changed += sum(a != b for a, b in zip(drafts, ids[:, 0].tolist(), strict=True))
     assert changed  # the selector chose otherwise than the logits alone
-
-
-def test_neighbours_change_nothing(case: Case) -> None:
-    """Greedy and drawing requests of other lengths in one batch; prompts in chunks."""
-    requests = []
-    for i, prompt in enumerate(case.prompts):
-        requests.append(Request(prompt, NEW_TOKENS))
-        requests.append(Request(prompt, 17 + i, SamplingParams(1.0, top_k=20, seed=i)))
-    scheduler = scheduler_of(rounds_of(case.built), Fixed(7), prefill_chunk=5)
-    sequences = run_all(scheduler, requests)
-    assert [s.tokens for s in sequences[::2]] == case.greedy
-    for sequence, zlab in zip(sequences[::2], case.zlab, strict=True):
-        assert sequence.committed_per_round == zlab.acceptance_lengths
-    (alone,) = run_all(scheduler, requests[3:4])
-    assert alone.tokens == sequences[3].tokens
-    assert sum(s.accepted for s in sequences[1::2]) > 0
-
-
-def test_build_and_verify(case: Case, tmp_path: Path) -> None:
-    config = config_of(case.built.pair.target_dir.parent)
-    build(config, tmp_path / "built", lambda *_: None)
-    engines = tmp_path / "built" / "engines"
-    report = check_lossless(
-        engines, case.prompts, NEW_TOKENS, Speculation(policy="fixed"), lambda done: None
-    )
-    assert report.outputs == case.greedy
-    assert report.identical == report.total
-    assert report.tau > 1.15
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import reference
-from built_pairs import MAX_SEQ_LEN, SLOTS, BuildPair
+from built_pairs import SLOTS, BuildPair
 from exact import (
     NEW_TOKENS,
     Case,
@@ -17,7 +16,6 @@ from exact import (
     assert_same_text_and_same_rounds,
     assert_target_logits_and_taps,
     case_for,
-    one_by_one,
     rounds_of,
     run_all,
     scheduler_of,
@@ -96,7 +94,15 @@ def case_of(built_pair: BuildPair) -> CaseOf:
     return get
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+QUICK = ("qwen3-gqa2-untied-b16-8taps", "qwen3-gqa4-tied-b4-3taps", "llama-gqa2-tied-b8-5taps")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.models) for name in SHAPES
+    ],
+)
 def case(request: pytest.FixtureRequest, case_of: CaseOf) -> Case:
     return case_of(request.param, True)
 
@@ -119,39 +125,6 @@ def test_same_text_and_same_rounds(case: Case) -> None:
     assert_same_text_and_same_rounds(case)
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3-gqa2-untied-b16-8taps", "qwen3-gqa4-tied-b4-3taps", "llama-gqa2-tied-b8-5taps"]
-)
-def test_random_drafter(name: str, case_of: CaseOf) -> None:
-    case = case_of(name, False)
-    block_size = case.built.drafter.spec.block_size
-    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1))
-    sequences = one_by_one(scheduler, case.prompts)
-    assert [s.tokens for s in sequences] == case.greedy
-    for sequence, zlab in zip(sequences, case.zlab, strict=True):
-        assert zlab.tokens == sequence.tokens
-        assert sequence.committed_per_round == zlab.acceptance_lengths
-
-
-def test_together_as_alone(case: Case) -> None:
-    """Eight requests join and leave four slots; prompts come in chunks; text and tau stay."""
-    block_size = case.built.drafter.spec.block_size
-    scheduler = scheduler_of(rounds_of(case.built), Fixed(block_size - 1), prefill_chunk=5)
-    order = [0, 1, 2, 3, 3, 2, 1, 0]
-    wanted = [NEW_TOKENS, 7, NEW_TOKENS, 1, NEW_TOKENS, 23, 12, NEW_TOKENS]
-    sequences = []
-    for i, count in zip(order, wanted, strict=True):
-        sequences.append(scheduler.submit(Request(case.prompts[i], count)))
-        for _ in range(4):
-            scheduler.step()
-    while scheduler.busy:
-        scheduler.step()
-    for sequence, i, count in zip(sequences, order, wanted, strict=True):
-        assert sequence.tokens == case.greedy[i][:count]
-        if count == NEW_TOKENS:
-            assert sequence.committed_per_round == case.zlab[i].acceptance_lengths
-
-
 @pytest.mark.parametrize("name", ["qwen3-gqa2-untied-b16-8taps", "llama-gqa2-tied-b8-5taps"])
 def test_rounds_do_not_depend_on_neighbours(name: str, case_of: CaseOf) -> None:
     """Towards its end a text is drafted with fewer masks, and none of a longer neighbour's."""
@@ -163,13 +136,6 @@ def test_rounds_do_not_depend_on_neighbours(name: str, case_of: CaseOf) -> None:
     for sequence, request in zip(together, requests, strict=True):
         (alone,) = run_all(scheduler, [request])
         assert sequence.committed_per_round == alone.committed_per_round
-
-
-def test_target_alone(case: Case) -> None:
-    scheduler = scheduler_of(rounds_of(case.built, drafting=False), Fixed(0))
-    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in case.prompts])
-    assert [s.tokens for s in sequences] == case.greedy
-    assert all(s.acceptance_length == 1.0 for s in sequences)
 
 
 # --- what may not matter, on one pair ------------------------------------------------------------
@@ -231,32 +197,6 @@ def test_any_drafts(seed: int, case_of: CaseOf) -> None:
         assert kept == expected[: sequence.rounds - 1]
 
 
-def test_a_sampling_neighbour_changes_nothing(case_of: CaseOf) -> None:
-    case = case_of(ONE, True)
-    requests = []
-    for i, prompt in enumerate(case.prompts):
-        requests.append(Request(prompt, NEW_TOKENS))
-        requests.append(Request(prompt, 30, SamplingParams(1.0, 20, 0.9, seed=i)))
-    sequences = run_all(scheduler_of(rounds_of(case.built), Fixed(7)), requests)
-    assert [s.tokens for s in sequences[::2]] == case.greedy
-    assert all(len(s.tokens) == 30 for s in sequences[1::2])
-
-
-def test_sampling_is_repeatable(case_of: CaseOf) -> None:
-    """The same seed gives the same text, alone or among others; another seed another text."""
-    case = case_of(ONE, True)
-    request = Request(case.prompts[0], NEW_TOKENS, SamplingParams(1.0, seed=7))
-    rounds = rounds_of(case.built)
-    (alone,) = run_all(scheduler_of(rounds, Fixed(7)), [request])
-    others = [Request(prompt, 25, SamplingParams(0.7, seed=3)) for prompt in case.prompts[1:]]
-    among = run_all(scheduler_of(rounds, Fixed(7)), [*others, request])[-1]
-    (other,) = run_all(
-        scheduler_of(rounds, Fixed(7)), [replace(request, sampling=SamplingParams(1.0, seed=8))]
-    )
-    assert alone.tokens == among.tokens
-    assert alone.tokens != other.tokens
-
-
 def test_stop_token(case_of: CaseOf) -> None:
     case = case_of(ONE, True)
     scheduler = scheduler_of(rounds_of(case.built), Fixed(7))
@@ -271,38 +211,6 @@ def test_stop_token(case_of: CaseOf) -> None:
     for sequence, text, stop in zip(sequences, case.greedy, stops, strict=True):
         assert sequence.tokens == text[: text.index(stop) + 1]
         assert sequence.finish_reason == "stop"
-
-
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8])
-def test_cancelling_one_changes_nothing_else(after: int, case_of: CaseOf) -> None:
-    case = case_of(ONE, True)
-    for cancelled in range(4):
-        scheduler = scheduler_of(rounds_of(case.built), Fixed(7), slots=3, prefill_chunk=8)
-        sequences = [scheduler.submit(Request(prompt, NEW_TOKENS)) for prompt in case.prompts]
-        for _ in range(after):
-            scheduler.step()
-        scheduler.finish(sequences[cancelled], "cancelled")
-        while scheduler.busy:
-            scheduler.step()
-        assert sequences[cancelled].finish_reason == "cancelled"
-        for i, sequence in enumerate(sequences):
-            if i != cancelled:
-                assert sequence.tokens == case.greedy[i]
-
-
-def test_up_to_the_last_position(case_of: CaseOf) -> None:
-    """Texts that fill the cache to its end, side by side at different positions."""
-    case = case_of(ONE, True)
-    prompts = [case.built.texts[i][: 80 - 17 * i] for i in range(4)]
-    greedy = reference.greedy(case.built.pair.target_dir, prompts, MAX_SEQ_LEN - 29)
-    requests = [
-        Request(prompt, count) for prompt in prompts for count in (MAX_SEQ_LEN - len(prompt), 3)
-    ]
-    for chunk in (MAX_SEQ_LEN, 7):
-        scheduler = scheduler_of(rounds_of(case.built), Fixed(7), prefill_chunk=chunk)
-        sequences = run_all(scheduler, requests)
-        for i, sequence in enumerate(sequences):
-            assert sequence.tokens == greedy[i // 2][: requests[i].max_tokens]
 
 
 def test_verify_notices_what_neighbours_change(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from exact import (
     Case,
@@ -11,15 +14,18 @@ from exact import (
     assert_drafter_logits,
     assert_same_text_and_same_rounds,
     assert_target_logits_and_taps,
-    rounds_of,
-    run_all,
-    scheduler_of,
 )
-from families import DENSE, FORMS, MOE
+from families import DENSE, FORMS, GEMMA4, MOE, ORIGINAL, ROPES, WIDE
 from op_profile import assert_in_profile
+from safetensors.numpy import save_file
+from transformers import AutoConfig, Gemma4TextConfig, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from dflash_trt.decoding import Request
-from dflash_trt.decoding.speculation import Fixed
+from dflash_trt.checkpoints import load_target
+from dflash_trt.checkpoints.families import gemma4
+from dflash_trt.checkpoints.fields import Config, decoder_fields, rope
+from dflash_trt.errors import CheckpointError
+from dflash_trt.graphs.positions import inverse_frequencies
 
 pytestmark = pytest.mark.models
 
@@ -40,14 +46,6 @@ def test_same_text_and_same_rounds(case: Case) -> None:
     assert_same_text_and_same_rounds(case)
 
 
-@pytest.mark.parametrize("case", DENSE, indirect=True)
-def test_same_texts_side_by_side(case: Case) -> None:
-    """In one batch, at different positions, with prompts that go in by chunks."""
-    scheduler = scheduler_of(rounds_of(case.built), Fixed(7), prefill_chunk=7)
-    sequences = run_all(scheduler, [Request(prompt, case.new_tokens) for prompt in case.prompts])
-    assert [sequence.tokens for sequence in sequences] == case.greedy
-
-
 @pytest.mark.parametrize("role", ["target", "drafter"])
 @pytest.mark.parametrize("case", [*DENSE, "dflash2"], indirect=True)
 def test_graph_stays_in_the_profile(case: Case, role: str) -> None:
@@ -57,3 +55,80 @@ def test_graph_stays_in_the_profile(case: Case, role: str) -> None:
 @pytest.mark.parametrize("case", [*DENSE, *MOE], indirect=True)
 def test_build_and_verify(case: Case, tmp_path: Path) -> None:
     assert_build_and_verify(case, tmp_path)
+
+
+@pytest.mark.parametrize("theta", [1e4, 1e6])
+@pytest.mark.parametrize("name", ROPES)
+def test_rope_is_that_of_transformers(name: str, theta: float) -> None:
+    """In transformers 5's spelling and in the one before."""
+    parameters = ROPES[name]
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32}
+    model = LlamaConfig(
+        **shape, max_position_embeddings=512, rope_parameters=parameters | {"rope_theta": theta}
+    )
+    expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](copy.deepcopy(model))
+    old = {"type" if key == "rope_type" else key: value for key, value in parameters.items()}
+    for config in (
+        {"rope_parameters": parameters | {"rope_theta": theta}},
+        {"rope_theta": theta, "rope_scaling": old},
+    ):
+        config["max_position_embeddings"] = 512
+        read = rope(Config(Path("config.json"), config), "full_attention", 32)
+        assert read.attention_factor == factor
+        np.testing.assert_allclose(inverse_frequencies(read), expected, rtol=3e-7, atol=0)
+
+
+def test_longrope_ends_where_its_frequencies_change() -> None:
+    shape = WIDE | {"head_dim": 32}
+    config = LlamaConfig(**shape, rope_parameters=ROPES["longrope"] | {"rope_theta": 1e4})
+    fields = decoder_fields(Config(Path("config.json"), config.to_dict()))
+    assert fields["max_position_embeddings"] == ROPES["longrope"][ORIGINAL]
+
+
+# what published config.json files say, in the order and spelling of their time
+PUBLISHED = sorted((Path(__file__).parents[1] / "samples" / "configs").glob("*.json"))
+
+
+@pytest.mark.parametrize("config", PUBLISHED, ids=lambda file: file.stem)
+def test_a_published_config_is_read_as_by_transformers(config: Path, tmp_path: Path) -> None:
+    shutil.copy(config, tmp_path / "config.json")
+    save_file({"model.norm.weight": np.ones(1, np.float32)}, tmp_path / "model.safetensors")
+    spec = load_target(tmp_path).spec
+    model = AutoConfig.from_pretrained(tmp_path).get_text_config()
+    for field in ("vocab_size", "hidden_size", "rms_norm_eps", "max_position_embeddings"):
+        assert getattr(spec, field) == getattr(model, field)
+    assert spec.tie_word_embeddings == model.tie_word_embeddings
+    assert spec.final_logit_softcapping == getattr(model, "final_logit_softcapping", None)
+    assert spec.attn_logit_softcapping == getattr(model, "attn_logit_softcapping", None)
+    if hasattr(model, "query_pre_attn_scalar"):
+        assert spec.attention_scale == model.query_pre_attn_scalar**-0.5
+    window = getattr(model, "sliding_window", None)
+    kind = "sliding_attention" if window else "full_attention"
+    kinds = getattr(model, "layer_types", [kind] * model.num_hidden_layers)
+    for i, (layer, kind) in enumerate(zip(spec.layers, kinds, strict=True)):
+        one = model.per_layer_config[i] if model.is_heterogeneous else model
+        head_dim = getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads
+        assert layer.window == (window if kind == "sliding_attention" else None)
+        heads = (layer.num_key_value_heads, layer.head_dim, layer.intermediate_size)
+        assert heads == (one.num_key_value_heads, head_dim, one.intermediate_size)
+        parameters = model.rope_parameters
+        parameters = parameters.get(kind, parameters)
+        assert layer.rope.kind == parameters["rope_type"]
+        assert layer.rope.theta == parameters["rope_theta"]
+        for field in layer.rope.parameters.keys() & parameters.keys():
+            assert layer.rope.parameters[field] == parameters[field]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input"),
+        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers"),
+        ({"enable_moe_block": True}, "enable_moe_block"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+    ],
+)
+def test_what_gemma_4_has_beside_is_refused_by_name(change: dict[str, object], says: str) -> None:
+    config = Gemma4TextConfig(**GEMMA4).to_dict()
+    with pytest.raises(CheckpointError, match=says):
+        gemma4(Config(Path("config.json"), config | change))

@@ -18,8 +18,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from dflash_trt.decoding import Request, SamplingParams, Sequence, VerifyInput, in_process, rounds
-from dflash_trt.decoding.acceptance import accept
+from dflash_trt.decoding import Request, SamplingParams, Sequence, in_process
 from dflash_trt.decoding.logits_processor import LogitsProcessor, decode
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
@@ -154,16 +153,6 @@ def test_no_end_of_text_before_min_tokens(built: BuiltPair) -> None:
         assert not stops.intersection(late.tokens[:20])
 
 
-def test_sampled_text_with_every_rule_is_repeatable(built: BuiltPair) -> None:
-    sampling = SamplingParams(0.9, 20, 0.95, 0.02, 1.1, 0.1, 0.1, 10, ((3,), (4, 5)), 2, 11)
-    request = Request(built.texts[0][:12], 40, sampling, frozenset({7}))
-    alone = decoded(built, [request], drafting=True)[0]
-    others = [
-        Request(text[:9], 30, SamplingParams(1.0, seed=i)) for i, text in enumerate(built.texts)
-    ]
-    assert decoded(built, [*others[:5], request], drafting=True)[-1].tokens == alone.tokens
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_the_targets(temperature: float, built: BuiltPair) -> None:
     prompts = [text[: 10 + i] for i, text in enumerate(built.texts[:3])]
@@ -220,26 +209,3 @@ def test_logprobs_of_the_prompt_are_the_targets(max_tokens: int, built: BuiltPai
     accepted = [sum(s.accepted for s in half) for half in (sequences[:4], sequences[4:])]
     assert accepted[0] == accepted[1]
     assert (accepted[0] > 0) == (max_tokens == 20)
-
-
-@pytest.mark.parametrize("top_k", [0, 5])
-def test_a_row_without_numbers_hurts_nobody_else(
-    built: BuiltPair, monkeypatch: pytest.MonkeyPatch, top_k: int
-) -> None:
-    """Logits that are NaN end their sequence with an error and leave the neighbours' text alone."""
-    prompts = [text[:12] for text in built.texts[:4]]
-    plain = reference.greedy(built.pair.target_dir, prompts, 30)
-
-    def poisoned(x: VerifyInput, own: Any, logits: Any) -> Any:
-        for i, encoded in enumerate(x.sampling.tolist()):
-            if decode(encoded).sampling.seed == 13 and x.rows[i, 2] > 20:
-                logits[i] = np.nan
-        return accept(x, own, logits)
-
-    monkeypatch.setattr(rounds, "accept", poisoned)
-    requests = [Request(prompt, 30) for prompt in prompts]
-    bad = Request(prompts[0], 30, SamplingParams(1.0, top_k, seed=13))
-    sequences = decoded(built, [requests[0], bad, *requests[1:]], drafting=True)
-    assert sequences[1].finish_reason == "error"
-    assert 0 < len(sequences[1].tokens) < 30
-    assert [s.tokens for i, s in enumerate(sequences) if i != 1] == plain

@@ -12,7 +12,7 @@ from builds import build_engines
 from exact import drafter_step, run_all, scheduler_of, target_step
 from pycode import PYCODE, prompt_ids, prompt_texts
 
-from dflash_trt.decoding import Request, SamplingParams, Scheduler, in_process
+from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation import Fixed
 from dflash_trt.engines.onnxruntime import Engine
 from dflash_trt.serving.client import stream
@@ -76,15 +76,6 @@ def test_same_text_and_same_rounds(demo: Demo) -> None:
     assert tau >= BAR
 
 
-def test_together_as_alone(demo: Demo) -> None:
-    """All 40 queued at once on 4 slots: same text, same rounds."""
-    scheduler = demo.scheduler(slots=SLOTS)
-    sequences = run_all(scheduler, [Request(prompt, NEW_TOKENS) for prompt in demo.prompts])
-    assert [s.tokens for s in sequences] == demo.greedy
-    for sequence, zlab in zip(sequences, demo.zlab, strict=True):
-        assert sequence.committed_per_round == zlab.acceptance_lengths
-
-
 @pytest.mark.parametrize("drafts", [1, 3])
 def test_shorter_drafts(drafts: int, demo: Demo) -> None:
     scheduler = demo.scheduler(slots=SLOTS, drafts=drafts)
@@ -121,14 +112,3 @@ def test_logits(demo: Demo) -> None:
         found = drafter_step(demo.drafter, features[seen:start], text[start], seen)
         np.testing.assert_allclose(found["logits"], wanted, atol=1e-4, rtol=0)
         seen = start
-
-
-def test_sampled_text_is_repeatable(demo: Demo) -> None:
-    requests = [
-        Request(prompt, 32, SamplingParams(0.8, top_p=0.95, seed=i))
-        for i, prompt in enumerate(demo.prompts[:8])
-    ]
-    together = run_all(demo.scheduler(slots=SLOTS), requests)
-    alone = [run_all(demo.scheduler(), [request])[0] for request in requests]
-    assert [s.tokens for s in together] == [s.tokens for s in alone]
-    assert [s.tokens for s in together] != [text[:32] for text in demo.greedy[:8]]

@@ -5,7 +5,6 @@ The models are those of `tables`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
@@ -26,21 +25,19 @@ from tables import (
     TableTarget,
     chi_square,
     distribution,
-    excess,
     excess_by_place,
     penalised_excess,
     table,
 )
 
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding import Request, SamplingParams, Scheduler, acceptance, in_process
+from dflash_trt.decoding import Request, SamplingParams, Scheduler, in_process
 from dflash_trt.decoding.acceptance import accept_greedy
 from dflash_trt.decoding.logits_processor import tempered, truncate
 from dflash_trt.decoding.sampling import NO_TOKEN, noise, sample
 from dflash_trt.decoding.speculation import Adaptive, Fixed, strategy
 
 DRAWS = 6_000
-FEW = 4_000  # enough for what is wrong to show
 
 
 class SlowSteps:
@@ -151,79 +148,6 @@ def test_penalised_tokens_follow_the_target(kind: str) -> None:
     for place in (0, 1):
         z = penalised_excess(texts, committed, place)
         assert z < CRITICAL_Z, f"token {place + 1} does not follow the target: z = {z:.1f}"
-
-
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_accepting_the_second_best_fails(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """The same numbers find drafts kept that the target would only sample second."""
-
-    def noted(weights: Array, seeds: Seq[int], positions: Seq[int]) -> list[int]:
-        tokens = sample(weights, seeds, positions)
-        others = weights.copy()
-        for line, token in zip(others, tokens, strict=True):
-            line[token] = 0
-            line /= line.max()
-        # both in one number: `wrong` is told no more than the token
-        second = sample(others, seeds, positions)
-        return [a + VOCAB * b for a, b in zip(tokens, second, strict=True)]
-
-    def wrong(tokens: Any, parents: Any, own: Any) -> tuple[list[int], int | None]:
-        children = {edge: i for i, edge in enumerate(zip(parents, tokens, strict=True), 1)}
-        path: list[int] = []
-        while True:
-            both, node = own(path), path[-1] if path else 0
-            if both is None:
-                return path, None
-            child = children.get((node, both % VOCAB)) or children.get((node, both // VOCAB))
-            if child is None:
-                return path, both % VOCAB
-            path.append(child)
-
-    monkeypatch.setattr(acceptance, "sample", noted)
-    monkeypatch.setattr(acceptance, "walk", wrong)
-    texts, committed = first_rounds(SamplingParams(1.0), kind, FEW)
-    prompt, *of_round = excess_by_place(texts, committed, SamplingParams(1.0))
-    assert prompt < CRITICAL_Z
-    assert of_round[0] > CRITICAL_Z
-
-
-def test_noise_used_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers find the noise of one position used at another."""
-    monkeypatch.setattr(acceptance, "sample", lambda w, seeds, at: sample(w, seeds, [0] * len(at)))
-    texts, committed = first_rounds(SamplingParams(1.0), "lookup", FEW)
-    prompt, *of_round = excess_by_place(texts, committed, SamplingParams(1.0))
-    assert prompt < CRITICAL_Z
-    for place, z in enumerate(of_round):
-        assert z > CRITICAL_Z, f"token {place + 1}: z = {z:.1f}"
-
-
-def test_a_seed_says_the_text_whoever_proposes() -> None:
-    """Over several rounds, requests joining and leaving; with greedy ones, and alone."""
-    params = [SamplingParams(1.0, seed=seed) for seed in range(400)]
-    requests = [Request(PROMPT, 16, each) for each in params]
-    requests += [Request(PROMPT, 16, replace(PENALISED, seed=seed)) for seed in range(20)]
-    requests += [Request(PROMPT, 16, replace(CUT, seed=seed)) for seed in range(20)]
-    requests += [Request(PROMPT, 16)] * 3
-    texts = {}
-    for kind, slots, few in [("plain", 16, 443), *((kind, 7, 100) for kind in KINDS)]:
-        scheduler = scheduler_of(kind, slots)
-        some = requests if few == len(requests) else requests[-few:]
-        sequences = [scheduler.submit(request) for request in some]
-        while scheduler.busy:
-            scheduler.step()
-        if kind not in ("plain", "broken"):
-            assert sum(s.accepted for s in sequences) > len(sequences)
-        texts[kind] = [s.tokens for s in sequences][-100:]
-        if kind == "plain":
-            tokens = np.array([[PROMPT[-1], *s.tokens] for s in sequences[:400]])
-    for kind in KINDS:
-        assert texts[kind] == texts["plain"], kind
-    pairs = tokens[:, :-1].ravel(), tokens[:, 1:].ravel()
-    assert excess(*pairs, SamplingParams(1.0)) < CRITICAL_Z
-    argmax, greedy = TableTarget().logits.argmax(-1), [PROMPT[-1]]
-    while len(greedy) < 17:
-        greedy.append(int(argmax[greedy[-1]]))
-    assert texts["chain"][-3:] == [greedy[1:]] * 3
 
 
 # --- weights --------------------------------------------------------------------------------------

@@ -114,29 +114,6 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[in
     return directory, teach(make_pair(directory, tied=False))
 
 
-@pytest.mark.parametrize(("quantize", "rms"), [("int8", 0.1), ("int4", 0.8)])
-def test_quantised_text_is_the_quantised_targets_own(
-    taught: tuple[Path, list[list[int]]], tmp_path: Path, quantize: str, rms: float
-) -> None:
-    pair, texts = taught
-    built = tmp_path / "built"
-    cost = build_pair(pair, built, quantize=quantize).written.accuracy
-    assert cost is not None
-    assert 0 < cost.rms < rms
-    assert cost.tokens > 100
-    assert not (built / "engines" / "original").exists()
-    prompts = [text[:length] for text in texts[:4] for length in (1, 2, 17)]
-    found = check_lossless(
-        built / "engines", prompts, 48, Speculation(draft_tokens=7), lambda done: None
-    )
-    assert found.identical == found.total == len(prompts)
-    assert found.tau > 1.05  # else it would say nothing
-    original = tmp_path / "original"
-    assert build_pair(pair, original).written.accuracy is None
-    error = logits(built) - logits(original)
-    assert 0 < np.sqrt(np.mean(error**2) / np.mean(logits(original) ** 2)) < 1.5 * rms
-
-
 @pytest.mark.parametrize(
     ("asked", "engine", "is_quantised"),
     [

@@ -32,11 +32,15 @@ def serve_command(directory: Path, ports: Ports, *options: str) -> list[str]:
 
 @contextmanager
 def serving(
-    directory: Path, ports: Ports, *options: str
+    directory: Path, ports: Ports, *options: str, files: int | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`dflash-trt serve`, ready: its process and what it has said; killed when the block ends."""
+    """`dflash-trt serve`, ready: its process and what it has said; killed when the block ends.
+
+    files: how many descriptors it may have.
+    """
+    limited = ["sh", "-c", f'ulimit -Sn {files} && exec "$@"', "sh"] if files else []
     process = subprocess.Popen(
-        serve_command(directory, ports, *options),
+        [*limited, *serve_command(directory, ports, *options)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from malformed import DOCUMENTS, INPUTS
+from strategies import DOCUMENTS, INPUTS
 
 from dflash_trt.serving.app.guard import BODY_LIMIT
 

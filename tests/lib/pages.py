@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +60,6 @@ NOT_RUN = {
     ("docs/structure.md", "cli -> bench, doctor"): "a picture",
     ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
     ("docs/operations.md", "2026-11-23T22:12:57.535+00:00 INFO dflash_trt.access"): "a log",
-    ("docs/proof.md", "python tests/lib/planted.py"): "takes minutes a fault",
     ("README.md", "python examples/demo.py smollm2"): "with what it prints, in test_walks.py",
 }
 PRELUDE = """
@@ -153,23 +151,3 @@ def script(blocks: list[Block], names: dict[str, str]) -> str:
             text = text.replace(" && ", "\n")  # bash forgives what fails before the last of them
         parts.append(f"at={block.page}:{block.line}\n{text}")
     return "\n".join(parts)
-
-
-def walk(
-    blocks: list[Block], names: dict[str, str], directory: Path, environment: dict[str, str]
-) -> str:
-    """Run the blocks one after the other in `directory`: what they print; fails as one of them."""
-    file = directory.parent / f"{directory.name}.sh"
-    file.write_text(script(blocks, names))
-    done = subprocess.run(
-        ["bash", file],
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout

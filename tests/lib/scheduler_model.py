@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cache_model import SALTS, TEXTS
 from guesses import AtRandom
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -26,11 +25,18 @@ from dflash_trt.decoding import (
 )
 from dflash_trt.decoding.acceptance import parents_of
 from dflash_trt.decoding.messages import FREED, no_drafts, slot_copies
+from dflash_trt.decoding.prefix_cache import BLOCK
 from dflash_trt.decoding.speculation import Proposer, walk
 from dflash_trt.engines import KEPT
 
+SALTS = ("", *(f"salts that begin alike, number {number}" for number in range(2)))
+WORDS = [[word] * BLOCK for word in range(3)]  # texts of few words often begin alike
+TEXTS = st.builds(
+    lambda words, rest: [token for word in words for token in WORDS[word]] + [9] * rest,
+    st.lists(st.integers(0, 2), max_size=4),
+    st.integers(0, BLOCK - 1),
+)
 VOCAB, MAX_SEQ_LEN, DRAFTS, DEEPEST = 12, 100, 4, 8
-CLIENTS = ("", "a", "b")
 CLEARED = "", -1  # what a row holds whose logits were not finite
 LONG = 10_000  # steps in which everything ends, by far
 
@@ -154,7 +160,6 @@ class SchedulerModel(RuleBasedStateMachine):
     def start(self, groups: int, slots: int, chunk: int, blocks: int, seed: int) -> None:
         self.slots, self.chunk, self.seed = slots, chunk, seed
         self.queue = WaitingQueue[Sequence]()
-        self.turns: list[str] = []  # clients that wait, the next one first
         self.cache = PrefixCache(blocks) if blocks else None
         self.firsts = [slots * group for group in range(groups)]
         self.schedulers: list[Scheduler] = []
@@ -181,7 +186,6 @@ class SchedulerModel(RuleBasedStateMachine):
         text=TEXTS.map(lambda text: text or [0]),
         most=st.integers(1, 20),
         salt=st.sampled_from(SALTS),
-        client=st.sampled_from(CLIENTS),
         priority=st.integers(-1, 1),
         stops=st.frozensets(st.integers(0, VOCAB - 1), max_size=1),
         drafting=st.booleans(),
@@ -190,7 +194,6 @@ class SchedulerModel(RuleBasedStateMachine):
         stops = more.pop("stops")
         request = Request(text, most, stop_ids=stops, cache_salt=salt, drafting=drafting, **more)
         self.asked.append(self.schedulers[0].submit(request))
-        self._waiting()  # a client that had nothing is the last one now
 
     @rule(group=st.integers(0, 1), take=st.booleans(), steps=st.integers(1, 6))
     def step(self, group: int, take: bool, steps: int) -> None:
@@ -214,23 +217,16 @@ class SchedulerModel(RuleBasedStateMachine):
         self.told += [sequence for sequence in ended if sequence.finish_reason != "error"]
         self.ended_here += [sequence for sequence in ended if sequence.finish_reason == "error"]
 
-    def _waiting(self) -> dict[str, list[Sequence]]:
-        """By client, those whose turn is next first; each client's next one first."""
-        found = {client: self.queue.newest(client)[::-1] for client in CLIENTS}
-        self.turns = [each for each in self.turns if found[each]]
-        self.turns += [each for each in CLIENTS if found[each] and each not in self.turns]
-        return {
-            client: sorted(found[client], key=lambda each: each.request.priority)
-            for client in self.turns
-        }
+    def _waiting(self) -> list[Sequence]:
+        """Those without a slot, the next one first."""
+        left = {id(entry[2]) for entry in self.queue._heap}
+        found = [each for each in self.asked if id(each) in left]
+        return sorted(found, key=lambda each: each.request.priority)
 
-    def _took_the_next(self, waited: dict[str, list[Sequence]]) -> None:
-        left = {id(each) for client in CLIENTS for each in self.queue.newest(client)}
-        taken = [each for row in waited.values() for each in row if id(each) not in left]
-        if taken:
-            client = self.turns.pop(0)
-            assert taken == waited[client][:1], "another one's turn"
-            self._waiting()
+    def _took_the_next(self, waited: list[Sequence]) -> None:
+        left = {id(each) for each in self._waiting()}
+        taken = [each for each in waited if id(each) not in left]
+        assert taken == waited[: len(taken)], "another one's turn"
 
     @rule(copies=st.integers(0, 3))
     def fail_next(self, copies: int) -> None:
@@ -250,7 +246,6 @@ class SchedulerModel(RuleBasedStateMachine):
         scheduler.finish(sequence, reason)
         scheduler.finish(sequence, "again")  # it stays as it is
         assert sequence.finish_reason == reason
-        self._waiting()
         self.ended_here.append(sequence)
 
     @rule()
@@ -265,7 +260,7 @@ class SchedulerModel(RuleBasedStateMachine):
     @invariant()
     def each_is_in_one_place(self) -> None:
         places = [each for scheduler in self.schedulers for each in scheduler.sequences]
-        places += [each for client in CLIENTS for each in self.queue.newest(client)]
+        places += self._waiting()
         live = [each for each in self.asked if each.finish_reason is None]
         assert sorted(map(id, places)) == sorted(map(id, live))
         assert all(scheduler.active <= self.slots for scheduler in self.schedulers)

@@ -102,15 +102,6 @@ def test_stop_and_regenerate(tab: Browser, serve: Any) -> None:
     assert server.seen[0]["messages"] == server.seen[1]["messages"]
 
 
-def test_the_button_stops(tab: Browser, serve: Any) -> None:
-    tab.open(serve(TEXT * 40, pause=0.05).url)
-    tab.ask("Go", wait=False)
-    tab.until(lambda: tab.count(".round") > 3, "rounds")
-    tab.click("#stop")
-    tab.ended()
-    assert "stopped" in tab.text(".facts")
-
-
 def test_plain_decoding_beside_it(tab: Browser, serve: Any) -> None:
     server: PageServer = serve(TEXT, pause=0.01)
     tab.open(server.url)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-import openai
 import pytest
-import stand_in
-from live import openai_front
-from stand_in import part, parts
 from tokenizers import AddedToken, Tokenizer
 
 from dflash_trt.chat import HARMONY, Answer, has_channels
 from dflash_trt.chat.formats.harmony import MARKERS
 from dflash_trt.decoding import Request, Sequence
 from dflash_trt.serving.front.output_processor import OutputProcessor
-from dflash_trt.serving.ports import Ports, free_ports
 
 PYCODE = Path(__file__).parents[2] / "examples" / "pycode" / "target" / "tokenizer.json"
 ANSWER = (
@@ -72,33 +66,3 @@ def test_markers_are_in_the_text_but_not_the_end(tokenizer: Tokenizer) -> None:
             text += news.text_output[0] if news else ""
         assert sequence.finish_reason == "stop"
         assert text == ANSWER
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_chats_have_the_thoughts_apart(
-    stream: bool, built: Path, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    (tmp_path / "tokenizer").mkdir()
-    shutil.copy(built / "manifest.json", tmp_path)
-    tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
-    cut = [ANSWER[i : i + 5] for i in range(0, len(ANSWER), 5)]
-    pieces = [part(text_output=[text], finish_reason=[""]) for text in cut[:-1]]
-    whole = [*pieces, part(text_output=[cut[-1]], finish_reason=["stop"])]
-    answer = parts(*whole) if stream else parts(part(text_output=[ANSWER], finish_reason=["stop"]))
-    port = free_ports().http
-    with stand_in.stand_in(answer) as server:
-        ports = Ports(1, server.port, 1)
-        with openai_front(tmp_path, port, ports):
-            api = openai.OpenAI(
-                base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=WAIT
-            )
-            got = api.chat.completions.create(
-                model="dflash", messages=[{"role": "user", "content": "hi"}], stream=stream
-            )
-            if stream:
-                deltas = [chunk.choices[0].delta for chunk in got]
-            else:
-                deltas = [got.choices[0].message]
-    assert "".join(delta.content or "" for delta in deltas) == "It is <|1|> é."
-    thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
-    assert "".join(thoughts) == "A < b, so 1."

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import grpc
-import malformed
+import strategies
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from tritonclient.grpc import service_pb2_grpc
 
@@ -41,11 +41,11 @@ def test_hostile_requests(built: Path) -> None:
                 phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),
             )
-            @given(malformed.hostile_over_grpc)
-            def one(request: malformed.Request) -> None:
+            @given(strategies.hostile_over_grpc)
+            def one(request: strategies.Request) -> None:
                 nonlocal slowest
                 start = time.monotonic()
-                answer = malformed.send(request, server.ports, stub)
+                answer = strategies.send(request, stub)
                 slowest = max(slowest, time.monotonic() - start)
                 codes[answer.code] += 1
                 assert not any(word in answer.message for word in INDISCREET), answer

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,23 +126,11 @@ def test_tritons_own_port_wants_a_key_before_it_parses(built: Path) -> None:
         server.kill()  # faster than stopping it
 
 
-@contextmanager
-def descriptors(count: int) -> Iterator[None]:
-    """So many for the processes that are started in this block."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_half_open_connections_stop_nothing(built: Path) -> None:
     """300 at each door with 256 descriptors: others are answered, and nothing is restarted."""
     ports = serve_ports()
     with ExitStack() as stack:
-        with descriptors(256):
-            process, _ = stack.enter_context(serving(built, ports))
+        process, _ = stack.enter_context(serving(built, ports, files=256))
         half = b"POST /v1/completions HTTP/1.1\r\nContent-Le"
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
         for door, sent in (

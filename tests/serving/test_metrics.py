@@ -223,15 +223,6 @@ def test_metrics_that_triton_refuses_do_not_stop_the_caller(
     assert triton.violations == ["dflash_kv_rows_used exists with different type"]
 
 
-def test_closing_twice_is_once(triton: Triton) -> None:
-    metrics = Metrics(triton, MOST_DRAFTS)
-    metrics.finished("stop")
-    metrics.close()
-    calls = triton.calls
-    metrics.close()
-    assert triton.calls == calls
-
-
 def _until(condition: Any) -> None:
     deadline = time.monotonic() + WAIT
     while not condition():

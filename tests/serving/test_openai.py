@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -388,21 +387,6 @@ def test_models_health_and_metrics(api: openai.OpenAI, url: str) -> None:
     metrics = httpx.get(f"{url}/metrics")
     assert metrics.status_code == 200
     assert 'nv_inference_count{model="dflash"' in metrics.text
-
-
-def test_many_at_the_same_time(url: str) -> None:
-    async def ask() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", timeout=WAIT) as api:
-
-            async def one() -> str:
-                answer = await api.completions.create(
-                    model="pycode", prompt=PROMPT, max_tokens=20, temperature=0
-                )
-                return answer.choices[0].text
-
-            assert len(set(await asyncio.gather(*(one() for _ in range(12))))) == 1
-
-    asyncio.run(asyncio.wait_for(ask(), WAIT))
 
 
 @pytest.mark.parametrize(

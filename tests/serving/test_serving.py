@@ -12,7 +12,6 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from tritonclient.utils import InferenceServerException
 
 from dflash_trt.build.run import build
 from dflash_trt.config import BuildConfig
-from dflash_trt.errors import RequestError, ServerError
+from dflash_trt.errors import ServerError
 from dflash_trt.serving.client import Summary, stream
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server import launch
@@ -138,11 +137,6 @@ def test_a_stream_is_the_targets_own_text(server: Ports, expected: list[Expected
         assert final.acceptance_length == pytest.approx((NEW_TOKENS - 1) / final.rounds)
 
 
-def test_drafts_are_accepted(server: Ports, expected: list[Expected]) -> None:
-    """Else the tests above say nothing about rolling back."""
-    assert sum(_stream(server, each.prompt, NEW_TOKENS)[2].accepted for each in expected) > 0
-
-
 def test_http_generate(server: Ports, expected: list[Expected]) -> None:
     for model in ("dflash", "dflash_infer"):
         for each in expected:
@@ -198,36 +192,6 @@ def _infer(server: Ports, prompt: bytes, max_tokens: int, **values: float) -> An
         return client.infer("dflash_infer", inputs, client_timeout=WAIT)
 
 
-def test_grpc_infer_from_several_clients(server: Ports, expected: list[Expected]) -> None:
-    def ask(each: Expected) -> bool:
-        result = _infer(server, each.prompt.encode(), NEW_TOKENS)
-        return result.as_numpy("token_ids").tolist() == each.token_ids
-
-    with ThreadPoolExecutor(SLOTS + MAX_QUEUE) as pool:  # as many as run and wait
-        assert all(pool.map(ask, expected * 6))
-
-
-def test_concurrent_streams(server: Ports, expected: list[Expected]) -> None:
-    """As many as fit and as many as wait, with different lengths, so that rows move."""
-
-    def ask(number: int) -> bool:
-        each, length = expected[number % len(expected)], NEW_TOKENS - 5 * (number % 3)
-        return _stream(server, each.prompt, length)[1] == each.token_ids[:length]
-
-    with ThreadPoolExecutor(SLOTS + MAX_QUEUE) as pool:
-        assert all(pool.map(ask, range(24)))
-
-
-def test_seeds_give_different_texts(server: Ports) -> None:
-    def ask(seed: int) -> str:
-        body = {"text_input": "a", "temperature": 0.9, "top_p": 0.95, "seed": seed}
-        status, answer = _post(server, "dflash/generate", body)
-        assert status == 200
-        return json.loads(answer)["text_output"]
-
-    assert len({ask(seed) for seed in range(3)}) > 1
-
-
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "values", "words"),
     [
@@ -253,65 +217,6 @@ def test_a_bad_request_over_grpc(
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
     assert "Traceback" not in caught.value.message()
     assert "\n" not in caught.value.message().strip()
-    _serves(server, expected)
-
-
-@pytest.mark.parametrize("model", ["dflash", "dflash_infer"])
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"text_input": ""},
-        {"text_input": "a" * MAX_SEQ_LEN},
-        {"text_input": "a", "max_tokens": -1},
-        {"text_input": "a", "top_k": -1},
-        {"max_tokens": 3},
-        {"text_input": 5},
-        b'{"text_input": "a"',
-        b"\xff\xfe",
-        b"",
-    ],
-)
-def test_a_bad_request_over_http(
-    server: Ports, expected: list[Expected], model: str, body: Any
-) -> None:
-    status, answer = _post(server, f"{model}/generate", body)
-    assert status >= 400
-    assert "Traceback" not in answer
-    assert "model.py" not in answer
-    _serves(server, expected)
-
-
-def test_the_client_explains_a_refusal(server: Ports) -> None:
-    with pytest.raises(RequestError, match="empty"):
-        _stream(server, "", 8)
-    with pytest.raises(RequestError, match="exceed"):
-        _stream(server, "a" * MAX_SEQ_LEN, 8)
-
-
-@pytest.mark.parametrize("road", ["stream", "infer"])
-def test_a_full_queue_refuses_and_the_rest_is_right(
-    server: Ports, expected: list[Expected], road: str
-) -> None:
-    def ask(_: int) -> str:
-        each = expected[0]
-        try:
-            if road == "stream":
-                ids = _stream(server, each.prompt, LONG)[1]
-            else:
-                result = _infer(server, each.prompt.encode(), LONG)
-                ids = result.as_numpy("token_ids").tolist()
-        except ServerError as error:
-            return "refused" if "queue is full" in str(error) else str(error)
-        except InferenceServerException as error:
-            refused = "[StatusCode.UNAVAILABLE] The request queue is full" in str(error)
-            return "refused" if refused else str(error)
-        assert ids[:NEW_TOKENS] == each.token_ids
-        return "served"
-
-    with ThreadPoolExecutor(40) as pool:
-        answers = list(pool.map(ask, range(40)))
-    assert answers.count("served") >= SLOTS + MAX_QUEUE
-    assert answers.count("refused") == len(answers) - answers.count("served") > 0
     _serves(server, expected)
 
 
@@ -354,12 +259,6 @@ def test_an_http_client_that_goes_away_frees_its_slot(
     assert_goes_idle(server)
     assert_cancelled(server, before + SLOTS)
     _serves(server, expected)
-
-
-def test_the_client_says_what_is_wrong_with_the_server(server: Ports) -> None:
-    for port in (free_ports().grpc, server.http):
-        with pytest.raises(ServerError, match="dflash-trt serve"):
-            _stream(Ports(0, port, 0), "a", 8)
 
 
 def test_a_port_in_use_is_named(built: Path) -> None:

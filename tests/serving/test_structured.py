@@ -16,7 +16,6 @@ from chat_pair import build_chat_pair
 from live import openai_front
 from tokenizers import Tokenizer
 
-from dflash_trt.errors import RequestError
 from dflash_trt.serving.client import Client
 from dflash_trt.serving.ports import Ports, free_ports
 from dflash_trt.serving.server.run import running_server
@@ -125,30 +124,6 @@ def test_logit_bias(triton: Ports, built: Path) -> None:
         plain = client.generate(PROMPT, max_tokens=9).choices[0].token_ids
         banned = client.generate(PROMPT, max_tokens=9, logit_bias={str(plain[0]): -100})
         assert plain[0] not in banned.choices[0].token_ids
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json and guided_regex are both"),
-        ({"guided_regex": "[a"}, "guided_regex cannot be used: .*unclosed character class"),
-        ({"guided_json": {"type": "objec"}}, "guided_json cannot be used: .*objec"),
-        ({"guided_regex": "a" * 70_000}, "guided_regex is 70000 bytes"),
-        ({"guided_grammar": 'a ::= "' + "b" * 9000}, "bytes of GBNF"),
-        ({"response_format": {"type": "grammar"}}, 'response_format is of type "grammar"'),
-        ({"response_format": {"type": "json_schema"}}, "response_format is of type"),
-        ({"guided_choice": []}, "guided_choice is empty"),
-        ({"logit_bias": {"5": 1000}}, "logit_bias.5 is 1000"),
-        ({"logit_bias": {"99999999": 1}}, "logit_bias holds '99999999', no token"),
-    ],
-)
-def test_what_cannot_be_followed_is_refused(
-    triton: Ports, options: dict[str, Any], words: str
-) -> None:
-    with Client(f"127.0.0.1:{triton.grpc}") as client:
-        with pytest.raises(RequestError, match=words):
-            client.generate(PROMPT, **options)
-        assert client.generate(PROMPT, max_tokens=1).choices
 
 
 def test_openais_response_format(api: openai.OpenAI) -> None:

@@ -42,8 +42,6 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
     "LANGSMITH_TRACING": "false",
-    "LITELLM_TELEMETRY": "False",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 
 
@@ -82,7 +80,6 @@ def server(built: Path) -> Iterator[tuple[Ports, str]]:
         ("langchain-openai==1.7.3", "use_langchain.py"),
         ("langchain-openai==1.7.3", "use_langchain_tools.py"),
         ("openai-agents==0.24.0", "use_agents.py"),
-        ("litellm==1.104.0", "use_litellm.py"),
     ],
 )
 def test_a_program(server: tuple[Ports, str], built: Path, requirement: str, program: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import signal
 import sys
@@ -20,7 +19,6 @@ import openai
 import pytest
 from live import serve_ports, serving
 from llm_build import STANDINS, standins, write_llm_build
-from tokenizers import Tokenizer
 from triton_metrics import Triton
 
 from dflash_trt.build.settings import Settings
@@ -402,133 +400,3 @@ def test_serve_and_the_openai_front(tmp_path: Path) -> None:
             _check_what_is_told(api, expected.text, port)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT) == 0
-
-
-class TestStandIn:
-    """It fails on whatever is not in the contract."""
-
-    def test_arguments(self, tensorrt_llm: ModuleType) -> None:
-        speculative = {"decoding_type": "DFlash", "max_draft_len": 7}
-        for wrong, words in (
-            ({"max_batch": 3}, "LLM: extra inputs are not permitted: max_batch"),
-            ({"max_batch_size": "3"}, "LLM.max_batch_size is '3', not int"),
-            ({"enable_chunked_prefill": 1}, "not bool"),
-            ({"kv_cache_config": {"reuse": True}}, "KvCacheConfig: extra inputs"),
-            ({"speculative_config": {**speculative, "block_size": 8}}, "DFlashDecodingConfig"),
-            ({"speculative_config": {"decoding_type": "dflash"}}, "no decoding_type 'dflash'"),
-            ({"speculative_config": {**speculative, "max_draft_len": 0}}, "> 0 for DFlash"),
-            (
-                {"speculative_config": {"decoding_type": "Draft_Target", "max_draft_len": 3}},
-                "speculative_model must be specified",
-            ),
-            (
-                {"speculative_config": {"decoding_type": "NGram", "mask_token_id": 1}},
-                "NGramDecodingConfig: extra inputs",
-            ),
-            ({"speculative_config": {**speculative, "draft_len_schedule": {}}}, "not taken"),
-            ({"kv_cache_config": {"free_gpu_memory_fraction": None}}, "free_gpu_memory_fraction"),
-            ({"kv_cache_config": {"max_attention_window": [0]}}, "max_attention_window"),
-            ({"kv_cache_config": {"pool_ratio": [0.5, 0.4]}}, "pool_ratio"),
-            ({"kv_cache_config": {"disk_cache_size": 1}}, "disk_cache_path"),
-            ({"kv_cache_config": {"block_reuse_config": {"x": 1}}}, "block_reuse_config"),
-            ({"telemetry_config": {"off": True}}, "telemetry_config"),
-            ({"attention_dp_config": {"timeout_iters": -1}}, "timeout_iters"),
-            ({"moe_config": {"load_balancer": "/nowhere.yaml"}}, "load_balancer"),
-            ({"enable_lm_head_tp_in_adp": True}, "needs enable_attention_dp"),
-            ({"moe_cluster_parallel_size": 3}, "must divide"),
-            ({"prefill_cuda_graph_backend": "breakable", "enable_lora": True}, "LoRA"),
-        ):
-            with pytest.raises(ValueError, match=words):
-                tensorrt_llm.LLM(PAIR / "target", **wrong)
-
-    def test_sampling_params(self, tensorrt_llm: ModuleType) -> None:
-        for wrong, error in (
-            ({"stop_words": ["x"]}, TypeError),
-            ({"top_k": 1.5}, TypeError),
-            ({"max_tokens": None}, TypeError),
-            ({"temperature": -1.0}, ValueError),
-            ({"n": 2}, ValueError),  # greedy
-        ):
-            with pytest.raises(error):
-                tensorrt_llm.SamplingParams(**wrong)
-        with pytest.raises(AttributeError):
-            tensorrt_llm.SamplingParams().stop_words = ["x"]
-
-    def test_guides(self, tensorrt_llm: ModuleType) -> None:
-        made = tensorrt_llm.sampling_params.GuidedDecodingParams
-        with pytest.raises(TypeError):
-            made(choice=["a"])
-        with pytest.raises(ValueError, match="Only one guide can be used"):
-            tensorrt_llm.SamplingParams(guided_decoding=made(regex="a", json_object=True))
-        with pytest.raises(TypeError):
-            tensorrt_llm.SamplingParams(guided_decoding={"regex": "a"})
-        assert made(json={"type": "object"})._ours("xgrammar").text == '{"type": "object"}'
-        with pytest.raises(ValueError, match="STRUCTURAL_TAG"):
-            made(structural_tag="{}")._ours("llguidance")
-
-    def test_reuse(self, tensorrt_llm: ModuleType) -> None:
-        """Whole blocks that prompts of the same salt began with, up to the tail."""
-        llm = tensorrt_llm.LLM(
-            model=str(PAIR / "target"),
-            max_batch_size=1,
-            max_seq_len=256,
-            speculative_config={
-                "decoding_type": "DFlash",
-                "speculative_model": str(PAIR / "drafter"),
-                "max_draft_len": 7,
-                "context_recompute_tail": 40,
-            },
-        )
-        try:
-            params = tensorrt_llm.SamplingParams(max_tokens=1, end_id=0)
-            prompt, seen = [5] * 150, []
-            for salt in (None, None, "a", "a"):
-                seen.append(llm.generate_async(prompt, params, cache_salt=salt).result())
-            assert [each.cached_tokens for each in seen] == [0, 96, 0, 96]
-            guided = tensorrt_llm.SamplingParams(
-                guided_decoding=tensorrt_llm.sampling_params.GuidedDecodingParams(regex="a"),
-                end_id=0,
-            )
-            with pytest.raises(RuntimeError, match="GuidedDecoder is not setup"):
-                llm.generate_async([5], guided).result()
-            with pytest.raises(TypeError, match="cache_salt"):
-                llm.generate_async([5], params, cache_salt=3)
-        finally:
-            llm.shutdown()
-
-    def test_results(self, tensorrt_llm: ModuleType) -> None:
-        checkpoints = {"model": str(PAIR / "target"), "max_batch_size": 1, "max_seq_len": 64}
-        speculative = {"speculative_model": str(PAIR / "drafter"), "max_draft_len": 7}
-        llm = tensorrt_llm.LLM(
-            **checkpoints,
-            speculative_config={"decoding_type": "DFlash", **speculative},
-            enable_iter_perf_stats=True,
-        )
-        params = tensorrt_llm.SamplingParams(max_tokens=12, return_perf_metrics=True)
-        result = llm.generate("def main():", params)
-        [output] = result.outputs
-        tokenizer = Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json"))
-        assert output.text == tokenizer.decode(output.token_ids) != ""
-        assert output.finish_reason == "length"
-        spent = output.request_perf_metrics.speculative_decoding
-        assert spent.total_accepted_draft_tokens <= spent.total_draft_tokens
-        stats = [each["specDecodingStats"] for each in llm.get_stats()]
-        assert sum(each["numDraftTokens"] for each in stats) == spent.total_draft_tokens
-        with pytest.raises(AttributeError):
-            _ = result.metrics
-
-        async def stream() -> list[int]:
-            answer = llm.generate_async([5, 6, 7], params, streaming=True)
-            seen = []
-            async for step in answer:
-                assert step is answer
-                seen += step.outputs[0].token_ids_diff
-            assert answer.finished
-            return seen
-
-        assert len(asyncio.run(stream())) == 12
-        with pytest.raises(TypeError, match="str or list of int"):
-            llm.generate_async([1.5])
-        llm.shutdown()
-        with pytest.raises(RuntimeError, match="shutting down"):
-            llm.generate_async([1])

@@ -277,15 +277,6 @@ def test_kserve(deploy: Path, case: str) -> None:
     check(service)
 
 
-def test_the_schemas_refuse_what_is_not_published() -> None:
-    wrong = {"inferenceservice": "predictors", "servingruntime": "container"}
-    wrong |= {"dynamographdeployment": "x"}
-    for kind, field in wrong.items():
-        schema = json.loads((SCHEMAS / f"{kind}.json").read_text())["properties"]["spec"]
-        with pytest.raises(jsonschema.ValidationError, match=field):
-            jsonschema.validate({field: {}}, schema)
-
-
 def test_pods_get_what_the_build_needs(deploy: Path, case: str) -> None:
     if case == SEVERAL:
         return

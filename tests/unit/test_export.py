@@ -12,7 +12,7 @@ import pytest
 import yaml
 from builds import config_of
 from commands import run
-from exported import PUBLISHED, assert_published, assert_shell_agrees, commands
+from exported import PUBLISHED, assert_published, commands
 from pairs import make_pair
 from test_deployment import KUBERNETES, SCHEMAS
 
@@ -198,15 +198,6 @@ def test_dynamo_gets_the_arguments_of_a_build(pair: Path, monkeypatch: pytest.Mo
     assert built["speculative_config"].pop("speculative_model") == str(pair / "drafter")
     assert args["speculative_config"].pop("speculative_model") == "/models/drafter"
     assert args == built
-
-
-@pytest.mark.parametrize("engine", SCRIPTS)
-@pytest.mark.parametrize("method", METHODS)
-def test_the_shell_has_nothing_against_it(
-    pair: Path, tmp_path: Path, engine: str, method: Method
-) -> None:
-    config = made(pair) if method == "dflash" else with_method(pair, method)
-    assert_shell_agrees({"script": written(config, engine)}, tmp_path)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

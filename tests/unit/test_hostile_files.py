@@ -21,8 +21,8 @@ from dflash_trt.checkpoints import (
     load_tokenizer,
     read_json,
 )
+from dflash_trt.config import load_config
 from dflash_trt.config.build import Speculation
-from dflash_trt.decoding.speculation import kept_profiles
 from dflash_trt.engines.info import read_info
 from dflash_trt.engines.load import engine_kind
 from dflash_trt.errors import BuildError, CheckpointError, DflashError, EngineError, RequestError
@@ -47,6 +47,7 @@ def make_special(path: Path, kind: str) -> None:
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "build": ("pair.yaml", lambda pair: load_config(pair / "pair.yaml")),
     "config": ("target/config.json", lambda pair: load_target(pair / "target")),
     "drafter": ("drafter/config.json", lambda pair: load_drafter(pair / "drafter")),
     "engine": (
@@ -99,21 +100,6 @@ def test_types_in_engine_json_are_checked(pair: Path, change: dict[str, Any]) ->
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(EngineError, match=next(iter(change))):
         read_info(file.parent, "onnxruntime")
-
-
-def test_costs_of_a_wrong_type_are_not_there(pair: Path) -> None:
-    engines = pair / "built" / "engines"
-    sound = {"contexts": [64], "rows": [1], "widths": [1]}
-    sound |= {"verify_seconds": [[[0.1]]], "draft_seconds": [[0]]}
-    for entry, count in (
-        ({"a": sound}, 1),
-        ([sound], 0),
-        ({"a": sound | {"widths": ["1"]}}, 0),
-        ({"a": sound | {"verify_seconds": [[["0.1"]]]}}, 0),
-        ({"a": sound | {"rows": [True]}}, 0),
-    ):
-        (engines / "costs.json").write_text(json.dumps(entry))
-        assert len(kept_profiles(engines)) == count
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,6 @@ def test_check_names_every_file_that_differs(built: Path) -> None:
     ]
 
 
-def test_a_corrupted_build_is_built_again(original: Path, tmp_path: Path) -> None:
-    pair = Path(shutil.copytree(original, tmp_path / "pair", symlinks=True))
-    flip(pair / "built" / "engines" / "drafter" / "model.onnx")
-    assert build(config_of(pair), pair / "built", quiet).built
-    assert not build(config_of(pair), pair / "built", quiet).built
-
-
 def test_originals_of_links_are_checked_too(original: Path) -> None:
     linked, weights = original / "linked", original / "target" / "model.safetensors"
     listed = read_manifest(linked)

@@ -41,25 +41,12 @@ def _write(directory: Path, **sections: dict) -> Path:
     return directory / "model_repository"
 
 
-def _files(directory: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-
-
 def _names(tensors) -> list[str]:
     return [tensor.name for tensor in tensors]
 
 
 def _fields(cls: type) -> set[str]:
     return set(cls._fields)  # type: ignore[attr-defined]
-
-
-def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
-    first, second = tmp_path / "a", tmp_path / "b"
-    assert _files(_write(first)) == _files(_write(second))
 
 
 def test_every_model_has_its_config_and_version(tmp_path: Path) -> None:

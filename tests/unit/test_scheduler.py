@@ -1,0 +1,111 @@
+"""Schedulers, slots, queue and kept prefixes against a model, in any order of events.
+
+`SCHEDULER_EXAMPLES=5000` tries more than the 60 orders of `make test`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from hypothesis import Phase, settings
+from scheduler_model import WORDS, SchedulerModel
+
+from dflash_trt.decoding import WaitingQueue
+from dflash_trt.decoding.prefix_cache import BLOCK, PrefixCache
+from dflash_trt.engines import KEPT
+
+EXAMPLES = os.environ.get("SCHEDULER_EXAMPLES", "")
+
+SchedulerModel.TestCase.settings = settings(
+    max_examples=int(EXAMPLES or 60),
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=not EXAMPLES,
+    phases=[Phase.generate] if EXAMPLES else [*Phase],
+)
+TestScheduler = SchedulerModel.TestCase
+
+
+def test_by_priority_then_arrival() -> None:
+    queue = WaitingQueue[str]()
+    for item, priority in (("a", 1), ("b", 0), ("c", 1), ("d", -1), ("e", 0)):
+        queue.add(item, priority)
+    assert len(queue) == 5
+    assert [queue.take() for _ in range(6)] == ["d", "b", "e", "a", "c", None]
+
+
+def test_what_is_removed_does_not_come() -> None:
+    queue = WaitingQueue[object]()
+    items = [object() for _ in range(6)]
+    for item in items:
+        queue.add(item)
+    assert queue.remove(items[2])
+    assert not queue.remove(items[2])
+    assert not queue.remove(object())
+    assert [queue.take() for _ in range(5)] == [*items[:2], *items[3:]]
+
+
+def test_each_item_is_taken_once_by_many_threads() -> None:
+    queue, taken, lock = WaitingQueue[int](), list[int](), threading.Lock()
+    for number in range(2000):
+        queue.add(number, number % 3)
+
+    def take() -> None:
+        while (item := queue.take()) is not None:
+            with lock:
+                taken.append(item)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == list(range(2000))
+
+
+def test_the_least_recently_used_goes_and_never_before_what_follows_it() -> None:
+    cache = PrefixCache(4)
+    old, new = WORDS[0] + WORDS[1], WORDS[2] + WORDS[1]
+    for text in (old, new):
+        cache.keep("group", "", text, len(text))
+    cache.done("group")
+    assert len(cache.find("group", "", [*old, 9], drafted=True)) == 2  # used again
+    cache.done("group")
+    cache.keep("group", "", WORDS[1], BLOCK)
+    cache.done("group")
+    lengths = [len(cache.find("group", "", [*text, 9], drafted=True)) for text in (old, new)]
+    assert lengths == [2, 1]
+
+
+def test_what_another_group_stores_is_there_when_its_step_has_ended() -> None:
+    cache, text = PrefixCache(4), [*WORDS[0], 9]
+    cache.keep("first", "", text, BLOCK)
+    assert len(cache.find("first", "", text, drafted=True)) == 1
+    assert not cache.find("second", "", text, drafted=True)
+    cache.done("first")
+    assert len(cache.find("second", "", text, drafted=True)) == 1
+
+
+def test_a_block_that_is_being_copied_stays() -> None:
+    cache, text = PrefixCache(1), [*WORDS[0], 9]
+    cache.keep("first", "", text, BLOCK)
+    cache.done("first")
+    (block,) = cache.find("second", "", text, drafted=True)
+    assert cache.keep("first", "", WORDS[1], BLOCK) == ([], [])
+    cache.done("second")
+    assert cache.keep("first", "", WORDS[1], BLOCK) == ([block.number], [(KEPT + 1, 0)])
+
+
+def test_nothing_is_found_of_what_was_kept_before_a_step_that_failed() -> None:
+    """Nobody knows what it did. A block that another's step copies is dropped when that ends."""
+    cache, text = PrefixCache(4), [*WORDS[0], 9]
+    cache.keep("first", "", text, BLOCK)
+    cache.done("first")
+    (block,) = cache.find("second", "", text, drafted=True)
+    cache.clear("first")
+    assert not len(cache)
+    assert not cache.find("first", "", text, drafted=True)
+    assert cache.keep("first", "", [], 0) == ([], [])  # the second one's step copies it
+    cache.done("second")
+    assert cache.keep("first", "", [], 0) == ([block.number], [])

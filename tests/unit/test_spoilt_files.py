@@ -1,0 +1,330 @@
+"""Whatever is wrong in a file that a user or a build hands us: an answer, or a sentence of ours.
+
+`SPOILT_EXAMPLES=2000` spoils more than `make test` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import ggufs
+import pytest
+from builds import build_pair, config_of, quiet
+from google.protobuf import text_format
+from hypothesis import HealthCheck, Phase, given, settings
+from signing_keys import write_keys
+from strategies import CHECKPOINTS, DICE, Files, spoil, spoil_json
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from dflash_trt.bench import load_asked
+from dflash_trt.build import onnxruntime, tensorrt_llm
+from dflash_trt.build.built import inspect_built
+from dflash_trt.build.manifest import check_build, read_manifest, speculation_of
+from dflash_trt.build.settings import Settings
+from dflash_trt.build.signing import check_signed, sign
+from dflash_trt.chat.render import load_encoding
+from dflash_trt.checkpoints import Located, Weights, inspect, read_json
+from dflash_trt.checkpoints.gguf_directory import as_directory
+from dflash_trt.cli.report import show, show_built
+from dflash_trt.config import load_config
+from dflash_trt.decoding.speculation import kept_profiles
+from dflash_trt.errors import CheckpointError, DflashError
+from dflash_trt.files import read_text
+from dflash_trt.prompts import read_prompts
+from dflash_trt.serving.server.process import find_repository
+
+EXAMPLES = int(os.environ.get("SPOILT_EXAMPLES", "15"))
+TEMPLATE = """{{ bos_token }}{% for m in messages %}{% if m.role == 'b' %}{{ raise_exception('n') }}
+{% endif %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}{% set x = namespace(n=0) %}
+{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ '%0*d' % (3, 1) }}{{ 'x' * 3 }}"""
+WORDS = (  # of templates, YAML and protobuf text
+    *("{% for i in range(99999) %}", "{% endfor %}", "{% break %}", "{{ 9 ** (9 ** 9) }}", "{%"),
+    *("{{ '%0*d' % (10 ** 9, 1) }}", "{{ 'x' * 10 ** 9 }}", "}}", "{% macro m() %}{{ m() }}"),
+    *("{% endmacro %}", "{{ m.content.format }}", "((((("),
+    *("{{ ''.__class__ }}", "&a [*a]", "*a", "!!bool x", "!!timestamp 1-99-99", "!!binary x"),
+    *("? [a]", "<<: *a", "~", "1:" * 300 + "1.5", "{}", "- ", "\n  ", "'", '"', "0o9", "1e999"),
+    *("\u2028", "\0", "%s", 'string_value: "x"', "parameters [", "#", "9" * 5000, "[" * 3000),
+    *('{ key: "slots" value: { string_value: "-1" } }', "{a: " * 300),
+)
+MESSAGE = [{"role": "user", "content": "Hello 12"}]
+HANGS, MEMORY = 120, 1 << 30  # seconds of a file; bytes of address space for all of them
+many = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize="SPOILT_EXAMPLES" not in os.environ,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def spoil_text(data: bytes, dice: random.Random) -> bytes:
+    at = dice.randrange(len(data) + 1)
+    word = dice.choice(WORDS).encode()
+    return data[:at] + word + data[at:] if dice.random() < 0.6 else spoil(data, dice)
+
+
+def spoil_lines(data: bytes, dice: random.Random) -> bytes:
+    lines = data.splitlines()
+    at = dice.randrange(len(lines))
+    lines[at] = spoil_json(lines[at], dice)
+    return b"\n".join(lines)
+
+
+def spoil_gguf(data: bytes, dice: random.Random) -> bytes:
+    """Mostly lengths, counts, types and offsets, which the header has."""
+    if dice.random() < 0.3:
+        return spoil(data, dice)
+    raw, at, size = bytearray(data), dice.randrange(9000), dice.choice([1, 4, 8])
+    value = dice.choice([0, 1, 2, 8, 9, 31, 255, 1 << 16, (1 << 31) - 1, (1 << 64) - 1])
+    raw[at : at + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
+    return bytes(raw)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(home: Path) -> Iterator[None]:
+    """What a file says of its size must not be believed."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@contextlib.contextmanager
+def in_time() -> Iterator[None]:
+    def hangs(*_: object) -> None:
+        raise BaseException(f"longer than {HANGS} s")
+
+    signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(HANGS)
+    yield
+    signal.alarm(0)
+
+
+@pytest.fixture(scope="module")
+def home(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair, its signed build, and sound files beside them."""
+    home = tmp_path_factory.mktemp("spoilt") / "home"
+    shutil.copytree(original, home)
+    target = home / "target"
+    ggufs.write(home / "target.gguf", target, ggufs.Kind.Q4_1)
+    build_pair(home, home / "linked", weights="link")
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    (target / "added_tokens.json").write_text('{"<x>": 3}')
+    (home / "pair.yaml").write_text(
+        "name: tiny\ntarget: {path: target}\ndrafter: {path: drafter}\n"
+        "engine: {kind: onnxruntime, threads: 2}\nspeculation: {policy: adaptive, tree: true}\n"
+        "serving:\n  slots: 4\n  max_seq_len: 64\n"
+    )
+    asked = '{"text": "def f():"}\n{"messages": [{"role": "user", "content": "a"}]}\n'
+    (home / "asked.jsonl").write_text(asked)
+    (home / "prompts.jsonl").write_text(asked + '{"ids": [1, 2]}\n')
+    write_keys(home)
+    sign(home / "built", home / "key.pem")
+    costs = {"contexts": [64, 128], "rows": [1, 2], "widths": [1, 4]}
+    costs |= {"verify_seconds": [[[0.1, 0.2]] * 2] * 2, "draft_seconds": [[0.1, 0.1]] * 2}
+    (home / "built/engines/costs.json").write_text(json.dumps({"a machine; ensemble": costs}))
+    return home
+
+
+def inspected(home: Path, target: str) -> None:
+    report = inspect(as_directory(home / target), home / "drafter")
+    json.dumps(report)
+    show(report)
+
+
+def prepared(home: Path, target: str) -> None:
+    at = Located(as_directory(home / target), None), Located(home / "drafter", None)
+    onnxruntime.prepare(config_of(home, engine={"kind": "onnxruntime"}), *at, quiet)
+    if target == "target":
+        bundle = config_of(home, engine={"kind": "tensorrt_llm", "gpus": 1})
+        tensorrt_llm.prepare(bundle, *at, quiet)
+
+
+def encoded(home: Path, target: str) -> None:
+    encode = load_encoding(as_directory(home / target))
+    encode(MESSAGE)
+    encode("def f():")
+
+
+def weights_read(home: Path, target: str) -> None:
+    weights = Weights(as_directory(home / target))
+    for name in weights.names:
+        weights.read(name)
+        if weights.block_format(name):
+            list(weights.blocks(name, 512))
+
+
+def parameters(home: Path) -> None:
+    """Triton parses the text; what it hands on is ours to read."""
+    text, config = home / "built/model_repository/dflash/config.pbtxt", ModelConfig()
+    with contextlib.suppress(OSError, ValueError, text_format.ParseError):
+        said = text_format.Parse(read_text(text), config).parameters
+        Settings.from_parameters({key: value.string_value for key, value in said.items()})
+
+
+def refused(check: Callable[[], object]) -> None:
+    """Whatever differs from the manifest must not pass."""
+    with pytest.raises(DflashError):
+        check()
+
+
+READ: tuple[Callable[[Path], object], ...] = (
+    lambda home: speculation_of(read_manifest(home / "built")),
+    lambda home: show_built(inspect_built(home / "built")),
+    lambda home: find_repository(home / "built"),
+    lambda home: load_encoding(home / "built" / "tokenizer")(MESSAGE),
+    parameters,
+    lambda home: refused(lambda: check_signed(home / "built", None, home / "key.pub")),
+)
+BUILT = (*READ, lambda home: refused(lambda: check_build(home / "built", "full")))
+PAIR = tuple(
+    partial(each, target="target") for each in (inspected, prepared, encoded, weights_read)
+)
+GGUF = tuple(
+    partial(each, target="target.gguf") for each in (inspected, prepared, encoded, weights_read)
+)
+Spoil = Callable[[bytes, random.Random], bytes]
+KINDS: dict[str, tuple[Spoil, tuple[Callable[[Path], object], ...]]] = {
+    "target/config.json": (spoil_json, PAIR),
+    "drafter/config.json": (spoil_json, PAIR),
+    "target/generation_config.json": (spoil_json, PAIR),
+    "target/tokenizer.json": (spoil_json, PAIR),
+    "target/tokenizer_config.json": (spoil_json, PAIR),
+    "target/chat_template.jinja": (spoil_text, PAIR),
+    "target/added_tokens.json": (spoil_json, PAIR),
+    "target/model.safetensors": (spoil, PAIR),
+    "drafter/model.safetensors": (spoil, PAIR),
+    "target.gguf": (spoil_gguf, GGUF),
+    "pair.yaml": (spoil_text, (lambda home: load_config(home / "pair.yaml"),)),
+    "prompts.jsonl": (
+        spoil_lines,
+        (
+            lambda home: read_prompts(
+                home / "prompts.jsonl", lambda _: [1], vocab_size=320, longest=64
+            ),
+        ),
+    ),
+    "asked.jsonl": (spoil_lines, (lambda home: load_asked(str(home / "asked.jsonl"), 9),)),
+    "built/engines/costs.json": (
+        spoil_json,
+        (
+            lambda home: kept_profiles(home / "built/engines"),
+            lambda home: show_built(inspect_built(home / "built")),
+        ),
+    ),
+    "built/model.sig": (
+        spoil_json,
+        (lambda home: check_signed(home / "built", None, home / "key.pub"),),
+    ),
+    "built/manifest.json": (spoil_json, (*READ, lambda home: check_build(home / "built", "full"))),
+    "built/engines/target/engine.json": (spoil_json, BUILT),
+    "built/engines/drafter/engine.json": (spoil_json, BUILT),
+    "built/engines/target/model.onnx": (spoil, BUILT),
+    "built/engines/target/model.onnx.data": (spoil, BUILT),
+    "built/tokenizer/tokenizer.json": (spoil_json, BUILT),
+    "built/model_repository/dflash/config.pbtxt": (spoil_text, BUILT),
+    "linked/engines/target/engine.json": (
+        spoil_json,
+        (
+            lambda home: check_build(home / "linked"),
+            lambda home: find_repository(home / "linked"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_spoilt_file_gives_an_answer_of_ours(home: Path, name: str) -> None:
+    spoil_file, readers = KINDS[name]
+    sound = (home / name).read_bytes()
+
+    @many
+    @given(DICE)
+    def one(dice: random.Random) -> None:
+        data = spoil_file(sound, dice)
+        if data == sound:
+            return
+        (home / name).write_bytes(data)
+        for read in readers:
+            with (
+                in_time(),
+                contextlib.suppress(DflashError),
+                contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")),
+            ):
+                read(home)
+
+    try:
+        one()
+    finally:
+        (home / name).write_bytes(sound)
+
+
+@pytest.mark.parametrize("how", ["file", "link", "link to a folder", "folder"])
+def test_what_no_manifest_names_is_refused(home: Path, how: str) -> None:
+    """Wherever it lies in a build and whatever it is called, with a signature and without."""
+    built = home / "built"
+    folders = [built, *(each for each in sorted(built.rglob("*")) if each.is_dir())]
+    for folder in folders:
+        for name in ("extra", ".extra", "model.py", "__pycache__"):
+            extra = folder / name
+            if extra.exists():
+                continue
+            if how == "folder":
+                extra.mkdir()
+                (extra / "1").touch()
+            elif how == "file":
+                extra.touch()
+            else:
+                extra.symlink_to("/" if how == "link to a folder" else built / "manifest.json")
+            refused(lambda: check_build(built))
+            refused(lambda: check_signed(built, None, home / "key.pub"))
+            shutil.rmtree(extra) if how == "folder" else extra.unlink()
+    check_signed(built, None, home / "key.pub")
+
+
+def test_spoilt_weights_are_refused_or_read(tmp_path: Path) -> None:
+    """What is read is of the shape that the header says, and takes no more memory than the file."""
+    came, number = Counter[str](), 0
+
+    @settings(many, max_examples=20 * EXAMPLES)
+    @given(CHECKPOINTS)
+    def one(files: Files) -> None:
+        nonlocal number
+        folder, number = tmp_path / str(number), number + 1
+        folder.mkdir()
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        try:
+            weights = Weights(folder, read_json(folder / "config.json"))
+            for name in weights.names:
+                values = weights.read(name)
+                assert values.shape == weights.shape(name)
+                assert values.nbytes <= 8 * sum(map(len, files.values()))
+            came["read"] += 1
+        except CheckpointError as error:
+            str(error).encode("utf-8", "backslashreplace")
+            came["refused"] += 1
+        shutil.rmtree(folder)
+
+    one()
+    assert min(came["read"], came["refused"]) > number / 20
+
+
+def test_dice_are_thrown() -> None:
+    """Else every example would spoil the same place."""
+    seen = set[float]()
+    settings(many, max_examples=20)(given(DICE)(lambda dice: seen.add(dice.random())))()
+    assert len(seen) > 10
