@@ -163,7 +163,7 @@ def test_without_a_gpu_a_sentence_says_so(demo: Demo, tmp_path: Path, command: s
     assert done.returncode == 1
     assert done.stderr == (
         "error: this build has plans for NVIDIA GPUs, and here is no NVIDIA GPU with its driver. "
-        "Run it on a machine with 1 GPU of compute capability 8.0 or 8.6 or 8.9 or 12.0 or 12.1.\n"
+        "Run it on a machine with a GPU of compute capability 8.0 or 8.6 or 8.9 or 12.0 or 12.1.\n"
     )
 
 
