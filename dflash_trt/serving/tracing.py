@@ -6,6 +6,7 @@ Set up by OpenTelemetry's variables (docs/serving.md). Where they name no endpoi
 
 import logging
 import os
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -36,36 +37,42 @@ def context() -> dict[str, str]:
 
 def instrument(app: "ASGIApp") -> "ASGIApp":
     """Return the application with a span for each request, and with `context` set."""
-
-    async def with_context(scope: "Scope", receive: "Receive", send: "Send") -> None:
-        headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
-        carrier = {name: headers[name].decode("latin-1") for name in CONTEXT if name in headers}
-        if endpoint() is not None:
-            from opentelemetry.propagate import inject  # noqa: PLC0415
-
-            inject(carrier)
-        _context.set(carrier)
-        await app(scope, receive, send)
-
     if endpoint() is None:
-        return with_context
+        return _with_context(app)
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
             OTLPSpanExporter,
         )
         from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware  # noqa: PLC0415
+        from opentelemetry.propagate import inject  # noqa: PLC0415
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError as error:
         log.warning("no traces: %s. Run: pip install 'dflash-trt[otel]'", error)
-        return with_context
+        return _with_context(app)
     name = os.environ.get("OTEL_SERVICE_NAME") or SERVICE
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     instrumented: ASGIApp = OpenTelemetryMiddleware(
-        with_context,
+        _with_context(app, inject),
         tracer_provider=provider,  # not set for all: libraries would add spans of their own
         exclude_spans=["send", "receive"],
     )
     return instrumented
+
+
+def _with_context(
+    app: "ASGIApp", inject: Callable[[dict[str, str]], None] | None = None
+) -> "ASGIApp":
+    """inject: puts the current span in place of the client's."""
+
+    async def with_context(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
+        carrier = {name: headers[name].decode("latin-1") for name in CONTEXT if name in headers}
+        if inject is not None:
+            inject(carrier)
+        _context.set(carrier)
+        await app(scope, receive, send)
+
+    return with_context

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from live import openai_front
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from stand_in import part, parts
 
+from dflash_trt.serving import tracing
 from dflash_trt.serving.ports import Ports, free_ports
 
 WAIT = 30.0
@@ -85,3 +88,22 @@ def test_without_a_sink_the_clients_context_goes_on(built: Path) -> None:
             url = f"http://127.0.0.1:{port}/v1/completions"
             assert httpx.post(url, json=BODY, headers={"traceparent": header}).status_code == 200
         assert server.said[0]["traceparent"] == header
+
+
+@pytest.mark.parametrize(
+    "missing", ["opentelemetry.propagate", "opentelemetry.instrumentation.asgi"]
+)
+def test_without_the_extra_the_clients_context_goes_on(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, missing, None)
+    found = []
+
+    async def app(*_: object) -> None:
+        found.append(tracing.context())
+
+    scope = {"headers": [(b"traceparent", b"00-1-2-01"), (b"accept", b"*/*")]}
+    call: Any = tracing.instrument(app)
+    asyncio.run(call(scope, None, None))
+    assert found == [{"traceparent": "00-1-2-01"}]
