@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from load import NO_STATUS, WAIT
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
@@ -22,6 +23,12 @@ from dflash_trt.build.repository import read_config, templates
 
 Json = Any
 Files = dict[str, bytes]
+EACH_ONCE = settings(  # a property over many inputs, none of them shrunk
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 # --- values and bytes -----------------------------------------------------------------------------
 

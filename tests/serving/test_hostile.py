@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import strategies
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed, settings
 from tritonclient.grpc import service_pb2_grpc
 
 from dflash_trt.serving.client import Client
@@ -34,13 +34,7 @@ def test_hostile_requests(built: Path) -> None:
             alone = good.generate("def main():", max_tokens=16).text
 
             @seed(SEED)
-            @settings(
-                max_examples=COUNT,
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            )
+            @settings(strategies.EACH_ONCE, max_examples=COUNT)
             @given(strategies.hostile_over_grpc)
             def one(request: strategies.Request) -> None:
                 nonlocal slowest

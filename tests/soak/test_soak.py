@@ -23,7 +23,7 @@ import httpx
 import malformed_http
 import pytest
 import strategies
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed, settings
 from live import serve_ports, serving
 from load import WAIT, metric, tensors
 from pycode import demo_config, prompt_ids, prompt_texts
@@ -252,13 +252,7 @@ class Soak:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
             @seed(0)
-            @settings(
-                max_examples=HOSTILE,
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            )
+            @settings(strategies.EACH_ONCE, max_examples=HOSTILE)
             @given(strategies.hostile_over_grpc)
             def one(request: strategies.Request) -> None:
                 answer = strategies.send(request, stub)

@@ -22,9 +22,9 @@ import ggufs
 import pytest
 from builds import build_pair, config_of, quiet
 from google.protobuf import text_format
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from signing_keys import write_keys
-from strategies import CHECKPOINTS, DICE, Files, spoil, spoil_json
+from strategies import CHECKPOINTS, DICE, EACH_ONCE, Files, spoil, spoil_json
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from dflash_trt.bench import load_asked
@@ -59,14 +59,7 @@ WORDS = (  # of templates, YAML and protobuf text
 )
 MESSAGE = [{"role": "user", "content": "Hello 12"}]
 HANGS, MEMORY = 120, 1 << 30  # seconds of a file; bytes of address space for all of them
-many = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    derandomize="SPOILT_EXAMPLES" not in os.environ,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+many = settings(EACH_ONCE, max_examples=EXAMPLES, derandomize="SPOILT_EXAMPLES" not in os.environ)
 
 
 def spoil_text(data: bytes, dice: random.Random) -> bytes:
