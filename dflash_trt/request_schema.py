@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_origin
@@ -282,9 +282,13 @@ def encode(name: str, value: Any) -> tuple[str, list[int], bytes]:
         value = json.dumps(value, ensure_ascii=False)
     values = value if tensor.is_list else [value]
     if tensor.datatype == "BYTES":
-        texts = [text.encode() for text in values]
-        content = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        content = encode_texts([text.encode() for text in values])
     else:
         dtype = {"BOOL": "?", "INT32": "<i4", "UINT64": "<u8", "FP32": "<f4"}[tensor.datatype]
         content = np.array(values, dtype).tobytes()
     return tensor.datatype, [len(values)], content
+
+
+def encode_texts(texts: Iterable[bytes]) -> bytes:
+    """Return the content of a BYTES tensor."""
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)

@@ -4,7 +4,6 @@ A load is a folder of AIPerf's, moved into place when it is whole, so that an in
 on where it was.
 """
 
-import ctypes
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import cycle, islice, product
 from pathlib import Path
@@ -30,6 +30,7 @@ from dflash_trt.errors import BenchError, ConfigError, DflashError, RequestError
 from dflash_trt.files import read_as, read_json
 from dflash_trt.machine import cpu_model
 from dflash_trt.prompts import Prompt
+from dflash_trt.serving.internal import die_with_parent
 from dflash_trt.serving.server import LOOPBACK, free_ports
 from dflash_trt.tensorrt_llm import KIND, check_host, gpus, read_info
 
@@ -211,8 +212,7 @@ def _served(build: Path, log: Path) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            # PR_SET_PDEATHSIG: it ends with this process, however that ends
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM),
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),
         )
     try:
         while server.poll() is None:

@@ -91,9 +91,9 @@ def client_of(parameters: Mapping[str, Any]) -> str:
     return str(parameters.get(CLIENT, "")) if trusted else ""
 
 
-def die_with_parent() -> None:
-    """End this process when the one that started it ends; to be called in the child."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have this process get a signal when the one that started it ends; called in the child."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def end_with_server() -> None:

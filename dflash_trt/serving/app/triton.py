@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import check_json, tensors
-from dflash_trt.serving.internal import CLIENT, CLIENT_KEY
+from dflash_trt.serving.internal import client_parameters
 from dflash_trt.serving.ports import LOOPBACK, Ports
 from dflash_trt.serving.request_id import CONTEXT, HEADER, current
 from dflash_trt.serving.security import Security
@@ -101,7 +101,7 @@ class TritonProxy:
     def _caller(self, scope: Scope) -> dict[str, str]:
         """Who asks: request parameters, which Triton 2.51 makes of the headers of `infer` alone."""
         host = scope["client"][0] if scope["client"] else ""
-        return {HEADER: current.get(), CLIENT: host, CLIENT_KEY: self._client_key}
+        return {HEADER: current.get(), **client_parameters(host, self._client_key)}
 
     def _checked(self, request: Request, path: str, body: bytes) -> bytes:
         """Return the body to send; RequestError for one that Triton should not see."""

@@ -17,7 +17,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from dflash_trt.build.settings import CODED_ERRORS
-from dflash_trt.request_schema import tensors
+from dflash_trt.request_schema import encode_texts, tensors
 from dflash_trt.serving.client import MODEL, Tls, open_channel, read_tensor, split_error
 from dflash_trt.serving.internal import GRPC
 
@@ -50,7 +50,9 @@ class UnaryClient:
         for name, array in inputs.items():
             kind = tensors()[name].datatype
             request.inputs.add(name=name, datatype=kind, shape=array.shape)
-            request.raw_input_contents.append(_content(kind, array))
+            texts = kind == "BYTES"
+            content = encode_texts(array.ravel().tolist()) if texts else array.tobytes()
+            request.raw_input_contents.append(content)
         for name, value in {**parameters, CODED_ERRORS: True}.items():
             kind = {bool: "bool_param", int: "int64_param"}.get(type(value), "string_param")
             setattr(request.parameters[name], kind, value)
@@ -92,9 +94,3 @@ class UnaryClient:
         outputs = response.infer_response
         pairs = zip(outputs.outputs, outputs.raw_output_contents, strict=True)
         return {output.name: read_tensor(output, content) for output, content in pairs}
-
-
-def _content(datatype: str, array: "np.ndarray[Any, Any]") -> bytes:
-    if datatype != "BYTES":
-        return array.tobytes()
-    return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel().tolist())
