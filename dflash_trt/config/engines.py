@@ -31,7 +31,7 @@ class OnnxRuntime(Section):
     device: Literal["cpu", "cuda"] = Field(
         default="cpu",
         description="cpu: run on the CPU; cuda: run the same file on one NVIDIA GPU, by ONNX "
-        "Runtime's CUDA provider (never run yet)",
+        "Runtime's CUDA provider",
     )
     threads: Count | None = Field(
         default=None,

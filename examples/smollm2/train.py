@@ -1,158 +1,281 @@
-"""Train the drafter on the shards of `collect.py`, as long as wanted; a stopped run goes on.
+"""Make the drafter in a given time: the target writes conversations, each of which it learns once.
 
-The learning rate stays as it is, so that training can go on at any time. `--cool STEPS` lowers it
-to nothing and writes the drafter, and leaves the state as it was.
+    python train.py --target TARGET --output OUTPUT --minutes 8
+
+needs PyTorch, Transformers, safetensors and NumPy. It computes in bfloat16 on an NVIDIA GPU, where
+there is one, otherwise in float32 on the CPU. Once a minute and at the end OUTPUT gets `log.jsonl`
+and the drafter, whose file is in parts of 16 MiB: `cat part-* > model.safetensors` joins them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
-from collect import TAPS
-from data import Shards
-from dflash.model import DFlashDraftModel
+from llama import Llama, load_llama, read
 from model import (
+    BLOCK,
+    DRAFT_VOCABULARY,
+    Batch,
     Vocabulary,
-    draft_config,
+    Weights,
     draft_loss,
     load_weights,
     save_drafter,
     start_from_target,
+    tau,
+    vocabulary_of,
 )
-from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from prompts import chats
+from sampling import LENGTH, Conversation, Prompts, Sampler, begin
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-PUBLISHED = Path(__file__).resolve().with_name("drafter")
-LAYERS = 2
-DRAFT_VOCABULARY = 8192
-ROWS, ANCHORS = 16, 32
-RATES = (0.015, 2e-3)  # of Muon and of AdamW
-WARMUP, REPORT, SAVE = 40, 20, 50  # steps
-
-
-def optimizers(drafter: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for the norms."""
-    matrices = [p for p in drafter.parameters() if p.ndim == 2]
-    others = [p for p in drafter.parameters() if p.ndim != 2]
-    muon, adam = RATES
-    return [
-        torch.optim.Muon(matrices, lr=muon, weight_decay=0.0),
-        torch.optim.AdamW(others, lr=adam, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
-def begin(shards: Shards, drafter: DFlashDraftModel, target: LlamaForCausalLM) -> None:
-    """The drafter at step 0: the published one, otherwise one made of the target."""
-    if PUBLISHED.exists():
-        load_weights(drafter, PUBLISHED)
-        return
-    sample = shards.batch(list(range(0, len(shards.rows), 40)), 1, torch.Generator())
-    features = sample.features[:, 1:].flatten(0, 1)  # the first token's are like no others
-    start_from_target(drafter, target, features[features.abs().sum(-1) > 0])
-
-
-def save(state: dict[str, Any], file: Path) -> None:
-    torch.save(state, f"{file}.part")
-    os.replace(f"{file}.part", file)
+HERE = Path(__file__).resolve().parent
+HELD_OUT = {"chat": "prompts.jsonl", "humaneval": "humaneval.jsonl"}
+HELD_OUT_TOKENS = 128
+PART = 16 * 1024 * 1024  # bytes
+RATES = (0.02, 3e-3)  # of Muon, for the matrices, and of AdamW, for the rest
+CONSTANT, WARMUP = 0.55, 60  # share of the time before the rates fall to nothing; steps
+REPORT = 55  # seconds
+ANCHORS = 64
 
 
 class Log:
-    """A line of JSON every few steps, and the same on the screen."""
+    """Lines of JSON, in a file and on the screen, with the seconds since the start."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
-        self.losses: list[float] = []
-        self.rounds: list[float] = []
+        self.file, self.began = file, time.monotonic()
+        file.write_text("", encoding="utf-8")
 
-    def step(self, number: int, seconds: float, loss: Tensor, hits: Tensor) -> None:
-        self.losses.append(loss.item())
-        # rounds a token, if blocks like these followed each other
-        self.rounds.append((1 / (1 + hits.cumprod(-1).sum(-1))).mean().item())
-        if number % REPORT:
-            return
-        line = {
-            "step": number,
-            "minutes": round(seconds / 60, 1),
-            "loss": round(sum(self.losses) / len(self.losses), 3),
-            "block_tau": round(len(self.rounds) / sum(self.rounds), 3),
-            "hits": [round(hit, 2) for hit in hits.mean(0).tolist()],
-        }
-        print(json.dumps(line), flush=True)
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def __call__(self, **values: object) -> None:
+        line = json.dumps({"seconds": round(self.seconds, 1)} | values)
+        print(line, flush=True)
         with self.file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(line) + "\n")
-        self.losses, self.rounds = [], []
+            lines.write(line + "\n")
+
+
+def held_out(tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[int]]]:
+    """The prompts that drafters are judged by, none of which is learned from."""
+    sets = {}
+    for name, file in HELD_OUT.items():
+        lines = (HERE / file).read_text(encoding="utf-8").splitlines()
+        questions = [json.loads(line)["messages"][0]["content"] for line in lines]
+        sets[name] = chats(tokenizer, questions)
+    return sets
+
+
+def batch_of(
+    conversations: list[Conversation], generator: torch.Generator, device: torch.device
+) -> Batch:
+    """Conversations of about one length, padded to a multiple of 32 so that few shapes occur."""
+    longest = max(len(each.ids) for each in conversations)
+    ids = torch.zeros(len(conversations), -(-longest // 32) * 32, dtype=torch.long)
+    for line, each in zip(ids, conversations, strict=True):
+        line[: len(each.ids)] = each.ids
+    lengths = torch.tensor([len(each.ids) for each in conversations])
+    starts = torch.tensor([each.start for each in conversations])
+    draws = torch.rand(len(conversations), ANCHORS, generator=generator)
+    room = (lengths - 1 - starts)[:, None]
+    anchors = starts[:, None] + (draws * room).long()
+    return Batch(ids.to(device), lengths.to(device), anchors.to(device))
+
+
+def optimizers(weights: Weights) -> list[torch.optim.Optimizer]:
+    matrices = [tensor for name, tensor in weights.items() if ".mlp." in name or "_proj.w" in name]
+    matrices.append(weights["fc.weight"])
+    others = [tensor for tensor in weights.values() if not any(tensor is each for each in matrices)]
+    return [
+        torch.optim.Muon(matrices, lr=RATES[0], weight_decay=0.0),
+        torch.optim.AdamW(others, lr=RATES[1], betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def commonest(conversations: list[Conversation], llama: Llama) -> Vocabulary:
+    answers = torch.cat([each.ids[each.start :] for each in conversations])
+    counts = torch.bincount(answers, minlength=len(llama.embedding))
+    ids = counts.argsort(descending=True, stable=True)[:DRAFT_VOCABULARY].sort().values
+    return vocabulary_of(ids.to(llama.embedding.device), llama)
+
+
+def write(weights: Weights, llama: Llama, vocabulary: Vocabulary, output: Path) -> None:
+    """Replace the drafter in `output` by one whose file is in parts."""
+    save_drafter(weights, llama, vocabulary, output)
+    whole = output / "model.safetensors"
+    with whole.open("rb") as stream:
+        for number, part in enumerate(iter(lambda: stream.read(PART), b"")):
+            (output / f"part-{number}").write_bytes(part)
+    whole.unlink()
+
+
+class HeldOut:
+    """The target's greedy answers to the prompts that a drafter is judged by."""
+
+    def __init__(self, sets: dict[str, list[list[int]]], every: int, prompts: Prompts) -> None:
+        self.texts: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in sets}
+        self._set: list[str] = []  # of each number
+        for name, asked in sets.items():
+            for ids in asked[::every]:
+                if len(ids) + HELD_OUT_TOKENS <= LENGTH:
+                    prompts.waiting.append((ids, len(self._set)))
+                    self._set.append(name)
+
+    def take(self, answered: Conversation, device: torch.device) -> None:
+        ids = answered.ids[: answered.start + HELD_OUT_TOKENS].to(device)
+        self.texts[self._set[answered.number]].append((ids, answered.start))
+
+    def taus(
+        self, weights: Weights, llama: Llama, vocabulary: Vocabulary, every: int
+    ) -> dict[str, float]:
+        return {
+            f"tau, {name}": round(tau(weights, llama, vocabulary, texts[::every]), 3)
+            for name, texts in self.texts.items()
+        }
+
+
+class Training:
+    """A drafter under way, its optimizers, and what was learned since the last report."""
+
+    def __init__(self, llama: Llama, vocabulary: Vocabulary, weights: Weights) -> None:
+        self.llama, self.vocabulary, self.weights = llama, vocabulary, weights
+        for tensor in weights.values():
+            tensor.requires_grad_()
+        self._optimizers = optimizers(weights)
+        self.steps = self.conversations = 0
+        self._losses: list[Tensor] = []
+        self._rounds: list[Tensor] = []
+
+    def step(self, batch: Batch, rate: float) -> None:
+        """Learn a batch; rate: share of the learning rates."""
+        warm = min(1.0, (self.steps + 1) / WARMUP)
+        for optimizer, most in zip(self._optimizers, RATES, strict=True):
+            optimizer.param_groups[0]["lr"] = most * rate * warm
+        loss, hits = draft_loss(self.weights, self.llama, self.vocabulary, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.steps += 1
+        self.conversations += len(batch.ids)
+        self._losses.append(loss.detach())
+        self._rounds.append((1 / (1 + hits.cumprod(-1).sum(-1))).mean())
+
+    def news(self) -> dict[str, float]:
+        """What was learned since the last call; `block_tau`: if such blocks followed each other."""
+        news: dict[str, float] = {"step": self.steps, "conversations": self.conversations}
+        if self._losses:
+            news["loss"] = round(torch.stack(self._losses).mean().item(), 3)
+            news["block_tau"] = round(1 / torch.stack(self._rounds).mean().item(), 3)
+        self._losses.clear()
+        self._rounds.clear()
+        return news
+
+
+def first_weights(
+    llama: Llama, sampled: list[Conversation], start: Path | None, log: Log
+) -> tuple[Vocabulary, Weights]:
+    """Those of the drafter in `start`, otherwise made of the target and what it said so far."""
+    device = llama.embedding.device
+    if start:
+        weights, ids = load_weights(start, device)
+        vocabulary = vocabulary_of(ids, llama)
+    else:
+        vocabulary = commonest(sampled, llama)
+        some = batch_of(sampled[:32], torch.Generator(), device)
+        place = torch.arange(some.ids.shape[1], device=device)
+        # the first token's features are like no others
+        inside = (place > 0) & (place < some.lengths[:, None])
+        torch.manual_seed(0)
+        weights = start_from_target(llama, read(llama, some.ids)[0][inside])
+    answers = torch.cat([each.ids[each.start :] for each in sampled]).to(device)
+    log(
+        event="training begins",
+        conversations=len(sampled),
+        answer_tokens=len(answers),
+        covered=round((vocabulary.row[answers] >= 0).float().mean().item(), 4),
+        parameters=sum(tensor.numel() for tensor in weights.values()),
+    )
+    return vocabulary, weights
 
 
 def train(options: argparse.Namespace) -> None:
-    shards = Shards(options.work / "data")
-    target = LlamaForCausalLM.from_pretrained(options.target, dtype=torch.float32).eval()
-    target.requires_grad_(False)
-    torch.manual_seed(0)
-    drafter = DFlashDraftModel(draft_config(target.config, LAYERS, TAPS))
-    used = optimizers(drafter)
-    file = options.work / "training.pt"
-    if file.exists():
-        state: dict[str, Any] = torch.load(file, weights_only=True)
-        drafter.load_state_dict(state["drafter"])
-        for optimizer, kept in zip(used, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
-    else:
-        state = {"step": 0, "seconds": 0.0}
-        begin(shards, drafter, target)
-    answers = shards.answers()
-    # the commonest tokens of all shards there are: the head is the target's, so it may change
-    counts = torch.bincount(answers, minlength=target.config.vocab_size)
-    ids = counts.argsort(descending=True, stable=True)[:DRAFT_VOCABULARY].sort().values
-    vocabulary = Vocabulary(ids, target)
-    print(
-        f"step {state['step']}: {len(shards.rows)} rows, {len(answers)} tokens of answers, "
-        f"{(vocabulary.row[answers] >= 0).float().mean():.4f} of them in the draft vocabulary; "
-        f"{sum(p.numel() for p in drafter.parameters()):,} parameters",
-        flush=True,
-    )
-    drafter.train()
-    embedding = target.model.embed_tokens.weight
-    first, before, began = state["step"], state["seconds"], time.monotonic()
-    batches = shards.batches(ROWS, ANCHORS, torch.Generator().manual_seed(1000 + first))
-    log = Log(options.work / ("cool.jsonl" if options.cool else "log.jsonl"))
-    step, seconds = first, before
-    while step - first < (options.cool or options.steps):
-        rate = 1 - (step - first) / options.cool if options.cool else min(1, (step + 1) / WARMUP)
-        for optimizer, most in zip(used, RATES, strict=True):
-            optimizer.param_groups[0]["lr"] = most * rate
-        loss, hits = draft_loss(drafter, embedding, vocabulary, next(batches), options.aware)
-        loss.backward()
-        nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-        for optimizer in used:
-            optimizer.step()
-            optimizer.zero_grad()
-        step, seconds = step + 1, before + time.monotonic() - began
-        log.step(step, seconds, loss, hits)
-        if not options.cool and (step % SAVE == 0 or step - first == options.steps):
-            learned = {
-                "drafter": drafter.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in used],
-            }
-            save(learned | {"step": step, "seconds": seconds}, file)
-    if options.cool:
-        save_drafter(drafter, vocabulary, options.output)
+    options.output.mkdir(parents=True, exist_ok=True)
+    log = Log(options.output / "log.jsonl")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    tokenizer = AutoTokenizer.from_pretrained(options.target)
+    llama = load_llama(options.target, device, dtype, LENGTH + BLOCK)
+    prompts = begin(tokenizer)
+    held = HeldOut(held_out(tokenizer), options.every, prompts)
+    sampler = Sampler(llama, tokenizer, prompts, options.sampled)
+    log(event="ready", device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu")
+    spent = {"sampling": 0.0, "training": 0.0}
+    total = options.minutes * 60
+    generator = torch.Generator().manual_seed(1)
+
+    def sample(count: int) -> list[Conversation]:
+        began, fresh = time.monotonic(), list[Conversation]()
+        while len(fresh) < count and log.seconds < total:
+            sampler.run()
+            for ended in sampler.harvest():
+                if ended.number < 0:
+                    fresh.append(ended)
+                else:
+                    held.take(ended, device)
+        spent["sampling"] += time.monotonic() - began
+        return sorted(fresh, key=lambda each: len(each.ids))
+
+    fresh = sample(options.first)
+    if not fresh:
+        raise SystemExit(f"no conversation ended within {options.minutes} minutes: give more")
+    vocabulary, weights = first_weights(llama, fresh, options.start, log)
+    training = Training(llama, vocabulary, weights)
+    began_at = saved_at = log.seconds
+
+    def report(every: int, **more: object) -> None:
+        news = training.news() | held.taus(weights, llama, vocabulary, every)
+        write(weights, llama, vocabulary, options.output)
+        seconds = {name: round(value, 1) for name, value in spent.items()}
+        log(**news, sampled=sampler.sampled, **seconds, **more)
+
+    while log.seconds < total:
+        began = time.monotonic()
+        groups = [fresh[i : i + options.rows] for i in range(0, len(fresh), options.rows)]
+        for group in torch.randperm(len(groups), generator=generator).tolist():
+            left = (total - log.seconds) / (total - began_at)
+            if left <= 0:
+                break
+            rate = min(1.0, left / (1 - CONSTANT))
+            training.step(batch_of(groups[group], generator, device), rate)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        spent["training"] += time.monotonic() - began
+        if log.seconds - saved_at > REPORT and log.seconds < total - REPORT / 2:
+            report(every=4)
+            saved_at = log.seconds
+        fresh = sample(options.pool)
+    report(every=1, event="end")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--output", type=Path, help="where --cool writes the drafter")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--cool", type=int, default=0)
-    parser.add_argument("--aware", type=float, default=0.5)
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    train(arguments)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument(
+        "--start", type=Path, help="a drafter to go on from, in place of the target"
+    )
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--sampled", type=int, default=3072, help="rows that are sampled at once")
+    parser.add_argument("--first", type=int, default=12_000, help="conversations before training")
+    parser.add_argument("--pool", type=int, default=4096, help="conversations between two turns")
+    parser.add_argument("--rows", type=int, default=32, help="conversations of a training step")
+    parser.add_argument("--every", type=int, default=1, help="judge by every n-th held-out prompt")
+    train(parser.parse_args())

@@ -1,7 +1,7 @@
 """Write the drafter in z-lab's layout, which TensorRT-LLM reads: `python zlab.py DIRECTORY`.
 
 That layout has no reduced vocabulary: this drafter proposes any of the target's tokens, by the
-target's own head, whose rows those of its 8,192 are.
+target's own head, whose rows its own are.
 """
 
 from __future__ import annotations

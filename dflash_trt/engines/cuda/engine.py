@@ -1,7 +1,6 @@
 """The `onnxruntime` engine on an NVIDIA GPU: the graph by the CUDA provider, its caches there.
 
-Written after ONNX Runtime's documentation; tests run it with the CPU provider over this process's
-memory. It has never run on a GPU.
+Tests run it with the CPU provider over this process's memory; on a GPU `tests/gpu` ran once.
 """
 
 from __future__ import annotations

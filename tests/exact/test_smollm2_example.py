@@ -1,0 +1,151 @@
+"""`examples/smollm2`: its plain PyTorch against Transformers and z-lab; the command in small."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llama
+import measure
+import model
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+pytestmark = pytest.mark.models
+EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random target of SmolLM2's depth, as `target.py` writes one, with float32 for blocks."""
+    directory = tmp_path_factory.mktemp("target")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {letter: number for number, letter in enumerate(letters)}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    fast.chat_template = CHATML
+    fast.save_pretrained(directory)
+    config = LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=30,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+        eos_token_id=fast.eos_token_id,
+    )
+    torch.manual_seed(0)
+    written = LlamaForCausalLM(config)
+    for parameter in written.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(4)
+    written.save_pretrained(directory)
+    blocks = {}
+    for name, tensor in written.state_dict().items():
+        parts = name.removesuffix(".weight").split(".", 3)
+        if "layers" in parts:
+            blocks[f"blk.{parts[2]}.{NAMES[parts[3]]}.weight"] = tensor
+    blocks["token_embd.weight"] = written.model.embed_tokens.weight.detach()
+    blocks["output_norm.weight"] = written.model.norm.weight.detach()
+    save_file(
+        {name: tensor.clone() for name, tensor in blocks.items()}, directory / "blocks.safetensors"
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command makes of a random target in two minutes."""
+    output = tmp_path_factory.mktemp("trained")
+    small = ["--sampled", "8", "--first", "4", "--pool", "4", "--rows", "2", "--every", "16"]
+    command = [sys.executable, EXAMPLE / "train.py", "--target", target, "--output", output]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # the shapes are tiny
+    words = [*command, "--minutes", "2", *small]
+    subprocess.run(words, check=True, timeout=300, env=environment)
+    parts = sorted(output.glob("part-*"))
+    joined = b"".join(part.read_bytes() for part in parts)
+    (output / "model.safetensors").write_bytes(joined)
+    return output
+
+
+def test_plain_pytorch_reads_and_steps_as_transformers_does(target: Path) -> None:
+    reference = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    own = llama.load_llama(target, torch.device("cpu"), torch.float32, 32)
+    ids = torch.randint(200, (2, 12))
+    with torch.no_grad():
+        expected = reference(ids, output_hidden_states=True)
+    features, states = llama.read(own, ids)
+    taps = torch.cat([expected.hidden_states[tap + 1] for tap in llama.TAPS], dim=-1)
+    torch.testing.assert_close(features, taps, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(states @ own.embedding.T, expected.logits, atol=1e-3, rtol=1e-4)
+    cache = llama.Cache(own, 2, 16)
+    for place in range(12):
+        stepped = llama.step(own, cache, ids[:, place], torch.full((2,), place))
+        torch.testing.assert_close(stepped, states[:, place], atol=1e-3, rtol=1e-4)
+
+
+def test_the_command_trains_and_says_what_it_did(trained: Path) -> None:
+    lines = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    assert [line.get("event") for line in lines] == ["ready", "training begins", "end"]
+    assert lines[-1]["step"] >= 2
+    assert lines[-1]["conversations"] >= 4
+    assert lines[-1]["tau, chat"] >= 1
+
+
+def test_drafts_are_those_of_zlabs_decoder(target: Path, trained: Path) -> None:
+    own = llama.load_llama(target, torch.device("cpu"), torch.float32, 64)
+    weights, ids = model.load_weights(trained, torch.device("cpu"))
+    vocabulary = model.vocabulary_of(ids, own)
+    reference = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    drafter = measure.load_drafter(trained, reference).eval()
+    text = torch.randint(200, (20,))
+    anchors = torch.arange(4, 12)
+    proposed = model.drafts(weights, own, vocabulary, text, anchors)
+    features, _ = llama.read(own, text[None])
+    for anchor, drafts in zip(anchors.tolist(), proposed.tolist(), strict=True):
+        block = torch.full((1, model.BLOCK), model.MASK)
+        block[0, 0] = text[anchor]
+        with torch.no_grad():
+            hidden = drafter(
+                position_ids=torch.arange(anchor + model.BLOCK)[None],
+                noise_embedding=reference.model.embed_tokens(block),
+                target_hidden=features[:, :anchor],
+            )[:, 1:]
+            expected, _, _ = drafter.propose(hidden, block[:, 0], reference.lm_head, 0.0)
+        assert drafts == expected[0].tolist()
+
+
+@pytest.mark.parametrize("width", [20, 34])
+def test_blocks_are_dequantized_as_ggml_does(width: int) -> None:
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType.Q4_1 if width == 20 else gguf.GGMLQuantizationType.Q8_0
+    values = torch.randn(3, 96).numpy()
+    stored = gguf.quants.quantize(values, kind)
+    expected = torch.from_numpy(gguf.quants.dequantize(stored, kind))
+    torch.testing.assert_close(llama.dequantized(torch.from_numpy(stored)), expected)

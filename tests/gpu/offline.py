@@ -1,0 +1,59 @@
+"""`make test-gpu` without a network: `python tests/gpu/offline.py WHEELS [CONFIG PROMPTS]...`
+
+WHEELS holds what the machine's own Python lacks, this package among it; `NAME.whl.part-0`,
+`NAME.whl.part-1` and so on are one wheel in pieces. The tests' report is `build/gpu.xml`. Each
+CONFIG is built, measured on PROMPTS, and its texts are kept, in `build/gpu`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import batched
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+OUTPUT = ROOT / "build" / "gpu"
+BENCH = [
+    *("--methods", "plain,dflash,adaptive,adaptive-no-lookup", "--draft-tokens", "1,2,3,4,5,6,7"),
+    *("--repeats", "3", "--max-tokens", "64"),
+]
+
+
+def install(wheels: Path, site: Path) -> None:
+    joined = OUTPUT / "wheels"
+    joined.mkdir(parents=True, exist_ok=True)
+    for part in sorted(wheels.glob("*.part-*"), key=lambda part: int(part.name.rpartition("-")[2])):
+        with (joined / part.stem).open("ab") as stream:
+            stream.write(part.read_bytes())
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    every = [*wheels.glob("*.whl"), *joined.glob("*.whl")]
+    subprocess.run([*pip, "--no-compile", "--target", site, *every], check=True)
+
+
+def main(wheels: Path, pairs: list[str]) -> int:
+    site = OUTPUT / "site"
+    if not site.exists():
+        install(wheels, site)
+    path = os.pathsep.join([str(ROOT), str(site), str(ROOT / "tests" / "lib")])
+    environment = os.environ | {"PYTHONPATH": path}
+
+    def run(*words: str | Path) -> int:
+        return subprocess.run([sys.executable, *words], env=environment, check=False).returncode
+
+    codes = [run("-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "--junitxml", "build/gpu.xml")]
+    for config, prompts in batched(pairs, 2):
+        built = OUTPUT / Path(config).stem
+        bench = ["-m", "dflash_trt", "bench", "engine", built, "--prompts", prompts, *BENCH]
+        codes += [run("-m", "dflash_trt", "build", config, "--output", built)]
+        codes += [run("tests/gpu/texts.py", built, prompts, OUTPUT / f"{built.name}-texts.json")]
+        for batch in ("1", "8"):
+            results = OUTPUT / f"{built.name}-{batch}.json"
+            codes += [run(*bench, "--batch", batch, "--prompt-count", batch, "--output", results)]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
