@@ -7,7 +7,6 @@ from dflash_trt.chat.formats.harmony import has_channels
 from dflash_trt.chat.render import (
     Render,
     as_chat,
-    check_messages,
     load_chat_template,
     load_encoding,
     try_chat_template,

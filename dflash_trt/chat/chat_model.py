@@ -1,16 +1,48 @@
 """A model's chats: messages and tools in, its prompt out, and what of the answer is markup."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from dflash_trt.chat.dialect import Dialect, dialect_of
-from dflash_trt.chat.formats import HARMONY, chosen, grammar, parse_tools
+from dflash_trt.chat.arrange import (
+    WAYS,
+    Arrangement,
+    Shape,
+    arranged,
+    find_arrangement,
+    shapes_of,
+    specimen_call,
+    with_tools,
+)
+from dflash_trt.chat.dialect import EXTRAS, TOOL, Dialect, dialect_of, for_template
+from dflash_trt.chat.formats import HARMONY, HERMES, Tool, chosen, grammar, parse_tools
+from dflash_trt.chat.messages import Message, completed, read_messages, with_ids, without_nulls
 from dflash_trt.chat.render import Render
-from dflash_trt.chat.tool_messages import to_template
 from dflash_trt.errors import RequestError
+
+MOST_CACHED = 4096  # messages, and characters of the template's other values
+OPEN_END = "CONTINUE_FINAL_MESSAGE"  # behind a text that goes on: what follows it is cut off
+SYSTEM, DEVELOPER, USER, ANSWER = (
+    {"role": role, "content": "x"} for role in ("system", "developer", "user", "assistant")
+)
+CALLS = [specimen_call(number, True) for number in range(2)]
+RESULTS = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in CALLS]
+SEVERAL = "several calls"
+# what is tried with each template
+CHATS: dict[str, list[Message]] = {
+    "system": [SYSTEM, USER],
+    "developer": [DEVELOPER, USER],
+    "system and developer": [SYSTEM, DEVELOPER, USER],
+    "system later on": [SYSTEM, USER, ANSWER, SYSTEM, USER],
+    "user twice": [USER, USER],
+    "call": [USER, {**ANSWER, "content": "", "tool_calls": CALLS[:1]}, RESULTS[0], ANSWER, USER],
+    "text and call": [USER, {**ANSWER, "tool_calls": CALLS[:1]}, RESULTS[0]],
+    SEVERAL: [USER, {**ANSWER, "content": "", "tool_calls": CALLS}, *RESULTS],
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +53,8 @@ class ChatPrompt:
     thinking: bool  # it ends within a thought, which the answer begins with
     grammar: str  # llguidance's, of the calls that have to come; "": none have
     hidden: frozenset[int]  # special tokens that are no text in the answer
+    tools: tuple[Tool, ...] = ()  # that may be called
+    parallel: bool = False  # several at a time
 
 
 class ChatModel:
@@ -33,6 +67,10 @@ class ChatModel:
         self._special = frozenset(at for at, token in tokens.items() if token.special)
         self._render = render
         self.dialect: Dialect = dialect_of(render, self._added)
+        self._cached = lru_cache(MOST_CACHED // 16)(self._find)
+        # kinds of chats, with how they are arranged or why the template refuses them
+        self.chats = {kind: self._tried(chat) for kind, chat in CHATS.items()} if render else {}
+        self._one_call = self.chats.get(SEVERAL, "").startswith(WAYS[0][1])
 
     @property
     def hidden(self) -> frozenset[int]:
@@ -49,39 +87,141 @@ class ChatModel:
         tool_choice: Any = "auto",
         *,
         parallel: bool = True,
+        continue_final_message: bool = False,
         template_values: Mapping[str, Any],
     ) -> ChatPrompt:
-        """RequestError for tools that are none, and what it refuses."""
+        """Return a chat's prompt; RequestError for tools that are none, and what it refuses.
+
+        continue_final_message: the answer goes on with the text of the last message.
+        """
+        dialect = self.dialect
+        known = parse_tools(tools)
+        wanted = chosen(known, tool_choice)
+        if wanted and dialect.format is None:
+            raise RequestError(
+                "tool_choice cannot be enforced: this model's chat template writes calls in a "
+                "form that is not known here",
+                "Let it be auto.",
+            )
+        shown = [] if tool_choice == "none" else without_nulls(tools)
+        if continue_final_message:
+            messages = _open_ended(messages, template_values)
+        _, text = self._arranged(messages, shown, template_values)
+        if continue_final_message:
+            text, _, _ = text.rpartition(OPEN_END)
+        tags = dialect.reasoning_tags
+        opened = f"{tags.open}{tags.label}".rstrip() if tags else ""
+        markers = [tags.open, tags.close] if tags else []
+        markers += dialect.format.markers if shown and dialect.format else []
+        prompt = ChatPrompt(
+            text,
+            thinking=bool(opened) and text.rstrip().endswith(opened),
+            grammar="",
+            hidden=self.hidden - {self._added.get(each, -1) for each in markers},
+            tools=tuple(wanted or known) if shown else (),
+            parallel=parallel and not self._one_call and tool_choice in ("auto", "required"),
+        )
+        return replace(prompt, grammar=self.grammar(prompt)) if wanted else prompt
+
+    def grammar(self, prompt: ChatPrompt, answer: tuple[str, str] | None = None) -> str:
+        """Return llguidance's grammar of calls, after thoughts.
+
+        answer: what the text may be instead, ("json_schema" or "regex", its text).
+        """
+        dialect = self.dialect
+        if prompt.tools and dialect.format is None:
+            raise RequestError(
+                "tools and the form of the answer are both given: this model's chat template "
+                "writes calls in a form that is not known here",
+                "Send one of them.",
+            )
+        return grammar(
+            dialect.format,
+            prompt.tools,
+            dialect.reasoning_tags,
+            self._added,
+            parallel=prompt.parallel,
+            thinking=prompt.thinking,
+            answer=answer,
+        )
+
+    def _tried(self, messages: Sequence[Message]) -> str:
+        tools = [TOOL] if any("tool_calls" in message for message in messages) else []
+        try:
+            return str(self._arranged(messages, tools, {"add_generation_prompt": True})[0])
+        except RequestError as error:
+            return error.problem
+
+    def _arranged(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any],
+        values: Mapping[str, Any],
+    ) -> tuple[Arrangement, str]:
+        """Return the arrangement in which the template shows all of the messages, and its text."""
+        dialect = self.dialect
+        read = read_messages(messages, text_arguments=dialect.text_arguments, ids=dialect.ids)
+        if tools and not dialect.shows_tools:
+            read, tools = with_tools(read, tools), ()
+        shapes, others = shapes_of(read), json.dumps(values, sort_keys=True)
+        find = self._find if max(len(shapes), len(others)) > MOST_CACHED else self._cached
+        arrangement, lost = find(shapes, bool(tools), others)
+        shown = arranged(read, arrangement)
+        try:
+            text = self._rendered(shown, tools, values)
+        except RequestError:
+            if not tools:
+                raise
+            text = self._rendered(shown, completed(tools), values)
+        if lost:
+            at = lost[0] - (len(read) - len(messages))  # tools in words may stand before them
+            what = f"messages[{at}] of role {read[lost[0]]['role'][:40]!r}" if at >= 0 else "tools"
+            raise RequestError(
+                f"{what} would be lost: this model's chat template leaves such a message out",
+                "Send it in another role, such as user.",
+            )
+        return arrangement, text
+
+    def _find(
+        self, shapes: Sequence[Shape], tools: bool, values: str
+    ) -> tuple[Arrangement, list[int]]:
+        dialect, others, shown = self.dialect, json.loads(values), [TOOL] * tools
+
+        def render(messages: list[Message]) -> str:
+            return self._rendered(with_ids(messages, dialect.ids), shown, others)
+
+        return find_arrangement(
+            shapes,
+            render,
+            text_arguments=dialect.text_arguments,
+            in_words=dialect.format is HERMES,
+        )
+
+    def _rendered(
+        self, messages: list[Message], tools: Sequence[Any], values: Mapping[str, Any]
+    ) -> str:
         if self._render is None:
             raise RequestError(
                 "This model's tokenizer has no chat template", "Send a plain prompt."
             )
-        dialect = self.dialect
-        known = parse_tools(tools)
-        wanted = chosen(known, tool_choice)
-        shown = [] if tool_choice == "none" else tools
-        told, tools_told = to_template(dialect, messages, shown)
-        text = self._render(**{**template_values, "messages": told, "tools": tools_told})
-        tags, calls = dialect.reasoning_tags, ""
-        opened = f"{tags.open}{tags.label}".rstrip() if tags else ""
-        thinking = bool(opened) and text.rstrip().endswith(opened)
-        if wanted:
-            if dialect.format is None:
-                raise RequestError(
-                    "tool_choice cannot be enforced: this model's chat template writes calls in a "
-                    "form that is not known here",
-                    "Let it be auto.",
-                )
-            calls = grammar(
-                dialect.format,
-                wanted,
-                tags,
-                self._added,
-                parallel=parallel and not dialect.one_call and tool_choice == "required",
-                thinking=thinking,
-            )
-        markers = [tags.open, tags.close] if tags else []
-        markers += dialect.format.markers if shown and dialect.format else []
-        return ChatPrompt(
-            text, thinking, calls, self.hidden - {self._added.get(each, -1) for each in markers}
+        extra = EXTRAS[self.dialect.extra](tools)
+        shown = for_template(self.dialect, messages)
+        return self._render(**{**extra, **values, "messages": shown})
+
+
+def _open_ended(
+    messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """Return the messages with `OPEN_END` behind the last one's text."""
+    if values.get("add_generation_prompt"):
+        raise RequestError(
+            "continue_final_message and add_generation_prompt are both true",
+            "Send add_generation_prompt false: the last message goes on.",
         )
+    last = read_messages(messages)[-1]
+    if last["role"] != "assistant" or "tool_calls" in last or not last["content"]:
+        raise RequestError(
+            "continue_final_message needs a last message of role assistant with text in it",
+            "Send the beginning of the answer as the last message.",
+        )
+    return [*messages[:-1], {**messages[-1], "content": last["content"] + OPEN_END}]

@@ -53,8 +53,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
 
-        def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-            return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+        def to_json(
+            value: Any,
+            ensure_ascii: bool = False,
+            indent: int | None = None,
+            separators: tuple[str, str] | None = None,
+            sort_keys: bool = False,
+        ) -> str:
+            return json.dumps(
+                value,
+                ensure_ascii=ensure_ascii,
+                indent=indent,
+                separators=separators,
+                sort_keys=sort_keys,
+            )
 
         self.filters["tojson"] = to_json  # jinja's own escapes HTML
         self.globals["raise_exception"] = raise_exception

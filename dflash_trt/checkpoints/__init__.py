@@ -9,6 +9,7 @@ from dflash_trt.checkpoints.drafter import (
 )
 from dflash_trt.checkpoints.fields import SLIDING
 from dflash_trt.checkpoints.files import (
+    MORE_TEMPLATES,
     ModelCard,
     card_files,
     copy_tokenizer,
@@ -16,6 +17,7 @@ from dflash_trt.checkpoints.files import (
     read_bytes,
     read_card,
     read_json,
+    special_tokens,
     tokenizer_files,
 )
 from dflash_trt.checkpoints.gguf import BITS, Blocks

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from dflash_trt.chat.render import check_messages, load_chat_template, try_chat_template
+from dflash_trt.chat.render import load_chat_template, try_chat_template
 from dflash_trt.errors import CheckpointError, RequestError
 
 CHATML = """{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>
@@ -95,14 +95,6 @@ def test_a_template_that_refuses_or_misbehaves(template: str, tmp_path: Path) ->
     assert render is not None
     with pytest.raises(RequestError, match="chat template refuses"):
         render(messages=[{"role": "user"}])
-
-
-@pytest.mark.parametrize(
-    ("messages", "problem"), [([], "empty"), ([{"content": "x"}], "not a message")]
-)
-def test_bad_messages(messages: list[Any], problem: str) -> None:
-    with pytest.raises(RequestError, match=problem):
-        check_messages(messages)
 
 
 LOADING = {

@@ -529,6 +529,4 @@ def test_what_has_to_be_called() -> None:
 def test_a_template_tells_the_format(format: Format) -> None:
     dialect = dialect_of(renderer(WRITING[format.sign]), {})
     assert dialect.format is format
-    assert dialect.writes_calls
     assert dialect.shows_tools
-    assert dialect.one_call is not several(format)

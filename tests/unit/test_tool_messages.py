@@ -13,7 +13,6 @@ from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.chat.dialect import Dialect, dialect_of
 from dflash_trt.chat.formats import HARMONY, HERMES, REASONING_TAGS
 from dflash_trt.chat.formats.harmony import MARKERS
-from dflash_trt.chat.tool_messages import to_template
 from dflash_trt.errors import RequestError
 
 TOOL = {
@@ -45,10 +44,17 @@ CHAT = [
 ]
 
 
-def rendered(source: str, messages: list[dict[str, Any]] = CHAT, tools: Any = (TOOL,)) -> str:
-    render = renderer(source)
-    told, shown = to_template(dialect_of(render, {}), messages, tools)
-    return render(messages=told, tools=shown, add_generation_prompt=True)
+def chat_model(source: str, *special: str) -> ChatModel:
+    tokenizer = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
+    return ChatModel(tokenizer, renderer(source))
+
+
+def rendered(
+    source: str, messages: list[dict[str, Any]] = CHAT, tools: Any = (TOOL,), **values: Any
+) -> str:
+    values = {"add_generation_prompt": True, **values}
+    return chat_model(source).prompt(messages, tools, template_values=values).text
 
 
 @pytest.mark.parametrize("sign", WRITING, ids=str.strip)
@@ -88,7 +94,6 @@ def test_a_template_without_tools_is_told_in_words() -> None:
 
 
 def test_a_template_without_a_system_message_has_the_words_in_the_first_of_the_user() -> None:
-    assert not dialect_of(renderer(NO_SYSTEM), {}).system
     text = rendered(NO_SYSTEM, CHAT[1:])
     assert text.startswith("<start_of_turn>user\n# Tools")
     assert "\n\nWeather?<end_of_turn>" in text
@@ -107,29 +112,7 @@ def test_thoughts_are_told_by_the_tokens_or_the_template() -> None:
     assert dialect_of(renderer(CHATML), {}).reasoning_tags is None
 
 
-def test_what_is_no_call_stays_as_it_is() -> None:
-    odd: list[dict[str, Any]] = [
-        {"role": "assistant", "content": "x", "tool_calls": []},
-        {"role": "assistant", "content": "x", "tool_calls": None},
-        {"role": "user", "content": "x", "tool_calls": [3]},
-    ]
-    dialect = dialect_of(renderer(WRITING["<tool_call>"]), {})
-    assert to_template(dialect, odd, []) == (odd, None)
-    broken = {"role": "assistant", "content": None, "tool_calls": [3, call("f", 1), {"id": "x"}]}
-    broken["tool_calls"][1]["function"]["arguments"] = '{"cut": '  # type: ignore[index]
-    [told], _ = to_template(dialect, [broken], [])
-    assert told["content"] == ""
-    assert [each["function"]["arguments"] for each in told["tool_calls"]] == ['{"cut": ']
-
-
 # --- prompts --------------------------------------------------------------------------------------
-
-
-def chat_model(source: str, *special: str) -> ChatModel:
-    tokenizer = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
-    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
-    tokenizer.add_tokens([AddedToken("</think>", special=False)])
-    return ChatModel(tokenizer, renderer(source))
 
 
 def prompt(model: ChatModel, choice: Any = "auto", **values: Any) -> ChatPrompt:

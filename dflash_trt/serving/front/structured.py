@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import GenerateRequest
@@ -27,6 +28,25 @@ def grammar_of(asked: GenerateRequest) -> Grammar | None:
         names = " and ".join(each.name for each in found)
         raise RequestError(f"{names} are both given", "Send one of them.")
     return found[0] if found else None
+
+
+def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) -> Grammar | None:
+    """Return what the answer of a chat follows, given what the request asks of its text.
+
+    Calls that have to come, or calls that may come and what was asked of the text that ends them;
+    either after thoughts. RequestError for what cannot be joined.
+    """
+    if prompt.grammar:
+        if asked and asked.name != "response_format":
+            raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
+        return Grammar("lark", prompt.grammar, "tools")  # an error is of a schema in them
+    if asked is None or not (prompt.tools or prompt.thinking):
+        return asked
+    if asked.kind == "lark":
+        if prompt.tools:
+            raise RequestError(f"tools and {asked.name} are both given", "Send one of them.")
+        return asked
+    return Grammar("lark", model.grammar(prompt, (asked.kind, asked.text)), asked.name)
 
 
 def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
