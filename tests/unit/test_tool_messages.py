@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.chat.dialect import Dialect, dialect_of
 from dflash_trt.chat.formats import HARMONY, HERMES, REASONING_TAGS
 from dflash_trt.chat.formats.harmony import MARKERS
+from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
+from dflash_trt.serving.front.structured import chat_grammar
 
 TOOL = {
     "type": "function",
@@ -145,11 +148,56 @@ def test_a_prompt_may_end_within_a_thought() -> None:
     assert opened.grammar != closed.grammar
 
 
+SCHEMA = Grammar("json_schema", '{"type": "object"}', "response_format")
+CHOICE = Grammar("regex", "yes|no", "guided_choice")
+LARK = Grammar("lark", 'start: "x"', "guided_grammar")
+
+
+@pytest.mark.parametrize(
+    ("choice", "asked", "expected"),
+    [
+        ("auto", None, None),
+        ("auto", SCHEMA, "get_weather.*%json"),
+        ("auto", CHOICE, "yes.no.*get_weather|get_weather.*yes.no"),
+        ("auto", LARK, RequestError),
+        ("none", SCHEMA, SCHEMA),
+        ("none", LARK, LARK),
+        ("required", SCHEMA, "get_weather"),
+        ("required", CHOICE, RequestError),
+    ],
+)
+def test_tools_and_what_is_asked_of_the_text(choice: str, asked: Any, expected: Any) -> None:
+    model = chat_model(WRITING["[ARGS]"])
+    chat = prompt(model, choice)
+    if expected is RequestError:
+        with pytest.raises(RequestError, match="are both given"):
+            chat_grammar(asked, chat, model)
+        return
+    found = chat_grammar(asked, chat, model)
+    if isinstance(expected, str):
+        assert found is not None
+        assert re.search(expected, found.text, re.DOTALL)
+        assert ("answer" in found.text) == (choice == "auto")
+    else:
+        assert found == expected
+
+
+def test_what_is_asked_of_the_text_comes_after_thoughts() -> None:
+    model = chat_model(WRITING["<tool_call>"])  # which begins with a thought
+    for values, thinks in (({}, True), ({"enable_thinking": False}, False)):
+        chat = prompt(model, "none", **values)
+        found = chat_grammar(SCHEMA, chat, model)
+        assert found is not None
+        assert ("</think>" in found.text) == thinks
+
+
 def test_a_form_that_is_not_known_has_no_grammar() -> None:
     model = chat_model(UNKNOWN)
     assert "get_weather" in prompt(model).text
     with pytest.raises(RequestError, match="tool_choice"):
         prompt(model, "required")
+    with pytest.raises(RequestError, match="both given"):
+        chat_grammar(SCHEMA, prompt(model), model)
     with pytest.raises(RequestError, match="no chat template"):
         ChatModel(Tokenizer(models.WordLevel({"x": 0}, unk_token="x")), None).prompt(
             CHAT, template_values={}

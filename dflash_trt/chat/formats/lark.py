@@ -71,10 +71,14 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:
-    """A call of one of some tools, its arguments under `key`."""
-    names = [lark.text(f'"{tool.name}", "{key}": ') for tool in tools]
-    each = [f"{name} {lark.json(tool.schema)}" for name, tool in zip(names, tools, strict=True)]
-    return f"""{lark.text('{"name": ')} ({" | ".join(each)}) "}}\""""
+    """A call of one of some tools, its arguments under `key`.
+
+    In JSON's own pieces: the lexer cannot tell a longer one from the beginning of another object.
+    """
+    start, name, colon, comma = map(lark.text, ("{", '"name"', ": ", ", "))
+    rest = f"{comma} {lark.text(json.dumps(key))} {colon}"
+    each = [f"{lark.text(json.dumps(tool.name))} {rest} {lark.json(tool.schema)}" for tool in tools]
+    return f"""{start} {name} {colon} ({" | ".join(each)}) "}}\""""
 
 
 def refuse_others(schema: Mapping[str, Any], known: set[str], place: str) -> None:
