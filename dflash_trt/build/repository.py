@@ -1,5 +1,6 @@
 """Write a Triton model repository: the models of `model_repository/`, filled in for one build."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 import dflash_trt
-from dflash_trt.build.settings import Settings
+from dflash_trt.build.settings import Settings, sampling_defaults
 from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
@@ -25,7 +26,7 @@ MODELS = (*PUBLIC, *INTERNAL)
 def write_repository(
     directory: Path, config: BuildConfig, target: TargetSpec, block_size: int
 ) -> None:
-    """Writes `directory/model_repository`; the same arguments give the same bytes.
+    """Writes `directory/model_repository`; `directory/tokenizer` is there already.
 
     config: with its max_seq_len filled in. block_size: an anchor and the drafts after it, at most.
 
@@ -47,6 +48,7 @@ def write_repository(
         speculation=config.speculation,
         max_per_client=serving.max_per_client,
         prefix_cache=serving.prefix_cache_mib,
+        sampling=sampling_defaults(serving.sampling_defaults, directory / "tokenizer"),
     )
     parameters = {
         "dflash": settings.to_parameters(),
@@ -63,7 +65,7 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
     The public models read it when they start.
     """
     target = pair.target
-    ends = eos_token_ids(target.directory, target.values, target.number("vocab_size"))
+    ends = eos_token_ids(target.directory, target.number("vocab_size"))
     parameters = {
         "mode": KIND,
         "tokenizer": TOKENIZER,
@@ -71,6 +73,9 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
         "eos_token_ids": " ".join(map(str, sorted(set(ends)))),
         "max_queue": str(config.serving.max_queue),
         "max_per_client": str(config.serving.max_per_client or ""),
+        "sampling": json.dumps(
+            sampling_defaults(config.serving.sampling_defaults, directory / "tokenizer")
+        ),
     }
     for model in PUBLIC:
         chosen = parameters if model == "dflash" else {}

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.chat.templates import LimitError, Template
+from dflash_trt.chat.templates import Template
 from dflash_trt.checkpoints import (
     MORE_TEMPLATES,
     load_tokenizer,
@@ -13,7 +13,6 @@ from dflash_trt.checkpoints import (
     read_json,
     special_tokens,
 )
-from dflash_trt.checkpoints.checks import Finding
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.prompts import Prompt
 
@@ -42,22 +41,6 @@ def load_chat_template(directory: Path) -> Render | None:
     with_tools = templates.get(TOOL_USE, default)
     given: dict[str, Any] = {"tools": None, "documents": None, **special_tokens(directory)}
     return lambda **values: (with_tools if values.get("tools") else default)(**{**given, **values})
-
-
-def try_chat_template(directory: Path) -> list[Finding]:
-    """Loads and renders it once, as the server will; a warning where it refuses a plain message.
-
-    CheckpointError where it cannot be loaded, or takes too much time or memory.
-    """
-    render = load_chat_template(directory)
-    try:
-        if render:
-            render(messages=as_chat("Hello"), add_generation_prompt=True)
-    except LimitError as error:
-        raise CheckpointError(f"{error.problem} ({directory})", AGAIN) from None
-    except RequestError as error:
-        return [Finding("chat-template", "warning", error.problem, "Send what it takes")]
-    return []
 
 
 def as_chat(text: str) -> list[dict[str, Any]]:

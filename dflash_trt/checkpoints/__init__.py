@@ -21,7 +21,7 @@ from dflash_trt.checkpoints.files import (
     tokenizer_files,
 )
 from dflash_trt.checkpoints.gguf import BITS, Blocks
-from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
+from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target, for_length
 from dflash_trt.checkpoints.pair import (
     READER_CHECKS,
     TENSORRT_LLM_CHECKS,
@@ -44,6 +44,12 @@ from dflash_trt.checkpoints.spec import (
     TargetSpec,
 )
 from dflash_trt.checkpoints.stored import Span
-from dflash_trt.checkpoints.target import eos_token_ids, load_target, open_target, target_shapes
+from dflash_trt.checkpoints.target import (
+    eos_token_ids,
+    generation_config,
+    load_target,
+    open_target,
+    target_shapes,
+)
 from dflash_trt.checkpoints.upstream_checks import drafter_layout
 from dflash_trt.checkpoints.weights import INDEX, SINGLE, Shard, Weights, open_files, read_index

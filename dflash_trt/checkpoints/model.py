@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from tokenizers import Tokenizer
 
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.checkpoints.fields import Config
+from dflash_trt.checkpoints.fields import Config, stated_reach
 from dflash_trt.checkpoints.files import REQUIRED, check_directory, load_tokenizer, read_json
 from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, TargetSpec
 from dflash_trt.checkpoints.weights import Weights
@@ -59,6 +59,8 @@ class Model(Generic[Spec]):
         """
         spec = self.read[0] if self.read else None
         value = getattr(spec, name) if hasattr(spec, name) else self.values.get(name)
+        if name == "max_position_embeddings" and not spec:
+            value = stated_reach(self.values)
         if type(value) is not int or abs(value) > MAX_SIZE:
             raise NotKnown(f"the {self.role} states no {name}")
         return value
@@ -149,6 +151,13 @@ def loaded(model: Model[Spec]) -> Model[Spec]:
     if model.refusal is not None:
         raise model.refusal
     return model
+
+
+def for_length(model: Model[Spec], length: int) -> Model[Spec]:
+    """Return a model for texts of this length: see `Rope.stretched`."""
+    spec, weights = model.spec, model.weights
+    layers = (replace(layer, rope=layer.rope.stretched(length)) for layer in spec.layers)
+    return replace(model, read=(replace(spec, layers=tuple(layers)), weights))
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

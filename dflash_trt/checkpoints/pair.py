@@ -5,9 +5,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dflash_trt.checkpoints import model_checks, training_checks, upstream_checks
@@ -49,16 +50,16 @@ def check_pair(
     drafter: Drafter | None,
     draft_tokens: int | None,
     max_seq_len: int | None = None,
+    more: Sequence[Check[[Pair]]] = (),
 ) -> list[Finding]:
     """The warnings of a pair that can run, or of a target alone.
 
-    draft_tokens, max_seq_len: what the build config fixes, or None.
+    draft_tokens, max_seq_len: what the build config fixes, or None. more: checks of other rooms.
     Raises PairError for a wrong pair, CheckpointError for a missing tensor or a broken tokenizer.
     """
     pair = Pair(target, drafter or NO_DRAFTER, draft_tokens, max_seq_len)
-    checks = TARGET_CHECKS if drafter is None else PAIR_CHECKS
     warnings = []
-    for check in checks:
+    for check in _checks(pair, more):
         finding = check(pair)
         if finding.result == "error":
             raise PairError(finding.found, finding.fix)
@@ -67,10 +68,15 @@ def check_pair(
     return warnings
 
 
-def pair_findings(pair: Pair) -> Iterator[Finding]:
-    """Every check's, in order; without a drafter those of the target."""
+def pair_findings(pair: Pair, more: Sequence[Check[[Pair]]] = ()) -> Iterator[Finding]:
+    """Every check's, in order; without a drafter those of the target. more: of other rooms."""
+    return run(_checks(pair, more), pair)
+
+
+def _checks(pair: Pair, more: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
+    """All that `build` and `inspect` look at."""
     checks = EAGLE3_CHECKS if pair.method == "eagle3" else PAIR_CHECKS
-    return run(TARGET_CHECKS if pair.drafter.absent else checks, pair)
+    return [*(TARGET_CHECKS if pair.drafter.absent else checks), *more]
 
 
 def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -104,16 +110,23 @@ def _kind(kind: str, reasons: list[str], notes: list[str]) -> dict[str, Any]:
     return {"kind": kind, "state": "built", "fits": not reasons, "reasons": reasons, "notes": notes}
 
 
-def inspect(target: Path, drafter: Path | None = None) -> dict[str, Any]:
+def inspect(
+    target: Path,
+    drafter: Path | None = None,
+    more: Sequence[Check[[Pair]]] = (),
+    about: Mapping[str, Callable[[Pair], Any]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The report, ready for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
 
-    What cannot be read is None. CheckpointError only when there is no config.json to read.
+    more, about: checks and parts of the report of other rooms. What cannot be read is None.
+    CheckpointError only when there is no config.json to read.
     """
     pair = Pair(open_target(target), open_drafter(drafter) if drafter else NO_DRAFTER)
     report: dict[str, Any] = {"target": {**_describe(pair.target), **_target(pair.target)}}
     if drafter is not None:
         report["drafter"] = {**_describe(pair.drafter), **_drafter(pair.drafter)}
-    checks = list(pair_findings(pair))
+    report |= {name: tell(pair) for name, tell in about.items()}
+    checks = list(pair_findings(pair, more))
     report["checks"] = [asdict(check) for check in checks]
     report["engine_kinds"] = engine_kinds(pair, checks)
     return report

@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from dflash_trt.chat.render import load_chat_template, try_chat_template
-from dflash_trt.checkpoints import copy_tokenizer
+from dflash_trt.chat.checks import chat_template, end_of_turn
+from dflash_trt.chat.render import load_chat_template
+from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, copy_tokenizer
 from dflash_trt.errors import CheckpointError, RequestError
 
 CHATML = """{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>
@@ -43,6 +44,10 @@ def _tokenizer(directory: Path, template: str | None, **config: Any) -> Path:
         path = directory / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return directory
+
+
+def target(directory: Path) -> Pair:
+    return Pair(Model("target", directory, {"vocab_size": 9, "eos_token_id": 2}), NO_DRAFTER)
 
 
 @pytest.mark.parametrize("template", [CHATML, TOOLS], ids=["chatml", "tools"])
@@ -119,7 +124,8 @@ def test_the_template_that_transformers_takes(case: str, tools: Any, tmp_path: P
 
 
 TOKENS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "the config": ({"bos_token": "<s>", "sep_token": {"__type": "AddedToken", "content": "</s>"}}, {}),
+    "the config": ({"bos_token": "<s>",
+                    "sep_token": {"__type": "AddedToken", "content": "</s>"}}, {}),
     "the map": ({"bos_token": "x"}, {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}),
     "the config that lists tokens": ({"bos_token": "<s>", "added_tokens_decoder": {}},
                                      {"bos_token": "x"}),
@@ -201,7 +207,7 @@ def test_a_template_is_limited_in_what_it_makes(template: str, limit: str, tmp_p
     source = "{% if messages[0].role == 'user' %}" + template + "{% else %}well{% endif %}"
     directory = _tokenizer(tmp_path, source)
     with pytest.raises(CheckpointError, match=rf"makes more than \d+ {limit}"):
-        try_chat_template(directory)
+        chat_template(target(directory))
     render = load_chat_template(directory)
     assert render is not None
     for _ in range(2):
@@ -238,5 +244,28 @@ def test_a_template_reaches_nothing_but_what_it_is_given(template: str, tmp_path
 
 def test_a_template_that_refuses_a_plain_message_is_a_warning(tmp_path: Path) -> None:
     directory = _tokenizer(tmp_path, "{{ raise_exception('no system prompt') }}")
-    (finding,) = try_chat_template(directory)
+    finding = chat_template(target(directory))
     assert (finding.result, "no system prompt" in finding.found) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("closing", "result"),
+    [
+        ("</s>", "passed"),  # the tokenizer's own end
+        ("<|im_end|>\n", "warning"),
+        ("\n", "passed"),  # no token
+        ("{% if not loop.last %}</s><s>{% endif %}", "passed"),
+        ("{% if loop.last %}</s>{% else %}<|im_end|>{% endif %}", "passed"),
+    ],
+)
+def test_what_ends_a_turn_has_to_end_a_text(closing: str, result: str, tmp_path: Path) -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + closing + "{% endfor %}"
+    directory = _tokenizer(tmp_path, source)
+    (directory / "config.json").write_text("{}")
+    file = directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_special_tokens(["<s>", "</s>", "<|im_end|>"])
+    tokenizer.save(str(file))
+    finding = end_of_turn(target(directory))
+    assert finding.result == result
+    assert result == "passed" or "'<|im_end|>' after an answer" in finding.found

@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from dflash_trt.build import read_manifest, speculation_of
-from dflash_trt.build.settings import max_draft_tokens
+from dflash_trt.build.settings import max_draft_tokens, sampling_defaults
 from dflash_trt.chat import (
     HARMONY,
     Answer,
@@ -63,6 +63,7 @@ class Served:
     client_key: str  # see `internal.client_parameters`
     dialect: Dialect = field(default_factory=Dialect)
     page: dict[str, Any] | None = None  # what it says of the build; None: there is no page
+    sampling: frozenset[str] = frozenset()  # fields whose default is the model's, not the API's
 
 
 def read_served(settings: Settings, client: AsyncClient) -> Served:
@@ -100,6 +101,7 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
         client=client,
         client_key=settings.security.client_key,
         page=page if settings.page else None,
+        sampling=frozenset(sampling_defaults(config["serving"]["sampling_defaults"], directory)),
     )
 
 
@@ -161,6 +163,8 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
     _check_model(served, fields.model)
     prompts, options = fields.request()
+    for name in served.sampling - fields.model_fields_set - {"max_tokens"}:
+        options.pop(name, None)
     host = request.client.host if request.client else ""
     who = client_parameters(host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.context()}

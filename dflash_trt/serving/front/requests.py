@@ -70,6 +70,8 @@ def parse_request(
     max_chars = settings.max_seq_len * _longest_token(tokenizer)
     _check_size(tensors, max_chars)
     asked = from_tensors(tensors)
+    defaults = settings.sampling.keys() - asked.model_fields_set - {"max_tokens"}
+    asked = asked.model_copy(update={name: settings.sampling[name] for name in defaults})
     ids = _token_ids("input_ids", asked.input_ids or [], tokenizer)
     text, chat = _prompt_text(asked, chat_model)
     if len(text) > max_chars:
@@ -89,7 +91,8 @@ def parse_request(
     room = settings.max_seq_len - len(prompt)
     max_tokens = asked.max_tokens
     if max_tokens is None:  # a chat ends by itself
-        max_tokens = max(1, room if chat else min(MAX_TOKENS, room))
+        most = settings.sampling.get("max_tokens", room if chat else MAX_TOKENS)
+        max_tokens = max(1, min(int(most), room))
     request = Request(
         prompt,
         max_tokens=max_tokens,
