@@ -2,22 +2,24 @@
 
 A template refuses some chats, and of others it leaves out a part without a word. A chat is tried
 as a specimen first: the same roles and calls, with marks in place of what they say. It stays as it
-is where all marks come out, else the first arrangement is taken of which they do.
+is where all marks come out; otherwise the first of the rewrites below by which they do are taken.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import combinations
+from typing import Any
 
 from dflash_trt.chat.messages import THOUGHT, Message
 from dflash_trt.errors import RequestError
 
-MARK = re.compile(r"zq\d+z")
-NAME, VALUE = 10**6, 2 * 10**6  # the first marks of calls' names and arguments
+MARK = re.compile(r"zq(\d+)(?:[nv]\d+)?z")  # with the message's number
+MOST_REWRITES = 3
 INSTRUCTIONS = ("system", "developer")
-Try = Callable[[list[Message]], str]  # renders messages
+Rewrite = Callable[[list[Message]], list[Message]]
 # as Qwen2.5's template has it, whose calls are those of Hermes
 TOLD = """# Tools
 
@@ -35,236 +37,169 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-class Shape(NamedTuple):
-    """What a specimen has of a message."""
-
-    role: str
-    says: bool
-    calls: int
-    answers: int  # which of the chat's calls a tool's result is of; -1: none
-    thinks: bool
-
-
-class Arrangement(NamedTuple):
-    """How far each part is from the chat as it was sent: 0 is as it was."""
-
-    calls: int = 0
-    instructions: int = 0
-    turns: int = 0
-
-    def __str__(self) -> str:
-        ways = zip(WAYS, self, strict=True)
-        return ", ".join(way[number] for way, number in ways if number) or "as sent"
+def specimen_of(messages: Sequence[Message]) -> list[Message]:
+    """Return messages that a template takes alike, with marks for texts and calls."""
+    result, marks = list[Message](), dict[str, str]()  # of functions, by the call's id
+    for at, message in enumerate(messages):
+        each: Message = {"role": message["role"], "content": f"zq{at}z" * bool(message["content"])}
+        each |= {THOUGHT: "thought"} if THOUGHT in message else {}
+        if "tool_call_id" in message:
+            name = marks.get(str(message["tool_call_id"]), "unknown")
+            each |= {"tool_call_id": f"id-of-{name}", "name": name}
+        for number, call in enumerate(message.get("tool_calls", ())):
+            marks[call["id"]] = f"zq{at}n{number}z"
+            each.setdefault("tool_calls", []).append(specimen_call(at, number))
+        result.append(each)
+    return result
 
 
-AS_SENT = Arrangement()
-WAYS = (
-    (
-        "",
-        "one call a message",
-        "calls after a message of the text beside them",
-        "one call a message, after one of the text beside it",
-        "calls and results in words",
-    ),
-    (
-        "",
-        "as a system message",
-        "in one system message",
-        "in the first message of the user",
-    ),
-    ("", "neighbors of one role joined"),
-)
-
-
-def shapes_of(messages: Sequence[Message]) -> tuple[Shape, ...]:
-    """Return what decides how a template takes the messages."""
-    ids: dict[str, int] = {}
-    shapes = []
-    for message in messages:
-        calls = message.get("tool_calls", ())
-        ids |= {call["id"]: len(ids) + number for number, call in enumerate(calls)}
-        answers = ids.get(str(message.get("tool_call_id")), -1)
-        says, thinks = bool(message["content"]), THOUGHT in message
-        shapes.append(Shape(message["role"], says, len(calls), answers, thinks))
-    return tuple(shapes)
-
-
-def specimen(shapes: Sequence[Shape], text_arguments: bool) -> list[Message]:
-    """Return messages of these shapes; the mark of a text is the message's number."""
-    messages, calls = list[Message](), 0
-    for at, shape in enumerate(shapes):
-        message: Message = {"role": shape.role, "content": f"zq{at}z" if shape.says else ""}
-        if shape.thinks:
-            message[THOUGHT] = "thought"
-        if shape.role == "tool" and shape.answers >= 0:
-            name = f"zq{NAME + shape.answers}z"
-            message |= {"tool_call_id": f"call-{shape.answers:05}", "name": name}
-        if shape.calls:
-            message["tool_calls"] = [
-                specimen_call(number, text_arguments)
-                for number in range(calls, calls + shape.calls)
-            ]
-            calls += shape.calls
-        messages.append(message)
-    return messages
-
-
-def specimen_call(number: int, text_arguments: bool) -> dict[str, Any]:
+def specimen_call(at: int, number: int = 0) -> dict[str, Any]:
     """Return a call with a mark in its name and one in its arguments."""
-    arguments: Any = {"probe_key": f"zq{VALUE + number}z"}
-    arguments = json.dumps(arguments) if text_arguments else arguments
-    function = {"name": f"zq{NAME + number}z", "arguments": arguments}
-    return {"id": f"call-{number:05}", "type": "function", "function": function}
+    name, arguments = f"zq{at}n{number}z", {"probe_key": f"zq{at}v{number}z"}
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"id-of-{name}", "type": "function", "function": function}
 
 
-def marks_of(shapes: Sequence[Shape]) -> set[str]:
-    calls = range(sum(shape.calls for shape in shapes))
-    texts = {f"zq{at}z" for at, shape in enumerate(shapes) if shape.says}
-    return texts | {f"zq{first + number}z" for number in calls for first in (NAME, VALUE)}
+def find_rewrites(
+    specimen: list[Message], render: Callable[[list[Message]], str], rewrites: Sequence[Rewrite]
+) -> tuple[tuple[Rewrite, ...], list[int]]:
+    """Return the fewest rewrites by which all comes out, and the messages that none shows.
 
-
-def find_arrangement(
-    shapes: Sequence[Shape], render: Try, *, text_arguments: bool, in_words: bool
-) -> tuple[Arrangement, list[int]]:
-    """Return the first arrangement of which all comes out, and the messages that no one shows.
-
-    As it was sent where the template refuses every one.
-    in_words: calls may be written into the text.
+    None where the template refuses each of them.
     """
-    messages, marks = specimen(shapes, text_arguments), marks_of(shapes)
-    best: tuple[Arrangement, set[str]] | None = None
-    for arrangement in arrangements(shapes, in_words):
-        try:
-            text = render(arranged(messages, arrangement))
-        except RequestError:
+    marks = {found[0] for found in MARK.finditer(json.dumps(specimen))}
+    best, least, tried = tuple[Rewrite, ...](), set[str](), list[list[Message]]()
+    for count in range(MOST_REWRITES + 1):
+        for chosen in combinations(rewrites, count):
+            arranged = rewritten(specimen, chosen)
+            if arranged in tried:
+                continue
+            tried.append(arranged)
+            try:
+                text = render(arranged)
+            except RequestError:
+                continue
+            lost = marks - {found[0] for found in MARK.finditer(text)}
+            if not lost:
+                return chosen, []
+            if not least or len(lost) < len(least):
+                best, least = chosen, lost
+    return best, sorted({int(MARK.findall(mark)[0]) for mark in least})
+
+
+def rewritten(messages: list[Message], rewrites: Sequence[Rewrite]) -> list[Message]:
+    return reduce(lambda result, rewrite: rewrite(result), rewrites, messages)
+
+
+def name_of(rewrite: Rewrite) -> str:
+    return rewrite.__name__.replace("_", " ")
+
+
+def developer_as_system(messages: list[Message]) -> list[Message]:
+    return [
+        {**each, "role": "system"} if each["role"] == "developer" else each for each in messages
+    ]
+
+
+def instructions_in_one(messages: list[Message]) -> list[Message]:
+    texts = [each["content"] for each in messages if each["role"] in INSTRUCTIONS]
+    rest = [each for each in messages if each["role"] not in INSTRUCTIONS]
+    return [_saying({"role": "system"}, *texts), *rest] if texts else messages
+
+
+def system_in_user(messages: list[Message]) -> list[Message]:
+    """The instructions, in front of what the user says first."""
+    first, *rest = instructions_in_one(messages)
+    if first["role"] != "system":
+        return messages
+    at = next((at for at, each in enumerate(rest) if each["role"] == "user"), 0)
+    said = rest[at : at + 1] or [{"role": "user", "content": ""}]
+    return [*rest[:at], _saying(said[0], first["content"], said[0]["content"]), *rest[at + 1 :]]
+
+
+def calls_in_words(messages: list[Message]) -> list[Message]:
+    """In Hermes' words; what tools gave is said by the user, of several calls in one message."""
+    result: list[Message] = []
+    for message in messages:
+        calls = [
+            f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+            for call in message.get("tool_calls", ())
+        ]
+        text = "\n".join(filter(None, (message["content"], *calls)))
+        if message["role"] != "tool":
+            rest = {name: value for name, value in message.items() if name != "tool_calls"}
+            result.append({**rest, "content": text})
             continue
-        lost = marks - set(MARK.findall(text))
-        if not lost:
-            return arrangement, []
-        if best is None or len(lost) < len(best[1]):
-            best = arrangement, lost
-    if best is None:
-        return AS_SENT, []
-    numbers = sorted(int(mark[2:-1]) for mark in best[1])
-    callers = [at for at, shape in enumerate(shapes) for _ in range(shape.calls)]
-    return best[0], sorted({n if n < NAME else callers[n % NAME] for n in numbers})
+        text = f"<tool_response>\n{text}\n</tool_response>"
+        last = result[-1] if result else {}
+        if last.get("role") == "user" and last["content"].endswith("</tool_response>"):
+            text = f"{result.pop()['content']}\n{text}"
+        result.append({"role": "user", "content": text})
+    return result
 
 
-def arrangements(shapes: Sequence[Shape], in_words: bool) -> Iterator[Arrangement]:
-    """Those that change something of such messages, the nearest first."""
-    calls = {0} | ({1} if any(shape.calls > 1 for shape in shapes) else set())
-    if any(shape.calls and shape.says for shape in shapes):
-        calls |= {2} | {each + 2 for each in calls if each}
-    if in_words and any(shape.calls or shape.role == "tool" for shape in shapes):
-        calls.add(4)
-    roles = [shape.role for shape in shapes]
-    instructions = [0, *([1] if "developer" in roles else [])]
-    if any(role in INSTRUCTIONS for role in roles):
-        instructions += [2, 3]
-    found = product(sorted(calls), instructions, (0, 1))
-    return map(Arrangement._make, sorted(found, key=lambda each: (sum(each), each)))
+def text_before_calls(messages: list[Message]) -> list[Message]:
+    """As a message of its own."""
+    result: list[Message] = []
+    for each in messages:
+        if each.get("tool_calls") and each["content"]:
+            result.append({"role": each["role"], "content": each["content"]})
+            each = {**each, "content": ""}
+        result.append(each)
+    return result
 
 
-def arranged(messages: Sequence[Message], arrangement: Arrangement) -> list[Message]:
-    """Return the messages so."""
-    result = [dict(message) for message in messages]
-    if arrangement.calls == 4:
-        result = _calls_in_words(result)
-    elif arrangement.calls:
-        result = _calls_apart(result, arrangement.calls & 1 > 0, arrangement.calls & 2 > 0)
-    if arrangement.instructions:
-        result = _instructed(result, arrangement.instructions)
-    return _joined(result) if arrangement.turns else result
+def one_call_a_message(messages: list[Message]) -> list[Message]:
+    """Each before what it gave."""
+    result, rest = list[Message](), deque(messages)
+    while rest:
+        message = rest.popleft()
+        first, *others = message.get("tool_calls") or [None]
+        result.append({**message, "tool_calls": [first]} if others else message)
+        later: list[Message] = []
+        while others and rest and rest[0]["role"] == "tool":
+            given = rest.popleft()
+            (later if given.get("tool_call_id") in _ids(others) else result).append(given)
+        for call in others:
+            result.append({"role": message["role"], "content": "", "tool_calls": [call]})
+            result += [each for each in later if each["tool_call_id"] == call["id"]]
+    return result
+
+
+def neighbors_joined(messages: list[Message]) -> list[Message]:
+    """Messages of one role after each other, as one."""
+    result: list[Message] = []
+    for each in messages:
+        last = result[-1] if result else {}
+        if each["role"] == last.get("role") != "tool" and "tool_calls" not in last:
+            each = {**result.pop(), **_saying(each, last["content"], each["content"])}
+        result.append(each)
+    return result
+
+
+# in the order that they are made in
+REWRITES: tuple[Rewrite, ...] = (
+    calls_in_words,
+    text_before_calls,
+    one_call_a_message,
+    developer_as_system,
+    instructions_in_one,
+    system_in_user,
+    neighbors_joined,
+)
 
 
 def with_tools(messages: list[Message], tools: Sequence[Any]) -> list[Message]:
     """Return the messages with tools at the end of the system message, in Hermes' words."""
     text = TOLD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if messages and messages[0]["role"] in INSTRUCTIONS:
-        return [_with(messages[0], messages[0]["content"], text), *messages[1:]]
+    if messages[0]["role"] in INSTRUCTIONS:
+        return [_saying(messages[0], messages[0]["content"], text), *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
-def _with(message: Message, *texts: str) -> Message:
+def _saying(message: Message, *texts: str) -> Message:
     return {**message, "content": "\n\n".join(filter(None, texts))}
 
 
-def _instructed(messages: list[Message], way: int) -> list[Message]:
-    if way == 1:
-        return [
-            {**each, "role": "system"} if each["role"] == "developer" else each for each in messages
-        ]
-    rest = [each for each in messages if each["role"] not in INSTRUCTIONS]
-    texts = [each["content"] for each in messages if each["role"] in INSTRUCTIONS]
-    if way == 2:
-        return [_with({"role": "system"}, *texts), *rest]
-    users = [at for at, each in enumerate(rest) if each["role"] == "user"]
-    if not users:
-        return [_with({"role": "user"}, *texts), *rest]
-    rest[users[0]] = _with(rest[users[0]], *texts, rest[users[0]]["content"])
-    return rest
-
-
-def _joined(messages: list[Message]) -> list[Message]:
-    result: list[Message] = []
-    for each in messages:
-        last = result[-1] if result else {}
-        if each["role"] != last.get("role") or each["role"] == "tool" or "tool_calls" in last:
-            result.append(each)
-            continue
-        result[-1] = {**last, **_with(each, last["content"], each["content"])}
-    return result
-
-
-def _calls_apart(messages: list[Message], one: bool, text_first: bool) -> list[Message]:
-    """one: a message a call, each before its result; text_first: their text goes before them."""
-    result: list[Message] = []
-    at = 0
-    while at < len(messages):
-        message, at = messages[at], at + 1
-        calls = message.get("tool_calls", [])
-        if text_first and calls and message["content"]:
-            result.append({"role": message["role"], "content": message["content"]})
-            message = {**message, "content": ""}
-        if not one or len(calls) < 2:
-            result.append(message)
-            continue
-        given = []
-        while at < len(messages) and messages[at]["role"] == "tool":
-            given.append(messages[at])
-            at += 1
-        for number, call in enumerate(calls):
-            rest = {} if not number else {"content": ""}
-            result.append({**message, **rest, "tool_calls": [call]})
-            if number:
-                result[-1].pop(THOUGHT, None)
-            result += [each for each in given if each.get("tool_call_id") == call["id"]]
-        known = [call["id"] for call in calls]
-        result += [each for each in given if each.get("tool_call_id") not in known]
-    return result
-
-
-def _calls_in_words(messages: list[Message]) -> list[Message]:
-    """In Hermes' words; what tools gave is said by the user, of several calls in one message."""
-    result: list[Message] = []
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            written = (_written(call["function"]) for call in calls)
-            text = "\n".join(filter(None, (message["content"], *written)))
-            rest = {name: value for name, value in message.items() if name != "tool_calls"}
-            result.append({**rest, "content": text})
-        elif message["role"] != "tool":
-            result.append(message)
-        else:
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            last = result[-1] if result else {}
-            if last.get("role") == "user" and last["content"].endswith("</tool_response>"):
-                result[-1] = {**last, "content": f"{last['content']}\n{text}"}
-            else:
-                result.append({"role": "user", "content": text})
-    return result
-
-
-def _written(function: Mapping[str, Any]) -> str:
-    call = {"name": function["name"], "arguments": function["arguments"]}
-    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+def _ids(calls: Sequence[Any]) -> set[str]:
+    return {call["id"] for call in calls}

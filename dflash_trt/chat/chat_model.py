@@ -9,29 +9,28 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dflash_trt.chat.arrange import (
-    WAYS,
-    Arrangement,
-    Shape,
-    arranged,
-    find_arrangement,
-    shapes_of,
-    specimen_call,
+    REWRITES,
+    Rewrite,
+    calls_in_words,
+    find_rewrites,
+    name_of,
+    one_call_a_message,
+    rewritten,
+    specimen_of,
     with_tools,
 )
-from dflash_trt.chat.dialect import EXTRAS, TOOL, Dialect, dialect_of, for_template
+from dflash_trt.chat.dialect import CALL, EXTRAS, TOOL, Dialect, dialect_of, for_template
 from dflash_trt.chat.formats import HARMONY, HERMES, Tool, chosen, grammar, parse_tools
-from dflash_trt.chat.messages import Message, completed, read_messages, with_ids, without_nulls
+from dflash_trt.chat.messages import Message, completed, read_messages, stated
 from dflash_trt.chat.render import Render
 from dflash_trt.errors import RequestError
 
-MOST_CACHED = 4096  # messages, and characters of the template's other values
+MOST_CACHED = 2**14  # characters of a chat's specimen
 OPEN_END = "CONTINUE_FINAL_MESSAGE"  # behind a text that goes on: what follows it is cut off
-SYSTEM, DEVELOPER, USER, ANSWER = (
-    {"role": role, "content": "x"} for role in ("system", "developer", "user", "assistant")
+SYSTEM, DEVELOPER, USER, ANSWER, RESULT = (
+    {"role": role, "content": "x"} for role in ("system", "developer", "user", "assistant", "tool")
 )
-CALLS = [specimen_call(number, True) for number in range(2)]
-RESULTS = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in CALLS]
-SEVERAL = "several calls"
+CALLING = {**ANSWER, "tool_calls": [CALL]}
 # what is tried with each template
 CHATS: dict[str, list[Message]] = {
     "system": [SYSTEM, USER],
@@ -39,9 +38,9 @@ CHATS: dict[str, list[Message]] = {
     "system and developer": [SYSTEM, DEVELOPER, USER],
     "system later on": [SYSTEM, USER, ANSWER, SYSTEM, USER],
     "user twice": [USER, USER],
-    "call": [USER, {**ANSWER, "content": "", "tool_calls": CALLS[:1]}, RESULTS[0], ANSWER, USER],
-    "text and call": [USER, {**ANSWER, "tool_calls": CALLS[:1]}, RESULTS[0]],
-    SEVERAL: [USER, {**ANSWER, "content": "", "tool_calls": CALLS}, *RESULTS],
+    "call": [USER, {**CALLING, "content": ""}, RESULT, ANSWER, USER],
+    "text and call": [USER, CALLING, RESULT],
+    "two calls": [USER, {**CALLING, "content": "", "tool_calls": [CALL] * 2}, RESULT, RESULT],
 }
 
 
@@ -67,10 +66,10 @@ class ChatModel:
         self._special = frozenset(at for at, token in tokens.items() if token.special)
         self._render = render
         self.dialect: Dialect = dialect_of(render, self._added)
-        self._cached = lru_cache(MOST_CACHED // 16)(self._find)
+        self._cached = lru_cache(256)(self._find)
         # kinds of chats, with how they are arranged or why the template refuses them
         self.chats = {kind: self._tried(chat) for kind, chat in CHATS.items()} if render else {}
-        self._one_call = self.chats.get(SEVERAL, "").startswith(WAYS[0][1])
+        self._one_call = name_of(one_call_a_message) in self.chats.get("two calls", "")
 
     @property
     def hidden(self) -> frozenset[int]:
@@ -103,7 +102,7 @@ class ChatModel:
                 "form that is not known here",
                 "Let it be auto.",
             )
-        shown = [] if tool_choice == "none" else without_nulls(tools)
+        shown = [] if tool_choice == "none" else stated(tools)
         if continue_final_message:
             messages = _open_ended(messages, template_values)
         _, text = self._arranged(messages, shown, template_values)
@@ -148,7 +147,8 @@ class ChatModel:
     def _tried(self, messages: Sequence[Message]) -> str:
         tools = [TOOL] if any("tool_calls" in message for message in messages) else []
         try:
-            return str(self._arranged(messages, tools, {"add_generation_prompt": True})[0])
+            rewrites, _ = self._arranged(messages, tools, {"add_generation_prompt": True})
+            return ", ".join(map(name_of, rewrites)) or "as it is"
         except RequestError as error:
             return error.problem
 
@@ -157,22 +157,20 @@ class ChatModel:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any],
         values: Mapping[str, Any],
-    ) -> tuple[Arrangement, str]:
-        """Return the arrangement in which the template shows all of the messages, and its text."""
-        dialect = self.dialect
-        read = read_messages(messages, text_arguments=dialect.text_arguments, ids=dialect.ids)
-        if tools and not dialect.shows_tools:
+    ) -> tuple[tuple[Rewrite, ...], str]:
+        """Return the rewrites by which the template shows all of the messages, and its text."""
+        read = read_messages(messages)
+        if tools and not self.dialect.shows_tools:
             read, tools = with_tools(read, tools), ()
-        shapes, others = shapes_of(read), json.dumps(values, sort_keys=True)
-        find = self._find if max(len(shapes), len(others)) > MOST_CACHED else self._cached
-        arrangement, lost = find(shapes, bool(tools), others)
-        shown = arranged(read, arrangement)
+        key = json.dumps([specimen_of(read), bool(tools), dict(values)])
+        rewrites, lost = (self._cached if len(key) <= MOST_CACHED else self._find)(key)
+        arranged = rewritten(read, rewrites)
         try:
-            text = self._rendered(shown, tools, values)
+            text = self._rendered(arranged, tools, values)
         except RequestError:
             if not tools:
                 raise
-            text = self._rendered(shown, completed(tools), values)
+            text = self._rendered(arranged, completed(tools), values)
         if lost:
             at = lost[0] - (len(read) - len(messages))  # tools in words may stand before them
             what = f"messages[{at}] of role {read[lost[0]]['role'][:40]!r}" if at >= 0 else "tools"
@@ -180,21 +178,15 @@ class ChatModel:
                 f"{what} would be lost: this model's chat template leaves such a message out",
                 "Send it in another role, such as user.",
             )
-        return arrangement, text
+        return rewrites, text
 
-    def _find(
-        self, shapes: Sequence[Shape], tools: bool, values: str
-    ) -> tuple[Arrangement, list[int]]:
-        dialect, others, shown = self.dialect, json.loads(values), [TOOL] * tools
-
-        def render(messages: list[Message]) -> str:
-            return self._rendered(with_ids(messages, dialect.ids), shown, others)
-
-        return find_arrangement(
-            shapes,
-            render,
-            text_arguments=dialect.text_arguments,
-            in_words=dialect.format is HERMES,
+    def _find(self, key: str) -> tuple[tuple[Rewrite, ...], list[int]]:
+        """key: a specimen, whether there are tools, and the other values, as JSON."""
+        specimen, tools, values = json.loads(key)
+        hermes = self.dialect.format is HERMES
+        rewrites = [each for each in REWRITES if hermes or each is not calls_in_words]
+        return find_rewrites(
+            specimen, lambda chat: self._rendered(chat, [TOOL] * tools, values), rewrites
         )
 
     def _rendered(

@@ -3,15 +3,17 @@
 Nothing is read from the template's source: it renders small chats, and its text is looked at.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import product
 from typing import Any
 
-from dflash_trt.chat.arrange import NAME, VALUE, specimen_call
+from dflash_trt.chat.arrange import specimen_call
 from dflash_trt.chat.formats import (
     FORMATS,
     HARMONY,
@@ -22,14 +24,15 @@ from dflash_trt.chat.formats import (
     ReasoningTags,
     Tool,
 )
-from dflash_trt.chat.messages import NAMED, SHORT, THOUGHT, THOUGHTS, Message, with_ids
+from dflash_trt.chat.formats.reader import ID_CHARACTERS, ID_LENGTH
+from dflash_trt.chat.messages import THOUGHT, THOUGHTS, Message
 from dflash_trt.chat.render import Render
 from dflash_trt.errors import RequestError
 
 USER, THINKS, SAID = "probe user", "probe thought", "probe said"
 SHOWN = "probe_shown"  # the name of a function
-CALLED = f"zq{NAME}z"
-ARGUMENTS = {"probe_key": f"zq{VALUE}z"}
+CALL = specimen_call(0)
+CALLED, ARGUMENTS = CALL["function"]["name"], CALL["function"]["arguments"]
 TOOL = {
     "type": "function",
     "function": {
@@ -43,6 +46,10 @@ TOOL = {
     },
 }
 ASKED, SAYS = {"role": "user", "content": USER}, {"role": "assistant", "content": SAID}
+CALLING: list[Message] = [
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": CALL["id"], "name": CALLED, "content": "1"},
+]
 REPR = re.compile(r"""['"]thinking['"]:""")  # a list of parts as Python or JSON writes it
 # what some templates cannot do without: an empty list of tools; tools and date as texts
 EXTRAS: dict[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
@@ -66,7 +73,7 @@ class Dialect:
     reasoning_tags: ReasoningTags | None = None
     shows_tools: bool = False
     text_arguments: bool = False  # of calls in messages; else they are objects
-    ids: str = ""  # the form of calls' ids: `SHORT`, `NAMED` or any
+    short_ids: bool = False  # of calls, as Mistral's
     parts: bool = False  # content is a list of parts
     thoughts: str = ""  # the field that has them, `PART` or `IN_TEXT`; "": none are shown
     extra: str = ""  # what it wants beside the messages: a name of `EXTRAS`
@@ -91,69 +98,66 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     form = next((form for form in forms if USER in chat(form)), Dialect())
     text = chat(form, {**SAYS, **dict.fromkeys(THOUGHTS, THINKS)}) + chat(form, prompt=True)
     tags = tags or next((each for each in REASONING_TAGS if each.open in text), None)
+    tags = None if channels else tags
     calling = [
-        replace(form, text_arguments=as_text, ids=ids)
-        for as_text in (False, True)
-        for ids in ("", SHORT, NAMED)
+        replace(form, text_arguments=as_text, short_ids=short)
+        for as_text, short in product((False, True), repeat=2)
     ]
-    texts = [chat(each, *_called(each), tools=[TOOL]) for each in calling]
+    texts = [chat(each, *CALLING, tools=[TOOL]) for each in calling]
     formats = [_format_of(text.partition(USER)[2]) for text in texts]
     writes = [CALLED in text for text in texts]
-    format = next(filter(None, formats), None)
+    format = HARMONY if channels else next(filter(None, formats), None)
     shows = SHOWN in chat(form, prompt=True, tools=[TOOL])
     if any(writes):
-        form = calling[formats.index(format) if format else writes.index(True)]
-    if channels:
-        format = HARMONY
-    elif format is None and not (shows and any(writes)):
+        form = calling[[*map(bool, formats), *writes].index(True) % len(calling)]
+    if format is None and not (shows and any(writes)):
         format, shows = HERMES, False
-    tags = None if format is HARMONY else tags
     form = replace(form, format=format, reasoning_tags=tags, shows_tools=shows)
     for field in (*THOUGHTS, PART, *([IN_TEXT] if tags else [])):
         tried = replace(form, thoughts=field)
-        first, *rest = _called(form)
-        chats = [{**first, THOUGHT: THINKS}, *rest], [{**SAYS, THOUGHT: THINKS}]
-        text = "".join(chat(tried, *messages) for messages in chats)
+        thinking = [{**CALLING[0], THOUGHT: THINKS}, CALLING[1]], [{**SAYS, THOUGHT: THINKS}]
+        text = "".join(chat(tried, *messages) for messages in thinking)
         if THINKS in text and not REPR.search(text):
             return tried
     return form
 
 
-def for_template(dialect: Dialect, messages: Sequence[Message]) -> list[Message]:
-    """Return messages with thoughts and text where the template has them."""
+def for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
+    """Return messages with thoughts, texts and calls as the template has them."""
     result = []
     last = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=-1)
-    for at, each in enumerate(messages):
-        thought = each.get(THOUGHT)
-        if thought is not None:
-            rest = {name: value for name, value in each.items() if name != THOUGHT}
+    for at, message in enumerate(messages):
+        each = dict(message)
+        if "tool_calls" in each:
+            each["tool_calls"] = [_call_for(form, call) for call in each["tool_calls"]]
+        if form.short_ids and "tool_call_id" in each:
+            each["tool_call_id"] = _short(str(each["tool_call_id"]))
+        text, thought, tags = each["content"], each.pop(THOUGHT, None), form.reasoning_tags
+        if form.parts or (thought and form.thoughts == PART):
+            each["content"] = [{"type": "text", "text": text}] if text or not thought else []
+        if thought and form.thoughts == PART:
+            each["content"].insert(0, {"type": "thinking", "thinking": thought})
+        elif thought and form.thoughts == IN_TEXT and tags and at > last:
             # templates leave out what was thought before the last question by themselves
-            known = dialect.thoughts and (dialect.thoughts != IN_TEXT or at > last)
-            each = _with_thought(rest, thought, dialect) if known else rest
-        if dialect.parts and isinstance(each["content"], str):
-            each = {**each, "content": [{"type": "text", "text": each["content"]}]}
+            each["content"] = f"{tags.open}{tags.label}\n{thought}\n{tags.close}\n\n{text}"
+        elif thought and form.thoughts in THOUGHTS:
+            each[form.thoughts] = thought
         result.append(each)
     return result
 
 
-def _with_thought(message: Message, thought: str, dialect: Dialect) -> Message:
-    """Return the message with a thought where the template reads it."""
-    content, tags = message["content"], dialect.reasoning_tags
-    if dialect.thoughts == PART:
-        text = [{"type": "text", "text": content}] if content else []
-        return {**message, "content": [{"type": "thinking", "thinking": thought}, *text]}
-    if dialect.thoughts == IN_TEXT and tags:
-        written = f"{tags.open}{tags.label}\n{thought}\n{tags.close}\n\n{content}"
-        return {**message, "content": written}
-    return {**message, dialect.thoughts: thought}
+def _call_for(form: Dialect, call: Mapping[str, Any]) -> dict[str, Any]:
+    function, name = dict(call["function"]), call["id"]
+    if form.text_arguments and not isinstance(function["arguments"], str):
+        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "id": _short(name) if form.short_ids else name, "function": function}
 
 
-def _called(form: Dialect) -> list[Message]:
-    """A message that calls a function, and what it gave."""
-    call = specimen_call(0, form.text_arguments)
-    result = {"role": "tool", "tool_call_id": call["id"], "name": CALLED, "content": "1"}
-    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
-    return with_ids(messages, form.ids)
+def _short(name: str) -> str:
+    if len(name) == ID_LENGTH and set(name) <= set(ID_CHARACTERS):
+        return name
+    digest = hashlib.sha256(name.encode()).digest()[:ID_LENGTH]
+    return "".join(ID_CHARACTERS[byte % len(ID_CHARACTERS)] for byte in digest)
 
 
 def _format_of(text: str) -> Format | None:

@@ -9,7 +9,8 @@ from chats import ANSWER, CALL, CHATS, TOOL, USER, call, result, says, words
 from test_tool_messages import chat_model
 from tool_templates import NO_SYSTEM, WRITING
 
-from dflash_trt.chat.messages import NAMED, SHORT, read_messages
+from dflash_trt.chat.dialect import Dialect, for_template
+from dflash_trt.chat.messages import read_messages
 from dflash_trt.errors import RequestError
 
 EACH = "{%- for m in messages %}"
@@ -62,7 +63,7 @@ def test_a_chat_stays_as_it_is_where_the_template_shows_it() -> None:
     text = "".join(f"[{each['role']}]{each['content']}" for each in CHATS["system later on"])
     model = chat_model(f"{EACH}{WRITE}{{% endfor %}}")
     assert model.prompt(CHATS["system later on"], template_values={}).text == text
-    assert model.chats["system later on"] == "as sent"
+    assert model.chats["system later on"] == "as it is"
 
 
 def test_instructions_are_one_system_message_in_their_order() -> None:
@@ -71,7 +72,7 @@ def test_instructions_are_one_system_message_in_their_order() -> None:
     assert model.prompt(chat, template_values={}).text.startswith(
         "system-1\n\nsystem-2\n\ndeveloper-1[user]"
     )
-    assert model.chats["system later on"] == "in one system message"
+    assert model.chats["system later on"] == "instructions in one"
 
 
 def test_what_no_arrangement_shows_is_refused_by_its_place() -> None:
@@ -105,15 +106,12 @@ def test_thoughts_have_the_name_that_the_template_reads(name: str, sent: str) ->
 
 def test_ids_are_in_the_form_that_the_template_wants() -> None:
     chat = [USER, {**CALL, "tool_calls": [call(1), {**call(2), "id": "abcDEF123"}]}, result(1)]
-    [_, calling, given] = read_messages(chat, ids=SHORT)
+    [_, calling, given] = for_template(Dialect(short_ids=True), read_messages(chat))
     first, second = (each["id"] for each in calling["tool_calls"])
     assert len(first) == 9
     assert first.isalnum()
     assert (given["tool_call_id"], second) == (first, "abcDEF123")
-    [_, calling, given] = read_messages(chat, ids=NAMED)
-    assert calling["tool_calls"][1]["id"] == "functions.get_weather:1"
-    assert given["tool_call_id"] == "functions.get_weather:0"
-    assert chat_model(TEMPLATES["wants ids of 9"]).dialect.ids == SHORT
+    assert chat_model(TEMPLATES["wants ids of 9"]).dialect.short_ids
 
 
 READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -158,7 +156,7 @@ def test_a_result_has_the_name_and_id_of_its_call() -> None:
         ([USER, says("user", "", content=5)], r"messages\[1\].content is neither text"),
         ([says("user", "", content=[{"type": "text", "text": "a"}, {"type": "image_url"}])],
          r"messages\[0\].content\[1\]: image_url is not taken, only text"),
-        ([says("user", "", content=[{"type": "text"}])], r"content\[0\]: has no text"),
+        ([says("user", "", content=[{"type": "text"}])], r"content\[0\]: text has no text"),
         ([says("assistant", "", tool_calls=[3])], r"tool_calls\[0\] is no call"),
         ([says("assistant", "", tool_calls="x")], r"tool_calls is no list"),
     ],

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from dflash_trt.build.repository import MODELS, read_config, templates, write_repository
-from dflash_trt.build.settings import Settings, max_draft_tokens
+from dflash_trt.build.settings import Settings, max_draft_tokens, sampling_defaults
 from dflash_trt.checkpoints import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.config import BuildConfig
 from dflash_trt.config.build import Speculation
 from dflash_trt.decoding import DraftInput, RoundOutput, VerifyInput
 from dflash_trt.decoding.messages import DraftOutput, VerifyOutput
+from dflash_trt.errors import CheckpointError
 from dflash_trt.serving.front.request_output import RequestOutput
 
 LAYER = LayerSpec(
@@ -93,8 +95,37 @@ def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
     speculation = Speculation(draft_tokens=draft_tokens)
     settings = Settings("t", "e", frozenset({1}), 4, 64, 100, 16, 8, speculation, "in_process")
     assert Settings.from_parameters(settings.to_parameters()) == settings
-    none = dataclasses.replace(settings, eos_token_ids=frozenset())
+    none = dataclasses.replace(settings, eos_token_ids=frozenset(), sampling={"top_p": 0.5})
     assert Settings.from_parameters(none.to_parameters()) == none
+
+
+GIVEN = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
+GIVEN |= {"repetition_penalty": 1.05, "max_new_tokens": 2048, "eos_token_id": 1}
+KNOWN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
+KNOWN |= {"repetition_penalty": 1.05, "max_tokens": 2048}
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "expected"),
+    [
+        ("model", GIVEN, KNOWN),
+        ("none", GIVEN, {}),
+        ("model", {"temperature": None, "top_k": 0}, {"top_k": 0}),
+        ("model", {}, {}),
+        ("model", {"temperature": "hot"}, "temperature must be a valid number"),
+        ("model", {"top_p": 2}, "top_p is 2"),
+    ],
+)
+def test_sampling_defaults_are_those_that_vllm_takes(
+    asked: str, given: dict[str, object], expected: object, tmp_path: Path
+) -> None:
+    assert sampling_defaults(asked, tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    if isinstance(expected, str):
+        with pytest.raises(CheckpointError, match=expected):
+            sampling_defaults(asked, tmp_path)
+    else:
+        assert sampling_defaults(asked, tmp_path) == expected
 
 
 @pytest.mark.parametrize(
