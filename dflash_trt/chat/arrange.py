@@ -91,10 +91,6 @@ def rewritten(messages: list[Message], rewrites: Sequence[Rewrite]) -> list[Mess
     return reduce(lambda result, rewrite: rewrite(result), rewrites, messages)
 
 
-def name_of(rewrite: Rewrite) -> str:
-    return rewrite.__name__.replace("_", " ")
-
-
 def developer_as_system(messages: list[Message]) -> list[Message]:
     return [
         {**each, "role": "system"} if each["role"] == "developer" else each for each in messages
@@ -138,31 +134,21 @@ def calls_in_words(messages: list[Message]) -> list[Message]:
     return result
 
 
-def text_before_calls(messages: list[Message]) -> list[Message]:
-    """As a message of its own."""
-    result: list[Message] = []
-    for each in messages:
-        if each.get("tool_calls") and each["content"]:
-            result.append({"role": each["role"], "content": each["content"]})
-            each = {**each, "content": ""}
-        result.append(each)
-    return result
-
-
 def one_call_a_message(messages: list[Message]) -> list[Message]:
-    """Each before what it gave."""
+    """The text beside calls goes before them; each call stands before what it gave."""
     result, rest = list[Message](), deque(messages)
     while rest:
         message = rest.popleft()
-        first, *others = message.get("tool_calls") or [None]
-        result.append({**message, "tool_calls": [first]} if others else message)
-        later: list[Message] = []
-        while others and rest and rest[0]["role"] == "tool":
-            given = rest.popleft()
-            (later if given.get("tool_call_id") in _ids(others) else result).append(given)
-        for call in others:
-            result.append({"role": message["role"], "content": "", "tool_calls": [call]})
-            result += [each for each in later if each["tool_call_id"] == call["id"]]
+        calls, given = message.get("tool_calls", []), list[Message]()
+        while calls and rest and rest[0]["role"] == "tool":
+            given.append(rest.popleft())
+        if calls and message["content"]:
+            result.append({"role": message["role"], "content": message["content"]})
+        for call in calls:
+            result.append({**message, "content": "", "tool_calls": [call]})
+            message = {"role": message["role"]}  # it thinks before the first
+            result += [each for each in given if each.get("tool_call_id") == call["id"]]
+        result += [each for each in given if each not in result] if calls else [message]
     return result
 
 
@@ -180,7 +166,6 @@ def neighbors_joined(messages: list[Message]) -> list[Message]:
 # in the order that they are made in
 REWRITES: tuple[Rewrite, ...] = (
     calls_in_words,
-    text_before_calls,
     one_call_a_message,
     developer_as_system,
     instructions_in_one,
@@ -199,7 +184,3 @@ def with_tools(messages: list[Message], tools: Sequence[Any]) -> list[Message]:
 
 def _saying(message: Message, *texts: str) -> Message:
     return {**message, "content": "\n\n".join(filter(None, texts))}
-
-
-def _ids(calls: Sequence[Any]) -> set[str]:
-    return {call["id"] for call in calls}

@@ -13,7 +13,6 @@ from dflash_trt.chat.arrange import (
     Rewrite,
     calls_in_words,
     find_rewrites,
-    name_of,
     one_call_a_message,
     rewritten,
     specimen_of,
@@ -69,7 +68,7 @@ class ChatModel:
         self._cached = lru_cache(256)(self._find)
         # kinds of chats, with how they are arranged or why the template refuses them
         self.chats = {kind: self._tried(chat) for kind, chat in CHATS.items()} if render else {}
-        self._one_call = name_of(one_call_a_message) in self.chats.get("two calls", "")
+        self._one_call = one_call_a_message.__name__ in self.chats.get("two calls", "")
 
     @property
     def hidden(self) -> frozenset[int]:
@@ -148,7 +147,7 @@ class ChatModel:
         tools = [TOOL] if any("tool_calls" in message for message in messages) else []
         try:
             rewrites, _ = self._arranged(messages, tools, {"add_generation_prompt": True})
-            return ", ".join(map(name_of, rewrites)) or "as it is"
+            return ", ".join(each.__name__ for each in rewrites) or "as it is"
         except RequestError as error:
             return error.problem
 

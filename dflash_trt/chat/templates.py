@@ -53,20 +53,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
 
-        def to_json(
-            value: Any,
-            ensure_ascii: bool = False,
-            indent: int | None = None,
-            separators: tuple[str, str] | None = None,
-            sort_keys: bool = False,
-        ) -> str:
-            return json.dumps(
-                value,
-                ensure_ascii=ensure_ascii,
-                indent=indent,
-                separators=separators,
-                sort_keys=sort_keys,
-            )
+        def to_json(value: Any, ensure_ascii: bool = False, *styles: Any, **named: Any) -> str:
+            named |= zip(("indent", "separators", "sort_keys"), styles, strict=False)
+            return json.dumps(value, ensure_ascii=ensure_ascii, **named)
 
         self.filters["tojson"] = to_json  # jinja's own escapes HTML
         self.globals["raise_exception"] = raise_exception

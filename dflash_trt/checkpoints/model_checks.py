@@ -11,7 +11,7 @@ from dflash_trt.checkpoints.files import load_tokenizer
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.spec import Shapes
 from dflash_trt.checkpoints.target import target_shapes
-from dflash_trt.checkpoints.weights import Weights, open_files
+from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
 HEAD = "lm_head.weight"
@@ -49,17 +49,6 @@ def target_tensors(pair: Pair) -> Found:
 
 
 @check("error")
-def weight_files(pair: Pair) -> Found:
-    """A pointer of Git LFS, or a file that ends early, in place of weights."""
-    models = [model for model in (pair.target, pair.drafter) if not (model.absent or model.read)]
-    for model in models:
-        if not any(model.directory.glob("*.safetensors")):
-            raise NotKnown(f"the {model.role} has no weights here")
-        open_files(model.directory)
-    return Found(True, "the weights are whole")
-
-
-@check("error")
 def tokenizer(pair: Pair) -> Found:
     """Nothing is served without a tokenizer."""
     load_tokenizer(pair.target.directory)
@@ -77,13 +66,7 @@ def tokenizer_fits(pair: Pair) -> Found:
     )
 
 
-OF_THE_TARGET: list[Check[Any]] = [
-    target_head,
-    target_tensors,
-    weight_files,
-    tokenizer,
-    tokenizer_fits,
-]
+OF_THE_TARGET: list[Check[Any]] = [target_head, target_tensors, tokenizer, tokenizer_fits]
 
 
 def tensors_fit(

@@ -18,7 +18,7 @@ from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
 from dflash_trt.checkpoints.spec import DecoderSpec
 from dflash_trt.checkpoints.target import open_target
-from dflash_trt.checkpoints.weights import stored_types
+from dflash_trt.checkpoints.weights import open_files, stored_types
 from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.planning import target_size
 
@@ -96,6 +96,12 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
     ]
     # it reads tensors itself
     upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
+    for model in models:
+        if model.refusal and any(model.directory.glob("*.safetensors")):
+            try:  # a bundle takes what is whole, whatever it holds
+                open_files(model.directory)
+            except CheckpointError as error:
+                upstream.append(f"{model.role}: {error.problem}")
     found = list(run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair))
     upstream += [each.found for each in found if each.result == "error"]
     notes = [each.found for each in found if each.result == "note"]

@@ -29,7 +29,6 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from dflash_trt.build.run import build
-from dflash_trt.build.settings import sampling_defaults
 from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints import (
     gguf_directory,
@@ -39,8 +38,8 @@ from dflash_trt.checkpoints import (
     locate,
     locate_argument,
 )
-from dflash_trt.checkpoints.gguf import BITS, Header, read_header, unpacked
-from dflash_trt.checkpoints.gguf_directory import _tokenizer, as_directory
+from dflash_trt.checkpoints.gguf import BITS, read_header, unpacked
+from dflash_trt.checkpoints.gguf_directory import as_directory
 from dflash_trt.config import TargetSource, load_config
 from dflash_trt.engines.accuracy import teacher_forced
 from dflash_trt.engines.info import read_info
@@ -307,39 +306,6 @@ def test_a_file_in_a_package(
     for name, what in (("packed_model:x.gguf", "has no x.gguf"), ("no_such:x", "not installed")):
         with pytest.raises(CheckpointError, match=what):
             locate_argument(name, "target", quiet)
-
-
-def test_turns_end_texts_and_recommendations_are_read(
-    pairs: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a file that names the base model's end alone."""
-    monkeypatch.setattr("dflash_trt.checkpoints.gguf_directory.ENDS_OF_TURNS", {"<|mask|>"})
-    more = {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}
-    file = ggufs.write(tmp_path / "tiny.gguf", pairs["llama"].target_dir, more=more)
-    directory = as_directory(file)
-    assert load_target(directory).spec.eos_token_ids == (318, 319)
-    assert sampling_defaults("model", directory) == {"temperature": 0.5, "top_k": 20}
-
-
-@pytest.mark.parametrize(
-    ("tokens", "pre"),
-    [
-        ([*map(str, range(128000)), "<|begin_of_text|>"], "llama-bpe"),
-        ([*map(str, range(151643)), "<|endoftext|>"], "qwen2"),
-        (["<|endoftext|>", "<|im_start|>"], "smollm"),
-        (["a", "b"], None),
-    ],
-)
-def test_a_vocabulary_tells_the_pre_tokenizer(tokens: list[str], pre: str | None) -> None:
-    said = {"model": "gpt2", "tokens": tokens, "merges": [], "add_bos_token": False}
-    values = {f"tokenizer.ggml.{name}": value for name, value in said.items()}
-    header = Header(Path("x.gguf"), values, {})
-    if pre is None:
-        with pytest.raises(CheckpointError, match="pre-tokenizer None"):
-            _tokenizer(header)
-        return
-    told = Header(Path("x.gguf"), {**values, "tokenizer.ggml.pre": pre}, {})
-    assert _tokenizer(header).to_str() == _tokenizer(told).to_str()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

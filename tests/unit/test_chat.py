@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from dflash_trt.chat.checks import chat_template, end_of_turn
 from dflash_trt.chat.render import load_chat_template
 from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, copy_tokenizer
+from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.errors import CheckpointError, RequestError
 
 CHATML = """{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>
@@ -244,6 +245,9 @@ def test_a_template_reaches_nothing_but_what_it_is_given(template: str, tmp_path
 
 def test_a_template_that_refuses_a_plain_message_is_a_warning(tmp_path: Path) -> None:
     directory = _tokenizer(tmp_path, "{{ raise_exception('no system prompt') }}")
+    (directory / "config.json").write_text("{}")
+    with pytest.raises(NotKnown, match="no system prompt"):
+        end_of_turn.look(target(directory))
     finding = chat_template(target(directory))
     assert (finding.result, "no system prompt" in finding.found) == ("warning", True)
 

@@ -112,7 +112,6 @@ CASES: dict[str, tuple[Spoil, set[str]]] = {
                                      edit(d, vocab_size=319), dflash(d, mask_token_id=318)),
                        {"target-tensors", "mask-is-no-end"}),
     "tokenizer": (lambda t, d: (t / "tokenizer.json").unlink(), set()),
-    "weight-files": (lambda t, d: (t / "model.safetensors").write_bytes(b"cut off"), set()),
     "same-tokenizer": (tokenizer_of_another, set()),
     "block-size": (lambda t, d: edit(d, block_size=1), set()),
     "block-size-stated": (lambda t, d: edit(d, block_size=None), set()),
@@ -277,6 +276,12 @@ def test_the_kinds_say_why_not(pair: Path) -> None:
     dflash(drafter, mask_token_id=320)
     for kind in ("onnxruntime", "tensorrt", "tensorrt_llm"):
         assert "mask-in-vocabulary" in reasons(kind)
+
+
+def test_weights_that_are_not_whole_fit_no_kind(pair: Path) -> None:
+    (pair / "target" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    for kind in inspect(pair / "target", pair / "drafter")["engine_kinds"]:
+        assert "Git LFS pointer" in " ".join(kind["reasons"])
 
 
 def test_a_drafter_of_speculators_says_what_it_was_trained_for(pair: Path) -> None:

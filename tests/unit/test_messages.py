@@ -72,7 +72,7 @@ def test_instructions_are_one_system_message_in_their_order() -> None:
     assert model.prompt(chat, template_values={}).text.startswith(
         "system-1\n\nsystem-2\n\ndeveloper-1[user]"
     )
-    assert model.chats["system later on"] == "instructions in one"
+    assert model.chats["system later on"] == "instructions_in_one"
 
 
 def test_what_no_arrangement_shows_is_refused_by_its_place() -> None:
