@@ -95,12 +95,6 @@ class ChatModel:
         dialect = self.dialect
         known = parse_tools(tools)
         wanted = chosen(known, tool_choice)
-        if wanted and dialect.format is None:
-            raise RequestError(
-                "tool_choice cannot be enforced: this model's chat template writes calls in a "
-                "form that is not known here",
-                "Let it be auto.",
-            )
         shown = [] if tool_choice == "none" else stated(tools)
         if continue_final_message:
             messages = _open_ended(messages, template_values)
@@ -128,10 +122,11 @@ class ChatModel:
         """
         dialect = self.dialect
         if prompt.tools and dialect.format is None:
+            what = "tool_choice" if answer is None else "the form of an answer beside tools"
             raise RequestError(
-                "tools and the form of the answer are both given: this model's chat template "
-                "writes calls in a form that is not known here",
-                "Send one of them.",
+                f"{what} cannot be enforced: this model's chat template writes calls in a form "
+                "that is not known here",
+                "Leave it out.",
             )
         return grammar(
             dialect.format,

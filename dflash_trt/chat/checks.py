@@ -1,11 +1,12 @@
 """Checks of a target's chat template, and what `inspect` says of it."""
 
+from pathlib import Path
 from typing import Any
 
 from dflash_trt.chat.chat_model import ChatModel
 from dflash_trt.chat.render import AGAIN, as_chat, load_chat_template
 from dflash_trt.chat.templates import LimitError
-from dflash_trt.checkpoints import Pair, eos_token_ids
+from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, eos_token_ids
 from dflash_trt.checkpoints.checks import Found, NotKnown, check
 from dflash_trt.errors import CheckpointError, DflashError, RequestError
 
@@ -50,10 +51,10 @@ def end_of_turn(pair: Pair) -> Found:
 CHAT_CHECKS = (chat_template, end_of_turn)
 
 
-def about_chats(pair: Pair) -> dict[str, Any] | None:
-    """Return what the template showed of chats; None where there is none."""
+def about_chats(target: Path) -> dict[str, Any] | None:
+    """Return what the template of a directory showed of chats; None where there is none."""
     try:
-        model = _chats(pair)
+        model = _chats(Pair(Model("target", target, {}), NO_DRAFTER))
     except (DflashError, NotKnown):
         return None
     dialect = model.dialect

@@ -5,10 +5,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from dflash_trt.checkpoints import model_checks, training_checks, upstream_checks
@@ -120,18 +119,16 @@ def inspect(
     target: Path,
     drafter: Path | None = None,
     more: Sequence[Check[[Pair]]] = (),
-    about: Mapping[str, Callable[[Pair], Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The report, ready for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
 
-    more, about: checks and parts of the report of other rooms. What cannot be read is None.
-    CheckpointError only when there is no config.json to read.
+    more: checks of other rooms. What cannot be read is None. CheckpointError only when there is no
+    config.json to read.
     """
     pair = Pair(open_target(target), open_drafter(drafter) if drafter else NO_DRAFTER)
     report: dict[str, Any] = {"target": {**_describe(pair.target), **_target(pair.target)}}
     if drafter is not None:
         report["drafter"] = {**_describe(pair.drafter), **_drafter(pair.drafter)}
-    report |= {name: tell(pair) for name, tell in about.items()}
     checks = list(pair_findings(pair, more))
     report["checks"] = [asdict(check) for check in checks]
     report["engine_kinds"] = engine_kinds(pair, checks)

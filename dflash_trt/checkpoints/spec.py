@@ -1,6 +1,6 @@
 """What the graphs need to know of a model; the names are config.json's where it has one."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Shapes = dict[str, tuple[int, ...]]
@@ -16,18 +16,6 @@ class Rope:
     kind: str = "default"  # rope_type
     parameters: dict[str, Any] = field(default_factory=dict)  # what its kind takes: factor, ...
     attention_factor: float = 1.0  # on cosines and sines
-
-    def stretched(self, length: int) -> "Rope":
-        """Return what a dynamic one is beyond its original length: for all texts alike, as in vLLM.
-
-        transformers turns otherwise at each length, cached keys at that of their time.
-        """
-        original = self.parameters.get("original_max_position_embeddings", 0)
-        if self.kind != "dynamic" or length <= original:
-            return self
-        factor = self.parameters["factor"]
-        scale = (factor * factor - factor + 1) ** (self.dim / (self.dim - 2))
-        return replace(self, theta=self.theta * scale)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,8 @@ def inspect(
         at = [locate_argument(target, "target", report)]
         if drafter is not None:
             at.append(locate_argument(drafter, "drafter", report))
-        found = run(at[0], at[1] if drafter else None, CHAT_CHECKS, {"chats": about_chats})
+        found = run(at[0], at[1] if drafter else None, CHAT_CHECKS)
+        found["chats"] = about_chats(at[0])
         kinds = {kind["kind"]: kind for kind in found["engine_kinds"]}
         builds = any(kind["fits"] for kind in kinds.values() if kind["state"] == "built")
         if deep and kinds["onnxruntime"]["fits"]:

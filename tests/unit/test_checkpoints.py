@@ -276,3 +276,9 @@ def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
     (target / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         load_tokenizer(target)
+
+
+def test_a_mask_embedding_beside_a_drafter_is_no_part_that_is_left_out(pair: Path) -> None:
+    (pair / "drafter" / "mask_embedding.pt").write_bytes(b"a pickle, which is never loaded")
+    with pytest.raises(CheckpointError, match="an embedding of its own for masks"):
+        load_drafter(pair / "drafter")

@@ -196,7 +196,7 @@ def test_a_form_that_is_not_known_has_no_grammar() -> None:
     assert "get_weather" in prompt(model).text
     with pytest.raises(RequestError, match="tool_choice"):
         prompt(model, "required")
-    with pytest.raises(RequestError, match="both given"):
+    with pytest.raises(RequestError, match="answer beside tools cannot be enforced"):
         chat_grammar(SCHEMA, prompt(model), model)
     with pytest.raises(RequestError, match="no chat template"):
         ChatModel(Tokenizer(models.WordLevel({"x": 0}, unk_token="x")), None).prompt(

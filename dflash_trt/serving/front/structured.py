@@ -31,10 +31,9 @@ def grammar_of(asked: GenerateRequest) -> Grammar | None:
 
 
 def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) -> Grammar | None:
-    """Return what the answer of a chat follows, given what the request asks of its text.
+    """Return what a chat's answer follows: calls that have to come, or those that may and `asked`.
 
-    Calls that have to come, or calls that may come and what was asked of the text that ends them;
-    either after thoughts. RequestError for what cannot be joined.
+    asked: what the text has to be. RequestError for what cannot be joined.
     """
     if prompt.grammar:
         if asked and asked.name != "response_format":
