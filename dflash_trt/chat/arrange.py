@@ -108,9 +108,10 @@ def system_in_user(messages: list[Message]) -> list[Message]:
     first, *rest = instructions_in_one(messages)
     if first["role"] != "system":
         return messages
-    at = next((at for at, each in enumerate(rest) if each["role"] == "user"), 0)
-    said = rest[at : at + 1] or [{"role": "user", "content": ""}]
-    return [*rest[:at], _saying(said[0], first["content"], said[0]["content"]), *rest[at + 1 :]]
+    at = next((at for at, each in enumerate(rest) if each["role"] == "user"), None)
+    if at is None:
+        return [{**first, "role": "user"}, *rest]
+    return [*rest[:at], _saying(rest[at], first["content"], rest[at]["content"]), *rest[at + 1 :]]
 
 
 def calls_in_words(messages: list[Message]) -> list[Message]:

@@ -115,10 +115,10 @@ class ChatModel:
         )
         return replace(prompt, grammar=self.grammar(prompt)) if wanted else prompt
 
-    def grammar(self, prompt: ChatPrompt, answer: tuple[str, str] | None = None) -> str:
+    def grammar(self, prompt: ChatPrompt, answer: Any = None) -> str:
         """Return llguidance's grammar of calls, after thoughts.
 
-        answer: what the text may be instead, ("json_schema" or "regex", its text).
+        answer: the JSON schema of what the text may be instead.
         """
         dialect = self.dialect
         if prompt.tools and dialect.format is None:

@@ -111,7 +111,7 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     if any(writes):
         form = calling[[*map(bool, formats), *writes].index(True) % len(calling)]
     if format is None and not (shows and any(writes)):
-        format, shows = HERMES, False
+        format = HERMES
     form = replace(form, format=format, reasoning_tags=tags, shows_tools=shows)
     for field in (*THOUGHTS, PART, *([IN_TEXT] if tags else [])):
         tried = replace(form, thoughts=field)

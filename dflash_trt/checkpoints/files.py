@@ -115,8 +115,12 @@ def copy_tokenizer(target: Path, directory: Path) -> None:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load tokenizer.json; CheckpointError when it is missing or broken."""
+    """Load tokenizer.json; CheckpointError when it is missing, broken or a link out of here."""
     tokenizer_files(directory)
+    return open_tokenizer(directory)
+
+
+def open_tokenizer(directory: Path) -> Tokenizer:
     file = directory / REQUIRED
     data = read_bytes(file, MAX_TOKENIZER)
     try:

@@ -6,7 +6,7 @@ from typing import Any
 from dflash_trt.checkpoints.drafter import is_drafter
 from dflash_trt.checkpoints.families import FAMILIES
 from dflash_trt.checkpoints.fields import Config
-from dflash_trt.checkpoints.files import REQUIRED, load_tokenizer, read_json, special_tokens
+from dflash_trt.checkpoints.files import REQUIRED, open_tokenizer, read_json, special_tokens
 from dflash_trt.checkpoints.model import Target, loaded, open_model
 from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
@@ -90,7 +90,7 @@ def eos_token_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
                 "Correct eos_token_id in generation_config.json or config.json",
             )
     if (directory / REQUIRED).is_file() and (named := special_tokens(directory).get("eos_token")):
-        end = load_tokenizer(directory).token_to_id(named)
+        end = open_tokenizer(directory).token_to_id(named)
         ids += [end] if end is not None and end < vocab_size else []
     return tuple(dict.fromkeys(ids))
 

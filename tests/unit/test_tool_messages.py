@@ -158,8 +158,8 @@ LARK = Grammar("lark", 'start: "x"', "guided_grammar")
     [
         ("auto", None, None),
         ("auto", SCHEMA, "get_weather.*%json"),
-        ("auto", CHOICE, "yes.no.*get_weather|get_weather.*yes.no"),
-        ("auto", LARK, RequestError),
+        ("auto", CHOICE, CHOICE),  # for all of the text
+        ("auto", LARK, LARK),
         ("none", SCHEMA, SCHEMA),
         ("none", LARK, LARK),
         ("required", SCHEMA, "get_weather"),

@@ -108,12 +108,12 @@ def grammar(
     *,
     parallel: bool,
     thinking: bool,
-    answer: tuple[str, str] | None = None,
+    answer: Any = None,
 ) -> str:
     """Return an llguidance grammar of answers that call one of the tools or more, after reasoning.
 
     added: ids of the tokenizer's added tokens.
-    answer: what the text may be instead of calls, ("json_schema" or "regex", its text).
+    answer: the JSON schema of what the text may be instead of calls.
     RequestError for a schema that the format cannot enforce; beside an answer any arguments pass.
     """
     lark = Lark(added)
@@ -133,7 +133,7 @@ def grammar(
             format, free, tags, added, parallel=parallel, thinking=thinking, answer=answer
         )
     if answer is not None:
-        body = lark.answer(*answer)
+        body = lark.answer(answer)
         body = harmony.final(lark, body) if format is HARMONY else body
         start = f"({start} | {body})" if start else body
     if tags:

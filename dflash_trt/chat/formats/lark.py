@@ -4,7 +4,6 @@ Its dialect of Lark has JSON Schemas (`%json`) and tokens by id (`<[5]>`).
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from dflash_trt.errors import RequestError
 # as Python's templates write JSON: text without a choice is drafts for free
 SAY_NOTHING = {"title", "description", "default", "examples", "$defs", "definitions", "$schema"}
 ANYTHING = r"/(.|\n)*/"
-SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # in a regular expression, unless it is escaped
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -52,22 +50,14 @@ class Lark:
         spaced = {**schema, "x-guidance": SPACING}
         return self.rule("json", f"%json {json.dumps(spaced)}")
 
-    def answer(self, kind: str, text: str) -> str:
-        """Return the rule of a text that follows a JSON schema or a regular expression."""
-        if kind == "regex":
-            pattern = SLASH.sub(_escaped, text).replace("\n", r"\n")
-            return self.rule("answer", f"/{pattern}/")
-        schema = json.loads(text)
+    def answer(self, schema: Any) -> str:
+        """Return the rule of a text that follows a JSON schema, which may say how it is spaced."""
         spaced = {"x-guidance": SPACING, **schema} if isinstance(schema, dict) else schema
         return self.rule("answer", f"%json {json.dumps(spaced)}")
 
     def grammar(self, start: str) -> str:
         rules = {"start": f": {start}", **self._rules}
         return "".join(f"{name}{rest}\n" for name, rest in rules.items())
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[1] or r"\/"
 
 
 def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:

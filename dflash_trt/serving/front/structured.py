@@ -35,17 +35,14 @@ def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) ->
 
     asked: what the text has to be. RequestError for what cannot be joined.
     """
+    of_answer = asked and asked.name == "response_format"  # the rest is for all of the text
+    if prompt.grammar and asked and not of_answer:
+        raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
     if prompt.grammar:
-        if asked and asked.name != "response_format":
-            raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
         return Grammar("lark", prompt.grammar, "tools")  # an error is of a schema in them
-    if asked is None or not (prompt.tools or prompt.thinking):
+    if asked is None or not of_answer or not (prompt.tools or prompt.thinking):
         return asked
-    if asked.kind == "lark":
-        if prompt.tools:
-            raise RequestError(f"tools and {asked.name} are both given", "Send one of them.")
-        return asked
-    return Grammar("lark", model.grammar(prompt, (asked.kind, asked.text)), asked.name)
+    return Grammar("lark", model.grammar(prompt, json.loads(asked.text)), asked.name)
 
 
 def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
