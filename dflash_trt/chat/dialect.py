@@ -96,27 +96,28 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
 
     forms = (Dialect(extra=extra, parts=parts) for extra in EXTRAS for parts in (False, True))
     form = next((form for form in forms if USER in chat(form)), Dialect())
-    text = chat(form, {**SAYS, **dict.fromkeys(THOUGHTS, THINKS)}) + chat(form, prompt=True)
+    thinking = {**SAYS, **dict.fromkeys(THOUGHTS, THINKS)}
+    text = chat(replace(form, thoughts=THOUGHT), thinking) + chat(form, prompt=True)
     tags = tags or next((each for each in REASONING_TAGS if each.open in text), None)
     tags = None if channels else tags
-    calling = [
+    forms_of_calls = [
         replace(form, text_arguments=as_text, short_ids=short)
         for as_text, short in product((False, True), repeat=2)
     ]
-    texts = [chat(each, *CALLING, tools=[TOOL]) for each in calling]
+    texts = [chat(each, *CALLING, tools=[TOOL]) for each in forms_of_calls]
     formats = [_format_of(text.partition(USER)[2]) for text in texts]
     writes = [CALLED in text for text in texts]
     format = HARMONY if channels else next(filter(None, formats), None)
     shows = SHOWN in chat(form, prompt=True, tools=[TOOL])
     if any(writes):
-        form = calling[[*map(bool, formats), *writes].index(True) % len(calling)]
+        form = forms_of_calls[[*map(bool, formats), *writes].index(True) % len(writes)]
     if format is None and not (shows and any(writes)):
         format = HERMES
     form = replace(form, format=format, reasoning_tags=tags, shows_tools=shows)
     for field in (*THOUGHTS, PART, *([IN_TEXT] if tags else [])):
         tried = replace(form, thoughts=field)
-        thinking = [{**CALLING[0], THOUGHT: THINKS}, CALLING[1]], [{**SAYS, THOUGHT: THINKS}]
-        text = "".join(chat(tried, *messages) for messages in thinking)
+        calling = {**CALLING[0], THOUGHT: THINKS}
+        text = chat(tried, calling, CALLING[1]) + chat(tried, {**SAYS, THOUGHT: THINKS})
         if THINKS in text and not REPR.search(text):
             return tried
     return form
