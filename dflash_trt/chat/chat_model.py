@@ -15,6 +15,7 @@ from dflash_trt.chat.arrange import (
     find_rewrites,
     one_call_a_message,
     rewritten,
+    specimen_call,
     specimen_of,
     with_tools,
 )
@@ -26,20 +27,19 @@ from dflash_trt.errors import RequestError
 
 MOST_CACHED = 2**14  # characters of a chat's specimen
 OPEN_END = "CONTINUE_FINAL_MESSAGE"  # behind a text that goes on: what follows it is cut off
-SYSTEM, DEVELOPER, USER, ANSWER, RESULT = (
-    {"role": role, "content": "x"} for role in ("system", "developer", "user", "assistant", "tool")
-)
-CALLING = {**ANSWER, "tool_calls": [CALL]}
-# what is tried with each template
-CHATS: dict[str, list[Message]] = {
-    "system": [SYSTEM, USER],
-    "developer": [DEVELOPER, USER],
-    "system and developer": [SYSTEM, DEVELOPER, USER],
-    "system later on": [SYSTEM, USER, ANSWER, SYSTEM, USER],
-    "user twice": [USER, USER],
-    "call": [USER, {**CALLING, "content": ""}, RESULT, ANSWER, USER],
-    "text and call": [USER, CALLING, RESULT],
-    "two calls": [USER, {**CALLING, "content": "", "tool_calls": [CALL] * 2}, RESULT, RESULT],
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+# what is tried with each template, a letter a message
+CHATS = {
+    "system": "su", "developer": "du", "system and developer": "sdu", "system later on": "suasu",
+    "user twice": "uu", "call": "ucrau", "text and call": "utr", "two calls": "u2rr",
+}  # fmt: skip
+LETTERS: dict[str, Message] = {
+    **{name[0]: {"role": name, "content": "x"} for name in ("system", "developer", "user")},
+    "a": {"role": "assistant", "content": "x"},
+    "r": {"role": "tool", "content": "x"},
+    "c": CALLING,
+    "t": {**CALLING, "content": "x"},
+    "2": {**CALLING, "tool_calls": [CALL, specimen_call(0, 1)]},
 }
 
 
@@ -67,7 +67,7 @@ class ChatModel:
         self.dialect: Dialect = dialect_of(render, self._added)
         self._cached = lru_cache(256)(self._find)
         # kinds of chats, with how they are arranged or why the template refuses them
-        self.chats = {kind: self._tried(chat) for kind, chat in CHATS.items()} if render else {}
+        self.chats = {name: self._tried(chat) for name, chat in CHATS.items()} if render else {}
         self._one_call = one_call_a_message.__name__ in self.chats.get("two calls", "")
 
     @property
@@ -138,8 +138,8 @@ class ChatModel:
             answer=answer,
         )
 
-    def _tried(self, messages: Sequence[Message]) -> str:
-        tools = [TOOL] if any("tool_calls" in message for message in messages) else []
+    def _tried(self, letters: str) -> str:
+        messages, tools = [LETTERS[letter] for letter in letters], [TOOL] * ("r" in letters)
         try:
             rewrites, _ = self._arranged(messages, tools, {"add_generation_prompt": True})
             return ", ".join(each.__name__ for each in rewrites) or "as it is"
@@ -199,15 +199,12 @@ def _open_ended(
     messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
     """Return the messages with `OPEN_END` behind the last one's text."""
-    if values.get("add_generation_prompt"):
-        raise RequestError(
-            "continue_final_message and add_generation_prompt are both true",
-            "Send add_generation_prompt false: the last message goes on.",
-        )
     last = read_messages(messages)[-1]
-    if last["role"] != "assistant" or "tool_calls" in last or not last["content"]:
+    goes_on = last["role"] == "assistant" and last["content"] and "tool_calls" not in last
+    if values.get("add_generation_prompt") or not goes_on:
         raise RequestError(
-            "continue_final_message needs a last message of role assistant with text in it",
+            "continue_final_message needs a last message of role assistant with text in it, and "
+            "add_generation_prompt false",
             "Send the beginning of the answer as the last message.",
         )
     return [*messages[:-1], {**messages[-1], "content": last["content"] + OPEN_END}]

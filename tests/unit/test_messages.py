@@ -176,7 +176,7 @@ def test_a_final_message_goes_on() -> None:
     for messages, values, problem in (
         ([USER], {}, "needs a last message"),
         ([USER, {**CALL, "content": "x"}], {}, "needs a last message"),
-        ([USER, ANSWER], {"add_generation_prompt": True}, "both true"),
+        ([USER, ANSWER], {"add_generation_prompt": True}, "needs a last message"),
     ):
         with pytest.raises(RequestError, match=problem):
             model.prompt(messages, continue_final_message=True, template_values=values)
