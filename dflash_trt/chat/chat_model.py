@@ -192,7 +192,7 @@ class ChatModel:
             )
         extra = EXTRAS[self.dialect.extra](tools)
         shown = for_template(self.dialect, messages)
-        return self._render(**{**extra, **values, "messages": shown})
+        return self._render(**{**values, **extra, "messages": shown})
 
 
 def _open_ended(

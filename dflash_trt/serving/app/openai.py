@@ -101,7 +101,9 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
         client=client,
         client_key=settings.security.client_key,
         page=page if settings.page else None,
-        sampling=frozenset(sampling_defaults(config["serving"]["sampling_defaults"], directory)),
+        sampling=frozenset(
+            sampling_defaults(config["serving"].get("sampling_defaults", ""), directory)
+        ),
     )
 
 
