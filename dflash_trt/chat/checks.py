@@ -29,7 +29,8 @@ def chat_template(pair: Pair) -> Found:
 def end_of_turn(pair: Pair) -> Found:
     """An answer that is not ended by what the model writes at its end goes on with another turn."""
     target, model = pair.target, _chats(pair)
-    ends = eos_token_ids(target.directory, target.number("vocab_size"))
+    known = target.read[0].eos_token_ids if target.read else None
+    ends = known or eos_token_ids(target.directory, target.number("vocab_size"))
     added = {token.content for token in target.tokenizer.get_added_tokens_decoder().values()}
     chat = [*as_chat("Hello"), SAID]
     for messages in (chat, [*chat, *ASKED]):  # after the last answer, or between two turns

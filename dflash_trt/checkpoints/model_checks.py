@@ -7,7 +7,7 @@ import numpy as np
 from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import default_taps, drafter_shapes
 from dflash_trt.checkpoints.fields import SLIDING
-from dflash_trt.checkpoints.files import load_tokenizer
+from dflash_trt.checkpoints.files import tokenizer_files
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.spec import Shapes
 from dflash_trt.checkpoints.target import target_shapes
@@ -51,8 +51,8 @@ def target_tensors(pair: Pair) -> Found:
 @check("error")
 def tokenizer(pair: Pair) -> Found:
     """Nothing is served without a tokenizer."""
-    load_tokenizer(pair.target.directory)
-    return Found(True, "the target's tokenizer can be read")
+    tokenizer_files(pair.target.directory)
+    return Found(True, f"the target's tokenizer has {len(pair.target.tokens)} tokens")
 
 
 @check("error")
