@@ -10,8 +10,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 import dflash_trt
-from dflash_trt.build.settings import Settings, sampling_defaults
-from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids
+from dflash_trt.build.settings import Settings
+from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids, sampling_defaults
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
@@ -48,7 +48,7 @@ def write_repository(
         speculation=config.speculation,
         max_per_client=serving.max_per_client,
         prefix_cache=serving.prefix_cache_mib,
-        sampling=sampling_defaults(serving.sampling_defaults, directory / "tokenizer"),
+        sampling=sampling_of(config, directory),
     )
     parameters = {
         "dflash": settings.to_parameters(),
@@ -73,13 +73,17 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
         "eos_token_ids": " ".join(map(str, sorted(set(ends)))),
         "max_queue": str(config.serving.max_queue),
         "max_per_client": str(config.serving.max_per_client or ""),
-        "sampling": json.dumps(
-            sampling_defaults(config.serving.sampling_defaults, directory / "tokenizer")
-        ),
+        "sampling": json.dumps(sampling_of(config, directory)),
     }
     for model in PUBLIC:
         chosen = parameters if model == "dflash" else {}
         _write_model(directory / "model_repository", model, config.name, chosen)
+
+
+def sampling_of(config: BuildConfig, directory: Path) -> dict[str, int | float]:
+    """Return the defaults of requests to a build."""
+    asked = config.serving.sampling_defaults == "model"
+    return sampling_defaults(directory / "tokenizer")[0] if asked else {}
 
 
 def templates() -> Path:

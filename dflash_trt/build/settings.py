@@ -3,17 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dflash_trt.checkpoints import generation_config
 from dflash_trt.config import Speculation
 from dflash_trt.engines import most_verified
-from dflash_trt.errors import BuildError, CheckpointError
-from dflash_trt.request_schema import GenerateRequest, first_fault
+from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
 
 # the request parameter by which a client asks for "CODE: message" errors: in a gRPC stream errors
@@ -30,11 +27,6 @@ Size = Annotated[int, Field(ge=0)]
 Ids = Annotated[
     frozenset[int], BeforeValidator(lambda ids: ids.split() if isinstance(ids, str) else ids)
 ]
-# of generation_config.json, as vLLM takes it, by the names of a request's fields
-SAMPLING = {
-    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens",
-}  # fmt: skip
 Sampling = Annotated[
     dict[str, int | float],
     BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value),
@@ -87,25 +79,6 @@ class Settings:
                 f"({place}: {first['msg']})",
                 "Run `dflash-trt build` again",
             ) from error
-
-
-def sampling_defaults(asked: str, directory: Path) -> dict[str, int | float]:
-    """Return what generation_config.json recommends, by the names of a request's fields.
-
-    asked: `serving.sampling_defaults`. CheckpointError for a value that no request may have.
-    """
-    values = generation_config(directory) if asked == "model" else {}
-    stated = {field: values.get(name) for name, field in SAMPLING.items()}
-    found = {name: value for name, value in stated.items() if value is not None}
-    try:
-        GenerateRequest.model_validate(found)
-    except ValidationError as error:
-        name, problem = first_fault(error.errors())
-        raise CheckpointError(
-            f"{directory}/generation_config.json: {name} {problem}",
-            "Correct it, or set serving.sampling_defaults: none",
-        ) from None
-    return found
 
 
 def max_draft_tokens(speculation: Speculation, block_size: int, tensorrt_llm: bool) -> int:

@@ -46,9 +46,9 @@ from dflash_trt.checkpoints.spec import (
 from dflash_trt.checkpoints.stored import Span
 from dflash_trt.checkpoints.target import (
     eos_token_ids,
-    generation_config,
     load_target,
     open_target,
+    sampling_defaults,
     target_shapes,
 )
 from dflash_trt.checkpoints.upstream_checks import drafter_layout

@@ -29,6 +29,7 @@ OPTIONAL = {
 OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must be head_dim
 SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 KNOWN = {*NEEDED, *OPTIONAL, *OF_HEADS, *SCALING, "vocab_size", "rope.scaling.finetuned"}
+TEMPLATE = "tokenizer.chat_template"
 INSTEAD = "Use another model, or its safetensors"
 
 # as llama.cpp looks for them: the file may name the base model's end alone
@@ -231,8 +232,18 @@ def _splits(pre: str) -> list[PreTokenizer]:
 def _tokenizer_config(header: Header) -> dict[str, Any]:
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     tokens = _texts(header, "tokens")
-    fields = {f"{name}_token": _token(header, tokens, key) for key, name in names.items()}
-    fields["chat_template"] = header.values.get("tokenizer.chat_template")
+    fields: dict[str, Any] = {
+        f"{name}_token": _token(header, tokens, key) for key, name in names.items()
+    }
+    template: Any = header.values.get(TEMPLATE)
+    more = [
+        {"name": key.removeprefix(f"{TEMPLATE}."), "template": value}
+        for key, value in header.values.items()
+        if key.startswith(f"{TEMPLATE}.")
+    ]
+    if more:
+        template = [{"name": "default", "template": template}, *more]
+    fields["chat_template"] = template
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

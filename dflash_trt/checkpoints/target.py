@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from dflash_trt.checkpoints.drafter import is_drafter
 from dflash_trt.checkpoints.families import FAMILIES
 from dflash_trt.checkpoints.fields import Config
@@ -11,6 +13,7 @@ from dflash_trt.checkpoints.model import Target, loaded, open_model
 from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
+from dflash_trt.request_schema import GenerateRequest, first_fault
 
 
 def load_target(directory: Path) -> Target:
@@ -98,3 +101,22 @@ def eos_token_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
 def generation_config(directory: Path) -> dict[str, Any]:
     file = directory / "generation_config.json"
     return read_json(file) if file.is_file() else {}
+
+
+# of generation_config.json, as vLLM takes it, by the names of a request's fields
+SAMPLING = {
+    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens",
+}  # fmt: skip
+
+
+def sampling_defaults(directory: Path) -> tuple[dict[str, int | float], str]:
+    """Return what generation_config.json recommends, by a request's fields, or what is wrong."""
+    stated = {name: generation_config(directory).get(key) for key, name in SAMPLING.items()}
+    found = {name: value for name, value in stated.items() if value is not None}
+    found |= {"top_k": 0} if found.get("top_k") == -1 else {}  # both are off
+    try:
+        GenerateRequest.model_validate(found)
+    except ValidationError as error:
+        return {}, "generation_config.json: {} {}".format(*first_fault(error.errors()))
+    return found, ""

@@ -22,8 +22,8 @@ def build(
     json_: Json = False,
 ) -> None:
     """Check a pair and write its engines and model repository."""
+    from dflash_trt.build.repository import sampling_of
     from dflash_trt.build.run import build as run
-    from dflash_trt.build.settings import sampling_defaults
     from dflash_trt.config import load_config, with_ranks
 
     settings = load_config(config)
@@ -37,7 +37,7 @@ def build(
     files = result.manifest["files"]
     linked = sum(entry["size"] for entry in files.values() if "mtime_ns" in entry)
     size = sum(entry["size"] for entry in files.values()) - linked
-    sampling = sampling_defaults(settings.serving.sampling_defaults, directory / "tokenizer")
+    sampling = sampling_of(settings, directory)
     if json_:
         print_json(
             directory=str(result.directory),

@@ -111,6 +111,8 @@ CASES: dict[str, tuple[Spoil, set[str]]] = {
     "tokenizer-fits": (lambda t, d: (edit(t, vocab_size=319, eos_token_id=None),
                                      edit(d, vocab_size=319), dflash(d, mask_token_id=318)),
                        {"target-tensors", "mask-is-no-end"}),
+    "sampling-recommended": (
+        lambda t, d: (t / "generation_config.json").write_text('{"temperature": "hot"}'), set()),
     "tokenizer": (lambda t, d: (t / "tokenizer.json").unlink(), set()),
     "same-tokenizer": (tokenizer_of_another, set()),
     "block-size": (lambda t, d: edit(d, block_size=1), set()),

@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from dflash_trt.build import read_manifest, speculation_of
-from dflash_trt.build.settings import max_draft_tokens, sampling_defaults
+from dflash_trt.build.settings import max_draft_tokens
 from dflash_trt.chat import (
     HARMONY,
     Answer,
@@ -25,7 +25,7 @@ from dflash_trt.chat import (
     parse_tools,
     speller,
 )
-from dflash_trt.checkpoints import load_tokenizer
+from dflash_trt.checkpoints import load_tokenizer, sampling_defaults
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import Settings, answers, failures, page
@@ -73,6 +73,7 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
     by_llm = config["engine"]["kind"] == KIND
     serving = read_llm_args(settings.directory / "engines" / KIND) if by_llm else config["serving"]
     directory = settings.directory / "tokenizer"
+    recommended = config["serving"].get("sampling_defaults") == "model"
     tokenizer = load_tokenizer(directory)
     if by_llm:
         drafts = (serving.get("speculative_config") or {}).get("max_draft_len") or 0
@@ -101,9 +102,7 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
         client=client,
         client_key=settings.security.client_key,
         page=page if settings.page else None,
-        sampling=frozenset(
-            sampling_defaults(config["serving"].get("sampling_defaults", ""), directory)
-        ),
+        sampling=frozenset(sampling_defaults(directory)[0] if recommended else ()),
     )
 
 
