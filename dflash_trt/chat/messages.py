@@ -49,26 +49,27 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 def _one_form(place: str, sent: Mapping[str, Any]) -> Message:
     message = {name: value for name, value in sent.items() if value not in (None, "", [], {})}
-    text, thoughts = _text(f"{place}.content", sent.get("content"), sent["role"])
-    thoughts += [message.pop(name) for name in THOUGHTS if isinstance(message.get(name), str)]
+    text, thought = _text(f"{place}.content", sent.get("content"), sent["role"])
+    named = [message.pop(name) for name in THOUGHTS if isinstance(message.get(name), str)]
     calls, refusal = message.get("tool_calls", []), message.pop("refusal", "")
     if not isinstance(calls, list):
         raise RequestError(f"{place}.tool_calls is no list", FIX_CALL)
     old = message.pop("function_call", None)
     calls = [*calls, {"function": old}] if old else list(calls)
     message |= {"tool_calls": calls} if calls else {}
-    message |= {THOUGHT: thoughts[0]} if thoughts else {}
+    thought = thought or next(iter(named), "")
+    message |= {THOUGHT: thought} if thought else {}
     message |= {"role": "tool"} if message["role"] == "function" else {}
     return {**message, "content": text or str(refusal)}
 
 
-def _text(place: str, content: Any, role: str) -> tuple[str, list[str]]:
-    """Return the text of a message's content, its parts a line each, and thoughts in it."""
+def _text(place: str, content: Any, role: str) -> tuple[str, str]:
+    """Return the text of a message's content, its parts a line each, and the thoughts in it."""
     if content is None or isinstance(content, str):
-        return content or "", []
+        return content or "", ""
     if not isinstance(content, list):
         if role == "tool":
-            return json.dumps(content, ensure_ascii=False), []
+            return json.dumps(content, ensure_ascii=False), ""
         raise RequestError(f"{place} is neither text nor a list of parts", FIX)
     texts, thoughts = list[str](), list[str]()
     for at, part in enumerate(content):
@@ -81,7 +82,7 @@ def _text(place: str, content: Any, role: str) -> tuple[str, list[str]]:
         if not isinstance(value, str):
             raise RequestError(f"{place}[{at}]: {kind} has no text", "Send a string.")
         (thoughts if kind == "thinking" else texts).append(value)
-    return "\n".join(texts), thoughts
+    return "\n".join(texts), "\n".join(thoughts)
 
 
 def _call(place: str, call: Any, made: str) -> dict[str, Any]:
