@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dflash_trt.build.deployment import write_deployment
 from dflash_trt.build.job import Input, Job, Written
 from dflash_trt.build.repository import write_repository
-from dflash_trt.chat import try_chat_template
+from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (
     Drafter,
     DrafterSpec,
@@ -21,6 +21,7 @@ from dflash_trt.checkpoints import (
     check_pair,
     copy_tokenizer,
     drafter_shapes,
+    for_length,
     load_drafter,
     load_target,
     load_tokenizer,
@@ -49,9 +50,11 @@ def prepare(
     speculation, serving = config.speculation, config.serving
     drafter = load_drafter(drafter_at.directory) if drafter_at else None
     spec = drafter.spec if drafter else None
-    warnings = check_pair(target, drafter, speculation.draft_tokens, serving.max_seq_len)
-    warnings += try_chat_template(target.directory)
+    asked = speculation.draft_tokens, serving.max_seq_len
+    warnings = check_pair(target, drafter, *asked, CHAT_CHECKS)
     config = _with_max_seq_len(config, target.spec, spec)
+    length = config.serving.max_seq_len or 0
+    target, drafter = for_length(target, length), drafter and for_length(drafter, length)
     _check_even(config, target.spec, spec)
     return Job(
         config,
@@ -91,7 +94,7 @@ def _with_max_seq_len(
     if not least < length <= longest:
         raise ConfigError(
             f"serving.max_seq_len is {length}, but this pair takes {least + 1} to "
-            f"{longest} (block size to the target's max_position_embeddings)",
+            f"{longest} (block size to the longest text that the target knows)",
             "Correct it, or leave it out",
         )
     chosen: dict[str, Any] = {"max_seq_len": length}

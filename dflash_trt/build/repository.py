@@ -1,5 +1,6 @@
 """Write a Triton model repository: the models of `model_repository/`, filled in for one build."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from tritonclient.grpc import model_config_pb2
 
 import dflash_trt
 from dflash_trt.build.settings import Settings
-from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids
+from dflash_trt.checkpoints import Pair, TargetSpec, eos_token_ids, sampling_defaults
 from dflash_trt.config import BuildConfig
 from dflash_trt.errors import BuildError
 from dflash_trt.tensorrt_llm import KIND
@@ -25,7 +26,7 @@ MODELS = (*PUBLIC, *INTERNAL)
 def write_repository(
     directory: Path, config: BuildConfig, target: TargetSpec, block_size: int
 ) -> None:
-    """Writes `directory/model_repository`; the same arguments give the same bytes.
+    """Writes `directory/model_repository`; `directory/tokenizer` is there already.
 
     config: with its max_seq_len filled in. block_size: an anchor and the drafts after it, at most.
 
@@ -47,6 +48,7 @@ def write_repository(
         speculation=config.speculation,
         max_per_client=serving.max_per_client,
         prefix_cache=serving.prefix_cache_mib,
+        sampling=sampling_of(config, directory),
     )
     parameters = {
         "dflash": settings.to_parameters(),
@@ -63,7 +65,7 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
     The public models read it when they start.
     """
     target = pair.target
-    ends = eos_token_ids(target.directory, target.values, target.number("vocab_size"))
+    ends = eos_token_ids(target.directory, target.number("vocab_size"))
     parameters = {
         "mode": KIND,
         "tokenizer": TOKENIZER,
@@ -71,10 +73,17 @@ def write_llm_repository(directory: Path, config: BuildConfig, pair: Pair) -> No
         "eos_token_ids": " ".join(map(str, sorted(set(ends)))),
         "max_queue": str(config.serving.max_queue),
         "max_per_client": str(config.serving.max_per_client or ""),
+        "sampling": json.dumps(sampling_of(config, directory)),
     }
     for model in PUBLIC:
         chosen = parameters if model == "dflash" else {}
         _write_model(directory / "model_repository", model, config.name, chosen)
+
+
+def sampling_of(config: BuildConfig, directory: Path) -> dict[str, int | float]:
+    """Return the defaults of requests to a build."""
+    asked = config.serving.sampling_defaults == "model"
+    return sampling_defaults(directory / "tokenizer")[0] if asked else {}
 
 
 def templates() -> Path:

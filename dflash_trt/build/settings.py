@@ -1,6 +1,8 @@
 """What the build tells the model `dflash`, through the parameters of its config.pbtxt."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -25,6 +27,10 @@ Size = Annotated[int, Field(ge=0)]
 Ids = Annotated[
     frozenset[int], BeforeValidator(lambda ids: ids.split() if isinstance(ids, str) else ids)
 ]
+Sampling = Annotated[
+    dict[str, int | float],
+    BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value),
+]
 Limit = Annotated[Count | None, BeforeValidator(lambda value: None if value == "" else value)]
 
 
@@ -44,6 +50,7 @@ class Settings:
     mode: Literal["ensemble", "in_process", "tensorrt_llm"]
     max_per_client: Limit = None
     prefix_cache: Size = 0  # MiB
+    sampling: Sampling = field(default_factory=dict)  # of requests that do not say
 
     @property
     def max_draft_tokens(self) -> int:
@@ -56,6 +63,7 @@ class Settings:
             "eos_token_ids": " ".join(map(str, sorted(self.eos_token_ids))),
             "speculation": self.speculation.model_dump_json(),
             "max_per_client": str(self.max_per_client or ""),
+            "sampling": json.dumps(self.sampling),
         }
 
     @classmethod

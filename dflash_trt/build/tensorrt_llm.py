@@ -17,7 +17,7 @@ from dflash_trt.build.quantization import (
     provenance,
 )
 from dflash_trt.build.repository import write_llm_repository
-from dflash_trt.chat import try_chat_template
+from dflash_trt.chat import CHAT_CHECKS
 from dflash_trt.checkpoints import (
     NO_DRAFTER,
     READER_CHECKS,
@@ -72,11 +72,11 @@ def prepare(
         known = {"name": drafter_name(config), **_known(pair.drafter)}
         drafter = Input(drafter_at, checkpoint_files(pair.drafter), known)
     hardware = machine(section.hardware)
-    checks = [check for check in pair_findings(pair) if check.name not in READER_CHECKS]
+    found = pair_findings(pair, CHAT_CHECKS)
+    checks = [check for check in found if check.name not in READER_CHECKS]
     warnings = warnings_of(checks, PairError)
     if by_id and pair.target.stored is None:
         warnings += _unchecked(checks)
-    warnings += try_chat_template(target_at.directory)
     # by id: the same bytes, whether or not the weights happen to be here
     known = dict(pair.target.values) if by_id else _known(pair.target)
     asked = section.quantize

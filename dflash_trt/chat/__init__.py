@@ -1,15 +1,14 @@
 """Messages to prompts, by the tokenizer's own template."""
 
 from dflash_trt.chat.chat_model import ChatModel, ChatPrompt
+from dflash_trt.chat.checks import CHAT_CHECKS, about_chats
 from dflash_trt.chat.dialect import Dialect
 from dflash_trt.chat.formats import HARMONY, Answer, CallDelta, chosen, parse_tools
 from dflash_trt.chat.formats.harmony import has_channels
 from dflash_trt.chat.render import (
     Render,
     as_chat,
-    check_messages,
     load_chat_template,
     load_encoding,
-    try_chat_template,
 )
 from dflash_trt.chat.spelling import Spell, speller

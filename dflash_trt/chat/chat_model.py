@@ -1,16 +1,46 @@
 """A model's chats: messages and tools in, its prompt out, and what of the answer is markup."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from dflash_trt.chat.dialect import Dialect, dialect_of
-from dflash_trt.chat.formats import HARMONY, chosen, grammar, parse_tools
+from dflash_trt.chat.arrange import (
+    REWRITES,
+    Rewrite,
+    calls_in_words,
+    find_rewrites,
+    one_call_a_message,
+    rewritten,
+    specimen_call,
+    specimen_of,
+    with_tools,
+)
+from dflash_trt.chat.dialect import CALL, EXTRAS, TOOL, Dialect, dialect_of, for_template
+from dflash_trt.chat.formats import HARMONY, HERMES, Tool, chosen, grammar, parse_tools
+from dflash_trt.chat.messages import Message, completed, read_messages, stated
 from dflash_trt.chat.render import Render
-from dflash_trt.chat.tool_messages import to_template
 from dflash_trt.errors import RequestError
+
+MOST_CACHED = 2**14  # characters of a chat's specimen
+OPEN_END = "CONTINUE_FINAL_MESSAGE"  # behind a text that goes on: what follows it is cut off
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+# what is tried with each template, a letter a message
+CHATS = {
+    "system": "su", "developer": "du", "system and developer": "sdu", "system later on": "suasu",
+    "user twice": "uu", "call": "ucrau", "text and call": "utr", "two calls": "u2rr",
+}  # fmt: skip
+LETTERS: dict[str, Message] = {
+    **{name[0]: {"role": name, "content": "x"} for name in ("system", "developer", "user")},
+    "a": {"role": "assistant", "content": "x"},
+    "r": {"role": "tool", "content": "x"},
+    "c": CALLING,
+    "t": {**CALLING, "content": "x"},
+    "2": {**CALLING, "tool_calls": [CALL, specimen_call(0, 1)]},
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +51,8 @@ class ChatPrompt:
     thinking: bool  # it ends within a thought, which the answer begins with
     grammar: str  # llguidance's, of the calls that have to come; "": none have
     hidden: frozenset[int]  # special tokens that are no text in the answer
+    tools: tuple[Tool, ...] = ()  # that may be called
+    parallel: bool = False  # several at a time
 
 
 class ChatModel:
@@ -33,6 +65,10 @@ class ChatModel:
         self._special = frozenset(at for at, token in tokens.items() if token.special)
         self._render = render
         self.dialect: Dialect = dialect_of(render, self._added)
+        self._cached = lru_cache(256)(self._find)
+        # kinds of chats, with how they are arranged or why the template refuses them
+        self.chats = {name: self._tried(chat) for name, chat in CHATS.items()} if render else {}
+        self._one_call = one_call_a_message.__name__ in self.chats.get("two calls", "")
 
     @property
     def hidden(self) -> frozenset[int]:
@@ -49,39 +85,126 @@ class ChatModel:
         tool_choice: Any = "auto",
         *,
         parallel: bool = True,
+        continue_final_message: bool = False,
         template_values: Mapping[str, Any],
     ) -> ChatPrompt:
-        """RequestError for tools that are none, and what it refuses."""
+        """Return a chat's prompt; RequestError for tools that are none, and what it refuses.
+
+        continue_final_message: the answer goes on with the text of the last message.
+        """
+        dialect = self.dialect
+        known = parse_tools(tools)
+        wanted = chosen(known, tool_choice)
+        shown = [] if tool_choice == "none" else stated(tools)
+        if continue_final_message:
+            messages = _open_ended(messages, template_values)
+        _, text = self._arranged(messages, shown, template_values)
+        if continue_final_message:
+            text, _, _ = text.rpartition(OPEN_END)
+        tags = dialect.reasoning_tags
+        opened = f"{tags.open}{tags.label}".rstrip() if tags else ""
+        markers = [tags.open, tags.close] if tags else []
+        markers += dialect.format.markers if shown and dialect.format else []
+        prompt = ChatPrompt(
+            text,
+            thinking=bool(opened) and text.rstrip().endswith(opened),
+            grammar="",
+            hidden=self.hidden - {self._added.get(each, -1) for each in markers},
+            tools=tuple(wanted or known) if shown else (),
+            parallel=parallel and not self._one_call and tool_choice in ("auto", "required"),
+        )
+        return replace(prompt, grammar=self.grammar(prompt)) if wanted else prompt
+
+    def grammar(self, prompt: ChatPrompt, answer: Any = None) -> str:
+        """Return llguidance's grammar of calls, after thoughts.
+
+        answer: the JSON schema of what the text may be instead.
+        """
+        dialect = self.dialect
+        if prompt.tools and dialect.format is None:
+            what = "tool_choice" if answer is None else "the form of an answer beside tools"
+            raise RequestError(
+                f"{what} cannot be enforced: this model's chat template writes calls in a form "
+                "that is not known here",
+                "Leave it out.",
+            )
+        return grammar(
+            dialect.format,
+            prompt.tools,
+            dialect.reasoning_tags,
+            self._added,
+            parallel=prompt.parallel,
+            thinking=prompt.thinking,
+            answer=answer,
+        )
+
+    def _tried(self, letters: str) -> str:
+        messages, tools = [LETTERS[letter] for letter in letters], [TOOL] * ("r" in letters)
+        try:
+            rewrites, _ = self._arranged(messages, tools, {"add_generation_prompt": True})
+            return ", ".join(each.__name__ for each in rewrites) or "as it is"
+        except RequestError as error:
+            return error.problem
+
+    def _arranged(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any],
+        values: Mapping[str, Any],
+    ) -> tuple[tuple[Rewrite, ...], str]:
+        """Return the rewrites by which the template shows all of the messages, and its text."""
+        read = read_messages(messages)
+        if tools and not self.dialect.shows_tools:
+            read, tools = with_tools(read, tools), ()
+        key = json.dumps([specimen_of(read), bool(tools), dict(values)])
+        rewrites, lost = (self._cached if len(key) <= MOST_CACHED else self._find)(key)
+        arranged = rewritten(read, rewrites)
+        try:
+            text = self._rendered(arranged, tools, values)
+        except RequestError:
+            if not tools:
+                raise
+            text = self._rendered(arranged, completed(tools), values)
+        if lost:
+            at = lost[0] - (len(read) - len(messages))  # tools in words may stand before them
+            what = f"messages[{at}] of role {read[lost[0]]['role'][:40]!r}" if at >= 0 else "tools"
+            raise RequestError(
+                f"{what} would be lost: this model's chat template leaves such a message out",
+                "Send it in another role, such as user.",
+            )
+        return rewrites, text
+
+    def _find(self, key: str) -> tuple[tuple[Rewrite, ...], list[int]]:
+        """key: a specimen, whether there are tools, and the other values, as JSON."""
+        specimen, tools, values = json.loads(key)
+        hermes = self.dialect.format is HERMES
+        rewrites = [each for each in REWRITES if hermes or each is not calls_in_words]
+        return find_rewrites(
+            specimen, lambda chat: self._rendered(chat, [TOOL] * tools, values), rewrites
+        )
+
+    def _rendered(
+        self, messages: list[Message], tools: Sequence[Any], values: Mapping[str, Any]
+    ) -> str:
         if self._render is None:
             raise RequestError(
                 "This model's tokenizer has no chat template", "Send a plain prompt."
             )
-        dialect = self.dialect
-        known = parse_tools(tools)
-        wanted = chosen(known, tool_choice)
-        shown = [] if tool_choice == "none" else tools
-        told, tools_told = to_template(dialect, messages, shown)
-        text = self._render(**{**template_values, "messages": told, "tools": tools_told})
-        tags, calls = dialect.reasoning_tags, ""
-        opened = f"{tags.open}{tags.label}".rstrip() if tags else ""
-        thinking = bool(opened) and text.rstrip().endswith(opened)
-        if wanted:
-            if dialect.format is None:
-                raise RequestError(
-                    "tool_choice cannot be enforced: this model's chat template writes calls in a "
-                    "form that is not known here",
-                    "Let it be auto.",
-                )
-            calls = grammar(
-                dialect.format,
-                wanted,
-                tags,
-                self._added,
-                parallel=parallel and not dialect.one_call and tool_choice == "required",
-                thinking=thinking,
-            )
-        markers = [tags.open, tags.close] if tags else []
-        markers += dialect.format.markers if shown and dialect.format else []
-        return ChatPrompt(
-            text, thinking, calls, self.hidden - {self._added.get(each, -1) for each in markers}
+        extra = EXTRAS[self.dialect.extra](tools)
+        shown = for_template(self.dialect, messages)
+        return self._render(**{**values, **extra, "messages": shown})
+
+
+def _open_ended(
+    messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """Return the messages with `OPEN_END` behind the last one's text."""
+    last = read_messages(messages)[-1]
+    goes_on = last["role"] == "assistant" and last["content"] and "tool_calls" not in last
+    if values.get("add_generation_prompt") or not goes_on:
+        raise RequestError(
+            "continue_final_message needs a last message of role assistant with text in it, and "
+            "add_generation_prompt false",
+            "Send the beginning of the answer as the last message.",
         )
+    return [*messages[:-1], {**messages[-1], "content": last["content"] + OPEN_END}]

@@ -3,12 +3,17 @@
 Nothing is read from the template's source: it renders small chats, and its text is looked at.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import product
 from typing import Any
 
+from dflash_trt.chat.arrange import specimen_call
 from dflash_trt.chat.formats import (
     FORMATS,
     HARMONY,
@@ -19,12 +24,15 @@ from dflash_trt.chat.formats import (
     ReasoningTags,
     Tool,
 )
+from dflash_trt.chat.formats.reader import ID_CHARACTERS, ID_LENGTH
+from dflash_trt.chat.messages import THOUGHT, THOUGHTS, Message
 from dflash_trt.chat.render import Render
 from dflash_trt.errors import RequestError
 
-USER, SYSTEM, THOUGHT, SAID = "probe user", "probe system", "probe thought", "probe said"
-SHOWN, CALLED, SECOND = "probe_shown", "probe_called", "probe_second"  # names of functions
-ARGUMENTS = {"probe_key": "probe value"}
+USER, THINKS, SAID = "probe user", "probe thought", "probe said"
+SHOWN = "probe_shown"  # the name of a function
+CALL = specimen_call(0)
+CALLED, ARGUMENTS = CALL["function"]["name"], CALL["function"]["arguments"]
 TOOL = {
     "type": "function",
     "function": {
@@ -37,7 +45,21 @@ TOOL = {
         },
     },
 }
-ASKED = {"role": "user", "content": USER}
+ASKED, SAYS = {"role": "user", "content": USER}, {"role": "assistant", "content": SAID}
+CALLING: list[Message] = [
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": CALL["id"], "name": CALLED, "content": "1"},
+]
+REPR = re.compile(r"""['"]thinking['"]:""")  # a list of parts as Python or JSON writes it
+# what some templates cannot do without: an empty list of tools; tools and date as texts
+EXTRAS: dict[str, Callable[[Sequence[Any]], dict[str, Any]]] = {
+    "": lambda tools: {"tools": list(tools) or None},
+    "tools": lambda tools: {"tools": list(tools)},
+    "functions": lambda tools: {
+        "functions": json.dumps(tools, indent=4), "datetime": f"{datetime.now():%b %d %Y %H:%M:%S}"
+    },
+}  # fmt: skip
+PART, IN_TEXT = "a part of the content", "in the text"  # where thoughts are, beside fields
 
 
 @dataclass(frozen=True)
@@ -50,10 +72,11 @@ class Dialect:
     format: Format | None = HERMES
     reasoning_tags: ReasoningTags | None = None
     shows_tools: bool = False
-    writes_calls: bool = False
     text_arguments: bool = False  # of calls in messages; else they are objects
-    one_call: bool = False  # a message has one at most
-    system: bool = True  # there may be a system message
+    short_ids: bool = False  # of calls, as Mistral's
+    parts: bool = False  # content is a list of parts
+    thoughts: str = ""  # the field that has them, `PART` or `IN_TEXT`; "": none are shown
+    extra: str = ""  # what it wants beside the messages: a name of `EXTRAS`
 
 
 def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
@@ -63,54 +86,79 @@ def dialect_of(render: Render | None, added: Mapping[str, int]) -> Dialect:
     if render is None:
         return Dialect(HARMONY if channels else HERMES, tags)
 
-    def chat(*messages: Mapping[str, Any], prompt: bool = False, **values: Any) -> str:
+    def chat(form: Dialect, *messages: Message, prompt: bool = False, tools: Any = ()) -> str:
         """ "": the template refuses it."""
+        values = EXTRAS[form.extra](tools)
         with suppress(RequestError):
-            return render(messages=list(messages), add_generation_prompt=prompt, **values)
+            shown = for_template(form, [ASKED, *messages])
+            return render(messages=shown, add_generation_prompt=prompt, **values)
         return ""
 
-    thinks = {"role": "assistant", "content": SAID, "reasoning_content": THOUGHT}
-    text = chat(ASKED, thinks) + chat(ASKED, prompt=True)
+    forms = (Dialect(extra=extra, parts=parts) for extra in EXTRAS for parts in (False, True))
+    form = next((form for form in forms if USER in chat(form)), Dialect())
+    thinking = {**SAYS, **dict.fromkeys(THOUGHTS, THINKS)}
+    text = chat(replace(form, thoughts=THOUGHT), thinking) + chat(form, prompt=True)
     tags = tags or next((each for each in REASONING_TAGS if each.open in text), None)
-    format, texts, writes = None, (False, True), False
-    for as_text in texts:
-        text = chat(ASKED, *_called(as_text, CALLED), tools=[TOOL])
-        writes = writes or CALLED in text
-        if format := _format_of(text.partition(USER)[2]):
-            break
-    two = chat(ASKED, *_called(as_text, CALLED, SECOND), tools=[TOOL])
-    shows = SHOWN in chat(ASKED, prompt=True, tools=[TOOL])
-    if channels:
-        format = HARMONY
-    elif format is None and not (shows and writes):
-        format, writes = HERMES, False
-    return Dialect(
-        format=format,
-        reasoning_tags=None if format is HARMONY else tags,
-        shows_tools=shows,
-        writes_calls=writes,
-        text_arguments=as_text and writes and format is not None,
-        one_call=writes and SECOND not in two,
-        system=SYSTEM in chat({"role": "system", "content": SYSTEM}, ASKED),
-    )
+    tags = None if channels else tags
+    forms_of_calls = [
+        replace(form, text_arguments=as_text, short_ids=short)
+        for as_text, short in product((False, True), repeat=2)
+    ]
+    texts = [chat(each, *CALLING, tools=[TOOL]) for each in forms_of_calls]
+    formats = [_format_of(text.partition(USER)[2]) for text in texts]
+    writes = [CALLED in text for text in texts]
+    format = HARMONY if channels else next(filter(None, formats), None)
+    shows = SHOWN in chat(form, prompt=True, tools=[TOOL])
+    if any(writes):
+        form = forms_of_calls[[*map(bool, formats), *writes].index(True) % len(writes)]
+    if format is None and not (shows and any(writes)):
+        format = HERMES
+    form = replace(form, format=format, reasoning_tags=tags, shows_tools=shows)
+    for field in (*THOUGHTS, PART, *([IN_TEXT] if tags else [])):
+        tried = replace(form, thoughts=field)
+        calling = {**CALLING[0], THOUGHT: THINKS}
+        text = chat(tried, calling, CALLING[1]) + chat(tried, {**SAYS, THOUGHT: THINKS})
+        if THINKS in text and not REPR.search(text):
+            return tried
+    return form
 
 
-def _called(as_text: bool, *names: str) -> list[dict[str, Any]]:
-    """A message that calls functions, and what they gave."""
-    arguments = json.dumps(ARGUMENTS) if as_text else ARGUMENTS
-    calls = [
-        {
-            "id": f"probe{at:04}",
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
-        for at, name in enumerate(names)
-    ]
-    given = [
-        {"role": "tool", "tool_call_id": call["id"], "name": name, "content": "1"}
-        for call, name in zip(calls, names, strict=True)
-    ]
-    return [{"role": "assistant", "content": "", "tool_calls": calls}, *given]
+def for_template(form: Dialect, messages: Sequence[Message]) -> list[Message]:
+    """Return messages with thoughts, texts and calls as the template has them."""
+    result = []
+    last = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=-1)
+    for at, message in enumerate(messages):
+        each = dict(message)
+        if "tool_calls" in each:
+            each["tool_calls"] = [_call_for(form, call) for call in each["tool_calls"]]
+        if form.short_ids and "tool_call_id" in each:
+            each["tool_call_id"] = _short(str(each["tool_call_id"]))
+        text, thought, tags = each["content"], each.pop(THOUGHT, None), form.reasoning_tags
+        if form.parts or (thought and form.thoughts == PART):
+            each["content"] = [{"type": "text", "text": text}] if text or not thought else []
+        if thought and form.thoughts == PART:
+            each["content"].insert(0, {"type": "thinking", "thinking": thought})
+        elif thought and form.thoughts == IN_TEXT and tags and at > last:
+            # templates leave out what was thought before the last question by themselves
+            each["content"] = f"{tags.open}{tags.label}\n{thought}\n{tags.close}\n\n{text}"
+        elif thought and form.thoughts in THOUGHTS:
+            each[form.thoughts] = thought
+        result.append(each)
+    return result
+
+
+def _call_for(form: Dialect, call: Mapping[str, Any]) -> dict[str, Any]:
+    function, name = dict(call["function"]), call["id"]
+    if form.text_arguments and not isinstance(function["arguments"], str):
+        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "id": _short(name) if form.short_ids else name, "function": function}
+
+
+def _short(name: str) -> str:
+    if len(name) == ID_LENGTH and set(name) <= set(ID_CHARACTERS):
+        return name
+    digest = hashlib.sha256(name.encode()).digest()[:ID_LENGTH]
+    return "".join(ID_CHARACTERS[byte % len(ID_CHARACTERS)] for byte in digest)
 
 
 def _format_of(text: str) -> Format | None:

@@ -53,8 +53,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
 
-        def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-            return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+        def to_json(value: Any, ensure_ascii: bool = False, *styles: Any, **named: Any) -> str:
+            named |= zip(("indent", "separators", "sort_keys"), styles, strict=False)
+            return json.dumps(value, ensure_ascii=ensure_ascii, **named)
 
         self.filters["tojson"] = to_json  # jinja's own escapes HTML
         self.globals["raise_exception"] = raise_exception

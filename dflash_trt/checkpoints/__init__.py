@@ -9,6 +9,7 @@ from dflash_trt.checkpoints.drafter import (
 )
 from dflash_trt.checkpoints.fields import SLIDING
 from dflash_trt.checkpoints.files import (
+    MORE_TEMPLATES,
     ModelCard,
     card_files,
     copy_tokenizer,
@@ -16,10 +17,11 @@ from dflash_trt.checkpoints.files import (
     read_bytes,
     read_card,
     read_json,
+    special_tokens,
     tokenizer_files,
 )
 from dflash_trt.checkpoints.gguf import BITS, Blocks
-from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
+from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target, for_length
 from dflash_trt.checkpoints.pair import (
     READER_CHECKS,
     TENSORRT_LLM_CHECKS,
@@ -42,6 +44,12 @@ from dflash_trt.checkpoints.spec import (
     TargetSpec,
 )
 from dflash_trt.checkpoints.stored import Span
-from dflash_trt.checkpoints.target import eos_token_ids, load_target, open_target, target_shapes
+from dflash_trt.checkpoints.target import (
+    eos_token_ids,
+    load_target,
+    open_target,
+    sampling_defaults,
+    target_shapes,
+)
 from dflash_trt.checkpoints.upstream_checks import drafter_layout
 from dflash_trt.checkpoints.weights import INDEX, SINGLE, Shard, Weights, open_files, read_index

@@ -281,8 +281,9 @@ def _read(config: Config) -> tuple[DrafterSpec, Weights]:
     directory = config.file.parent
     _check_method(config)
     weights = Weights(directory, config)
+    names = [*weights.names, *(file.name for file in directory.glob("*.pt"))]
     for part, what in FORMS.items():
-        if any(part in name for name in weights.names):
+        if any(part in name for name in names):
             raise CheckpointError(
                 f"{directory}: the drafter has {what}, which the graphs do not have", OUR_FORMATS
             )

@@ -13,7 +13,7 @@ ORIGINAL = "original_max_position_embeddings"
 # the numbers that a kind of RoPE takes beside rope_theta, with their defaults (None: has none)
 SCALINGS: dict[str, dict[str, float | None]] = {
     "default": {},
-    "dynamic": {},
+    "dynamic": {"factor": None, ORIGINAL: None},
     "linear": {"factor": None},
     "llama3": {"factor": None, "low_freq_factor": None, "high_freq_factor": None, ORIGINAL: None},
     "longrope": {ORIGINAL: None},
@@ -105,19 +105,35 @@ def decoder_fields(config: Config) -> dict[str, Any]:
         for i, kind in enumerate(layer_types(config))
     )
     longest = config.number("max_position_embeddings")
-    for layer in layers:  # beyond it LongRoPE turns at other speeds, the cached keys included
-        if layer.rope.kind == "longrope":
-            longest = min(longest, int(layer.rope.parameters[ORIGINAL]))
     return {
         "vocab_size": config.number("vocab_size"),
         "hidden_size": config.number("hidden_size"),
         "num_attention_heads": config.number("num_attention_heads"),
         "layers": layers,
         "rms_norm_eps": config.real("rms_norm_eps", 1e-6),
-        "max_position_embeddings": longest,
+        "max_position_embeddings": min(_reach(layer.rope, longest) for layer in layers),
         "biases": ("q", "k", "v", "o") if config.get("attention_bias") else (),
         "hidden_act": activation,
     }
+
+
+def _reach(rope: Rope, stated: int) -> int:
+    """Return the longest text, as vLLM derives it (`_get_and_verify_max_len`)."""
+    original = rope.parameters.get(ORIGINAL, stated)
+    if rope.kind == "longrope":  # beyond it turns at other speeds, the cached keys included
+        return min(stated, int(original))
+    if rope.kind in ("yarn", "linear", "dynamic"):
+        return int(original * rope.parameters["factor"])
+    return stated
+
+
+def stated_reach(values: Mapping[str, Any]) -> Any:
+    """Return the same of a config that may be wrong; what it states where its RoPE is not known."""
+    try:
+        config = Config(Path(), values)
+        return _reach(rope(config, FULL, 2), config.number("max_position_embeddings"))
+    except CheckpointError:
+        return values.get("max_position_embeddings")
 
 
 def _layer(config: Config, kind: str) -> LayerSpec:
@@ -191,6 +207,8 @@ def rope(config: Config, layer_type: str, head_dim: int) -> Rope:
     longest = config.number("max_position_embeddings")
     # Phi-3's place for it, beside the parameters, goes first
     values[ORIGINAL] = config.get(ORIGINAL) or found.get(ORIGINAL) or longest
+    if kind == "dynamic":  # it counts from the stated length, whatever else is written
+        values[ORIGINAL] = longest
     if kind in ("yarn", "longrope") and values.get("factor") is None:
         values["factor"] = longest / values.real(ORIGINAL)
     parameters: dict[str, Any] = {
@@ -206,8 +224,7 @@ def rope(config: Config, layer_type: str, head_dim: int) -> Rope:
     return Rope(
         theta=theta,
         dim=head_dim,
-        # dynamic scales beyond max_position_embeddings only, where no sequence of ours gets to
-        kind="default" if kind == "dynamic" else kind,
+        kind=kind,
         parameters=parameters,
         attention_factor=_attention_factor(kind, values),
     )

@@ -78,6 +78,7 @@ def check_inside(directory: Path, file: Path) -> None:
 
 MAX_TOKENIZER = 1 << 26  # bytes; the longest that is published has about 40 MB
 REQUIRED = "tokenizer.json"
+MORE_TEMPLATES = "additional_chat_templates/*.jinja"  # named ones, as transformers has them
 OPTIONAL = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -98,7 +99,7 @@ def tokenizer_files(directory: Path) -> list[Path]:
             f"{directory} has no {REQUIRED}",
             "Write it there with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
-    files = (directory / name for name in (REQUIRED, *OPTIONAL))
+    files = [*(directory / name for name in (REQUIRED, *OPTIONAL)), *directory.glob(MORE_TEMPLATES)]
     found = sorted(file for file in files if file.is_file())
     for file in found:
         check_inside(directory, file)
@@ -107,14 +108,19 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 def copy_tokenizer(target: Path, directory: Path) -> None:
     """Of a target's directory, into `directory/tokenizer`."""
-    (directory / "tokenizer").mkdir()
     for file in tokenizer_files(target):
-        copy_file(file, directory / "tokenizer" / file.name)
+        copy = directory / "tokenizer" / file.relative_to(target)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy_file(file, copy)
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load tokenizer.json; CheckpointError when it is missing or broken."""
+    """Load tokenizer.json; CheckpointError when it is missing, broken or a link out of here."""
     tokenizer_files(directory)
+    return open_tokenizer(directory)
+
+
+def open_tokenizer(directory: Path) -> Tokenizer:
     file = directory / REQUIRED
     data = read_bytes(file, MAX_TOKENIZER)
     try:
@@ -128,6 +134,31 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def special_tokens(directory: Path) -> dict[str, str]:
+    """Return the texts of the special tokens that a tokenizer's files name, as transformers does.
+
+    special_tokens_map.json counts where tokenizer_config.json lists no added tokens.
+    """
+    given: dict[str, Any] = {}
+    for file in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
+        if file.is_file() and "added_tokens_decoder" not in given:
+            given |= read_json(file)
+    extra: dict[str, Any] = {}
+    for name in ("extra_special_tokens", "model_specific_special_tokens"):
+        extra |= more if isinstance(more := given.get(name), dict) else {}
+    tokens = {}
+    for name, token in {**given, **extra}.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str) and (name in extra or name.endswith("_token")):
+            tokens[name] = text
+        elif name in ("bos_token", "eos_token", "pad_token", "unk_token") and token:
+            raise CheckpointError(
+                f"{name} in tokenizer_config.json of {directory} is no text",
+                "Download or export the tokenizer again",
+            )
+    return tokens
 
 
 CARD = "README.md"

@@ -29,8 +29,19 @@ OPTIONAL = {
 OF_HEADS = ("attention.value_length", "rope.dimension_count")  # must be head_dim
 SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 KNOWN = {*NEEDED, *OPTIONAL, *OF_HEADS, *SCALING, "vocab_size", "rope.scaling.finetuned"}
+TEMPLATE = "tokenizer.chat_template"
 INSTEAD = "Use another model, or its safetensors"
 
+# as llama.cpp looks for them: the file may name the base model's end alone
+ENDS_OF_TURNS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
+    "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "[EOS]", "</s>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+}  # fmt: skip
+SAMPLING = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 # names of pre-tokenizers, by what they do
 GPT2 = ("default", "gpt-2")
@@ -38,6 +49,12 @@ DIGITS = ("smollm", "starcoder", "refact", "codeshell")  # GPT-2's behind one th
 LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 QWEN2 = ("qwen2", "deepseek-r1-qwen")
 PRE_TOKENIZERS = (*GPT2, *DIGITS, *LLAMA3, *QWEN2)
+# of files from before May 2024, which do not name it: a token, its id and the pre-tokenizer
+TOLD = (
+    ("<|begin_of_text|>", 128000, LLAMA3[0]),
+    ("<|endoftext|>", 151643, QWEN2[0]),
+    ("<|im_start|>", 1, DIGITS[0]),
+)
 WORDS = (  # with how many digits stay together
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -144,14 +161,20 @@ def _scaling(header: Header, stated: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _generation_config(header: Header) -> dict[str, Any]:
-    """Name the tokens that end a text, a turn and a message."""
-    ends = (_stated(header, f"{end}_token_id") for end in ("eos", "eot", "eom"))
-    return {"eos_token_id": list(dict.fromkeys(token for token in ends if token is not None))}
+    """Name the tokens that end a text, a turn and a message, and what is recommended."""
+    tokens = _texts(header, "tokens")
+    ends = [_stated(header, f"{end}_token_id") for end in ("eos", "eot", "eom")]
+    ends += [at for at, text in enumerate(tokens) if text in ENDS_OF_TURNS]
+    stated = {name: header.values.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+    return {
+        **{name: value for name, value in stated.items() if value is not None},
+        "eos_token_id": list(dict.fromkeys(token for token in ends if token is not None)),
+    }
 
 
 def _tokenizer(header: Header) -> Tokenizer:
     """Make the model's tokenizer; CheckpointError unless it is byte-level BPE."""
-    model, pre = _stated(header, "model"), _stated(header, "pre", GPT2[0])
+    model, pre = _stated(header, "model"), _stated(header, "pre") or _told_by_tokens(header)
     if model != "gpt2" or pre not in PRE_TOKENIZERS:
         what = (
             f"it has a tokenizer of model {model!r} and pre-tokenizer {pre!r}; those of gpt2 with "
@@ -171,6 +194,12 @@ def _tokenizer(header: Header) -> Tokenizer:
             return _assembled(pre, tokens, types, merges, bos)
     except Exception as error:  # the library raises bare Exception
         raise header.wrong(f"its tokens and merges make no tokenizer ({error})") from error
+
+
+def _told_by_tokens(header: Header) -> str | None:
+    """Name the pre-tokenizer of a vocabulary that is known."""
+    tokens = _texts(header, "tokens")
+    return next((pre for text, at, pre in TOLD if tokens[at : at + 1] == [text]), None)
 
 
 def _assembled(
@@ -203,8 +232,18 @@ def _splits(pre: str) -> list[PreTokenizer]:
 def _tokenizer_config(header: Header) -> dict[str, Any]:
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     tokens = _texts(header, "tokens")
-    fields = {f"{name}_token": _token(header, tokens, key) for key, name in names.items()}
-    fields["chat_template"] = header.values.get("tokenizer.chat_template")
+    fields: dict[str, Any] = {
+        f"{name}_token": _token(header, tokens, key) for key, name in names.items()
+    }
+    template: Any = header.values.get(TEMPLATE)
+    more = [
+        {"name": key.removeprefix(f"{TEMPLATE}."), "template": value}
+        for key, value in header.values.items()
+        if key.startswith(f"{TEMPLATE}.")
+    ]
+    if more:
+        template = [{"name": "default", "template": template}, *more]
+    fields["chat_template"] = template
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 from tokenizers import Tokenizer
 
 from dflash_trt.checkpoints.checks import NotKnown
-from dflash_trt.checkpoints.fields import Config
+from dflash_trt.checkpoints.fields import ORIGINAL, Config, stated_reach
 from dflash_trt.checkpoints.files import REQUIRED, check_directory, load_tokenizer, read_json
-from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, TargetSpec
+from dflash_trt.checkpoints.spec import DrafterSpec, LayerSpec, Rope, TargetSpec
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.config import Method
 from dflash_trt.errors import CheckpointError
@@ -59,6 +59,8 @@ class Model(Generic[Spec]):
         """
         spec = self.read[0] if self.read else None
         value = getattr(spec, name) if hasattr(spec, name) else self.values.get(name)
+        if name == "max_position_embeddings" and not spec:
+            value = stated_reach(self.values)
         if type(value) is not int or abs(value) > MAX_SIZE:
             raise NotKnown(f"the {self.role} states no {name}")
         return value
@@ -149,6 +151,25 @@ def loaded(model: Model[Spec]) -> Model[Spec]:
     if model.refusal is not None:
         raise model.refusal
     return model
+
+
+def for_length(model: Model[Spec], length: int) -> Model[Spec]:
+    """Return a model whose dynamic RoPE is for texts of this length.
+
+    Beyond the original one it turns slower, for all texts alike as in vLLM; transformers turns
+    otherwise at each length, and cached keys at that of their time.
+    """
+    spec, weights = model._read()
+
+    def stretched(rope: Rope) -> Rope:
+        factor, original = (rope.parameters.get(name, 1.0) for name in ("factor", ORIGINAL))
+        if rope.kind != "dynamic" or length <= original:
+            return rope
+        scale = (factor * factor - factor + 1) ** (rope.dim / (rope.dim - 2))
+        return replace(rope, theta=rope.theta * scale)
+
+    layers = tuple(replace(layer, rope=stretched(layer.rope)) for layer in spec.layers)
+    return replace(model, read=(replace(spec, layers=layers), weights))
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import numpy as np
 from dflash_trt.checkpoints.checks import Check, Found, NotKnown, check
 from dflash_trt.checkpoints.drafter import default_taps, drafter_shapes
 from dflash_trt.checkpoints.fields import SLIDING
+from dflash_trt.checkpoints.files import tokenizer_files
 from dflash_trt.checkpoints.model import OTHER_DRAFTER, Pair, finite
 from dflash_trt.checkpoints.spec import Shapes
-from dflash_trt.checkpoints.target import target_shapes
+from dflash_trt.checkpoints.target import sampling_defaults, target_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
 
@@ -48,6 +49,22 @@ def target_tensors(pair: Pair) -> Found:
 
 
 @check("error")
+def tokenizer(pair: Pair) -> Found:
+    """Nothing is served without a tokenizer."""
+    tokenizer_files(pair.target.directory)
+    return Found(True, f"the target's tokenizer has {len(pair.target.tokens)} tokens")
+
+
+@check("warning")
+def sampling_recommended(pair: Pair) -> Found:
+    """Requests that do not say are answered as generation_config.json recommends."""
+    found, problem = sampling_defaults(pair.target.directory)
+    stated = ", ".join(f"{name} {value}" for name, value in found.items()) or "nothing"
+    what = f"{problem}: nothing of it counts" if problem else f"the target recommends {stated}"
+    return Found(not problem, what, "Correct it")
+
+
+@check("error")
 def tokenizer_fits(pair: Pair) -> Found:
     """Every id that the tokenizer can give needs a row in the embedding."""
     highest, size = pair.target.highest_token, pair.target.number("vocab_size")
@@ -58,7 +75,13 @@ def tokenizer_fits(pair: Pair) -> Found:
     )
 
 
-OF_THE_TARGET: list[Check[Any]] = [target_head, target_tensors, tokenizer_fits]
+OF_THE_TARGET: list[Check[Any]] = [
+    target_head,
+    target_tensors,
+    sampling_recommended,
+    tokenizer,
+    tokenizer_fits,
+]
 
 
 def tensors_fit(

@@ -17,7 +17,7 @@ from dflash_trt.checkpoints.gguf import LINK
 from dflash_trt.checkpoints.model import NO_DRAFTER, Drafter, Model, Pair, Target
 from dflash_trt.checkpoints.spec import DecoderSpec
 from dflash_trt.checkpoints.target import open_target
-from dflash_trt.checkpoints.weights import stored_types
+from dflash_trt.checkpoints.weights import open_files, stored_types
 from dflash_trt.errors import CheckpointError, PairError
 from dflash_trt.planning import target_size
 
@@ -49,16 +49,16 @@ def check_pair(
     drafter: Drafter | None,
     draft_tokens: int | None,
     max_seq_len: int | None = None,
+    more: Sequence[Check[[Pair]]] = (),
 ) -> list[Finding]:
     """The warnings of a pair that can run, or of a target alone.
 
-    draft_tokens, max_seq_len: what the build config fixes, or None.
+    draft_tokens, max_seq_len: what the build config fixes, or None. more: checks of other rooms.
     Raises PairError for a wrong pair, CheckpointError for a missing tensor or a broken tokenizer.
     """
     pair = Pair(target, drafter or NO_DRAFTER, draft_tokens, max_seq_len)
-    checks = TARGET_CHECKS if drafter is None else PAIR_CHECKS
     warnings = []
-    for check in checks:
+    for check in _checks(pair, more):
         finding = check(pair)
         if finding.result == "error":
             raise PairError(finding.found, finding.fix)
@@ -67,10 +67,15 @@ def check_pair(
     return warnings
 
 
-def pair_findings(pair: Pair) -> Iterator[Finding]:
-    """Every check's, in order; without a drafter those of the target."""
+def pair_findings(pair: Pair, more: Sequence[Check[[Pair]]] = ()) -> Iterator[Finding]:
+    """Every check's, in order; without a drafter those of the target. more: of other rooms."""
+    return run(_checks(pair, more), pair)
+
+
+def _checks(pair: Pair, more: Sequence[Check[[Pair]]]) -> list[Check[[Pair]]]:
+    """All that `build` and `inspect` look at."""
     checks = EAGLE3_CHECKS if pair.method == "eagle3" else PAIR_CHECKS
-    return run(TARGET_CHECKS if pair.drafter.absent else checks, pair)
+    return [*(TARGET_CHECKS if pair.drafter.absent else checks), *more]
 
 
 def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]]:
@@ -90,6 +95,12 @@ def engine_kinds(pair: Pair, findings: Sequence[Finding]) -> list[dict[str, Any]
     ]
     # it reads tensors itself
     upstream = [f"{each.name}: {each.found}" for each in wrong if each.name not in READER_CHECKS]
+    for model in models:
+        if model.refusal and any(model.directory.glob("*.safetensors")):
+            try:  # a bundle takes what is whole, whatever it holds
+                open_files(model.directory)
+            except CheckpointError as error:
+                upstream.append(f"{model.role}: {error.problem}")
     found = list(run(checks_for(TENSORRT_LLM_CHECKS, pair.method), pair))
     upstream += [each.found for each in found if each.result == "error"]
     notes = [each.found for each in found if each.result == "note"]
@@ -104,16 +115,21 @@ def _kind(kind: str, reasons: list[str], notes: list[str]) -> dict[str, Any]:
     return {"kind": kind, "state": "built", "fits": not reasons, "reasons": reasons, "notes": notes}
 
 
-def inspect(target: Path, drafter: Path | None = None) -> dict[str, Any]:
+def inspect(
+    target: Path,
+    drafter: Path | None = None,
+    more: Sequence[Check[[Pair]]] = (),
+) -> dict[str, Any]:
     """The report, ready for JSON: `target`, `drafter`, `checks` of the two, `engine_kinds`.
 
-    What cannot be read is None. CheckpointError only when there is no config.json to read.
+    more: checks of other rooms. What cannot be read is None. CheckpointError only when there is no
+    config.json to read.
     """
     pair = Pair(open_target(target), open_drafter(drafter) if drafter else NO_DRAFTER)
     report: dict[str, Any] = {"target": {**_describe(pair.target), **_target(pair.target)}}
     if drafter is not None:
         report["drafter"] = {**_describe(pair.drafter), **_drafter(pair.drafter)}
-    checks = list(pair_findings(pair))
+    checks = list(pair_findings(pair, more))
     report["checks"] = [asdict(check) for check in checks]
     report["engine_kinds"] = engine_kinds(pair, checks)
     return report

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflash_trt.checkpoints.files import CARD, check_inside
+from dflash_trt.checkpoints.files import CARD, MORE_TEMPLATES, check_inside
 from dflash_trt.checkpoints.gguf_directory import as_directory, packaged
 from dflash_trt.config import Source, TargetSource
 from dflash_trt.errors import CheckpointError
@@ -24,8 +24,8 @@ Report = Callable[[str, int, int], None]  # step, parts done, parts in all
 # what we read, tokenizers included; no code and no pickle ever comes to this machine
 FILES_BUT_WEIGHTS = ["*.json", "*.jinja", CARD]
 FILES = [*FILES_BUT_WEIGHTS, "*.safetensors"]
-# the same weights once more, in other layouts (gpt-oss, Mistral)
-NOT_READ = ["*/*", "consolidated*.safetensors"]
+# the same weights once more, in other layouts (gpt-oss, Mistral): all folders but that of templates
+NOT_READ = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*.safetensors"]
 
 
 class Located(NamedTuple):
@@ -79,7 +79,8 @@ def small_files(directory: Path) -> list[Path]:
 
     CheckpointError when one is a link out of it.
     """
-    found = (file for file in directory.iterdir() if file.is_file())
+    found = [file for file in directory.iterdir() if file.is_file()]
+    found += directory.glob(MORE_TEMPLATES)
     small = [f for f in found if any(fnmatch(f.name, each) for each in FILES_BUT_WEIGHTS)]
     for file in small:
         check_inside(directory, file)

@@ -1,17 +1,19 @@
 """The target: the model whose output distribution is kept."""
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from dflash_trt.checkpoints.drafter import is_drafter
 from dflash_trt.checkpoints.families import FAMILIES
 from dflash_trt.checkpoints.fields import Config
-from dflash_trt.checkpoints.files import read_json
+from dflash_trt.checkpoints.files import REQUIRED, open_tokenizer, read_json, special_tokens
 from dflash_trt.checkpoints.model import Target, loaded, open_model
 from dflash_trt.checkpoints.spec import Shapes, TargetSpec, layer_shapes
 from dflash_trt.checkpoints.weights import Weights
 from dflash_trt.errors import CheckpointError
+from dflash_trt.request_schema import GenerateRequest, first_fault
 
 
 def load_target(directory: Path) -> Target:
@@ -47,7 +49,7 @@ def _read(config: Config) -> tuple[TargetSpec, Weights]:
         "model_type": str(config.get("model_type", "")),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
         "prefix": _prefix(weights),
-        "eos_token_ids": eos_token_ids(directory, config, fields["vocab_size"]),
+        "eos_token_ids": eos_token_ids(directory, fields["vocab_size"]),
     }
     return TargetSpec(**(common | fields)), weights
 
@@ -73,16 +75,48 @@ def target_shapes(spec: TargetSpec) -> Shapes:
     return shapes
 
 
-def eos_token_ids(directory: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """generation_config.json first, then config.json; an id, a list of ids, or none."""
-    file = directory / "generation_config.json"
-    found = read_json(file).get("eos_token_id") if file.is_file() else None
-    found = config.get("eos_token_id") if found is None else found
-    ids = tuple(found) if isinstance(found, Iterable) else () if found is None else (found,)
+def eos_token_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
+    """Return the tokens that end a text, of every place that transformers or vLLM reads.
+
+    These are generation_config.json, config.json and its text_config, each an id, a list of ids or
+    none, and the tokenizer's eos_token. CheckpointError for one that is no token.
+    """
+    config = Config(directory, read_json(directory / "config.json"))
+    ids: list[Any] = []
+    for place in (generation_config(directory), config, config.section("text_config")):
+        stated = place.get("eos_token_id")
+        ids += stated if isinstance(stated, list) else [] if stated is None else [stated]
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise CheckpointError(
                 f"{directory}: eos_token_id {token!r} is not a token of the vocabulary",
                 "Correct eos_token_id in generation_config.json or config.json",
             )
-    return ids
+    if (directory / REQUIRED).is_file() and (named := special_tokens(directory).get("eos_token")):
+        end = open_tokenizer(directory).token_to_id(named)
+        ids += [end] if end is not None and end < vocab_size else []
+    return tuple(dict.fromkeys(ids))
+
+
+def generation_config(directory: Path) -> dict[str, Any]:
+    file = directory / "generation_config.json"
+    return read_json(file) if file.is_file() else {}
+
+
+# of generation_config.json, as vLLM takes it, by the names of a request's fields
+SAMPLING = {
+    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens",
+}  # fmt: skip
+
+
+def sampling_defaults(directory: Path) -> tuple[dict[str, int | float], str]:
+    """Return what generation_config.json recommends, by a request's fields, or what is wrong."""
+    stated = {name: generation_config(directory).get(key) for key, name in SAMPLING.items()}
+    found = {name: value for name, value in stated.items() if value is not None}
+    found |= {"top_k": 0} if found.get("top_k") == -1 else {}  # both are off
+    try:
+        GenerateRequest.model_validate(found)
+    except ValidationError as error:
+        return {}, "generation_config.json: {} {}".format(*first_fault(error.errors()))
+    return found, ""

@@ -22,6 +22,7 @@ def build(
     json_: Json = False,
 ) -> None:
     """Check a pair and write its engines and model repository."""
+    from dflash_trt.build.repository import sampling_of
     from dflash_trt.build.run import build as run
     from dflash_trt.config import load_config, with_ranks
 
@@ -36,6 +37,7 @@ def build(
     files = result.manifest["files"]
     linked = sum(entry["size"] for entry in files.values() if "mtime_ns" in entry)
     size = sum(entry["size"] for entry in files.values()) - linked
+    sampling = sampling_of(settings, directory)
     if json_:
         print_json(
             directory=str(result.directory),
@@ -44,6 +46,7 @@ def build(
             bytes=size,
             linked_bytes=linked,
             seconds=round(result.seconds, 3),
+            sampling_defaults=sampling,
             warnings=[str(warning) for warning in result.warnings],
         )
         return
@@ -62,6 +65,9 @@ def build(
         )
     if result.written.cost is not None:
         print(f"quantized against the original: {result.written.cost}")
+    if sampling:
+        said = ", ".join(f"{name} {value}" for name, value in sampling.items())
+        print(f"requests that do not say: {said} (generation_config.json)")
     if settings.engine.kind == "tensorrt_llm":
         print(f"check the machine it goes to: dflash-trt doctor {directory}")
     print(f"serve it: dflash-trt serve {directory}")

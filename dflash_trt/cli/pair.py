@@ -75,6 +75,7 @@ def inspect(
     For a built directory: what rounds cost on the machines that ran it.
     """
     from dflash_trt.build.built import inspect_built, is_built
+    from dflash_trt.chat import CHAT_CHECKS, about_chats
     from dflash_trt.checkpoints import inspect as run
     from dflash_trt.checkpoints import locate_argument
     from dflash_trt.cli.report import show, show_built
@@ -93,7 +94,8 @@ def inspect(
         at = [locate_argument(target, "target", report)]
         if drafter is not None:
             at.append(locate_argument(drafter, "drafter", report))
-        found = run(*at)
+        found = run(at[0], at[1] if drafter else None, CHAT_CHECKS)
+        found["chats"] = about_chats(at[0])
         kinds = {kind["kind"]: kind for kind in found["engine_kinds"]}
         builds = any(kind["fits"] for kind in kinds.values() if kind["state"] == "built")
         if deep and kinds["onnxruntime"]["fits"]:

@@ -80,6 +80,9 @@ def _lines(report: dict[str, Any]) -> Iterator[Styled]:
     for role in ("target", "drafter"):
         if role in report:
             yield from _model(role, report[role])
+    if chats := report.get("chats"):
+        yield [("chats", "bold")]
+        yield from ([(f"  {kind:<24}{how}", "")] for kind, how in chats.items())
     yield [("checks", "bold")]
     yield from _checks(report["checks"])
     if measured := report.get("measured"):

@@ -117,6 +117,13 @@ class Serving(Section):
         "Unset: no limit, but the client with most yields to others when the queue is full",
     )
 
+    sampling_defaults: Literal["model", "none"] = Field(
+        default="model",
+        description="model: what generation_config.json recommends (temperature, top_k, top_p, "
+        "min_p, repetition_penalty, max_new_tokens) is the default of a request's fields; none: "
+        "the API's own defaults",
+    )
+
     @property
     def prefix_cache_mib(self) -> int:
         """Of engines that we step ourselves."""

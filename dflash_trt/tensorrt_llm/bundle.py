@@ -86,10 +86,12 @@ def _put(model: Model[Any], directory: Path, report: Report, *, link: bool) -> N
     step = f"{'linking' if link else 'copying'} the {model.role}"
     for done, file in enumerate(files):
         report(step, done, len(files))
+        copy = directory / file.relative_to(model.directory)
+        copy.parent.mkdir(exist_ok=True)
         if link:
-            (directory / file.name).symlink_to(file.resolve())
+            copy.symlink_to(file.resolve())
         else:
-            copy_file(file, directory / file.name)
+            copy_file(file, copy)
     report(step, len(files), len(files))
 
 

@@ -154,9 +154,10 @@ def write_pair(
 
 def make_endless(pair: Pair) -> None:
     """Take away the end-of-text token: texts then have the length that is asked for."""
-    for file in ("config.json", "generation_config.json"):
+    nothing = {"eos_token_id": None, "eos_token": None}
+    for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
         path = pair.target_dir / file
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | nothing))
 
 
 def zlab_drafter(drafter_dir: Path) -> DFlashDraftModel:

@@ -186,7 +186,7 @@ def test_a_place_is_free_as_soon_as_its_client_is_answered(
         (b"w1", {"bad_words": b"\xff"}, "bad_words is not UTF-8"),
         (b"w1", {"messages": b'[{"role": "u"}]'}, "both given"),
         (b"", {"messages": b"{}"}, "messages must be a valid list"),
-        (b"", {"messages": b'[{"role": "user", "content": 1}]'}, "refuses"),
+        (b"", {"messages": b'[{"role": "user", "content": 1}]'}, "neither text nor a list"),
         (
             b"",
             {"messages": b'[{"role": "u"}]', "tools": b"1"},
@@ -452,3 +452,30 @@ def test_a_request_that_is_read_while_the_front_closes_is_answered(
 
     monkeypatch.setattr("dflash_trt.serving.front.request_handler.parse_request", read_and_close)
     assert ask(front).next()[0] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({}, (0.7, 20, 1.1, 30)),
+        ({"temperature": 0.0, "top_k": 0}, (0.0, 0, 1.1, 30)),
+        ({"max_tokens": 50, "repetition_penalty": 1.0}, (0.7, 20, 1.0, 50)),
+        ({"text_input": b" ".join([b"w1"] * 390)}, (0.7, 20, 1.1, 10)),  # as much as there is room
+    ],
+)
+def test_what_a_request_does_not_say_is_the_models_default(
+    sent: dict[str, Any], expected: tuple[float, ...], model: CountingModel
+) -> None:
+    defaults = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.1, "max_tokens": 30}
+    types = {float: np.float32, int: np.int32, bytes: np.object_}
+    tensors = {
+        name: np.array([value], types[type(value)])
+        for name, value in {"text_input": b"w1", **sent}.items()
+    }
+    with open_front(model, sampling=defaults) as front:
+        [request] = parse_request(
+            tensors, front._tokenizer, front._chat_model, front._settings
+        ).choices
+    sampling = request.sampling
+    found = (sampling.temperature, sampling.top_k, sampling.repetition_penalty, request.max_tokens)
+    assert found == pytest.approx(expected)

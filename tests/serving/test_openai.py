@@ -696,11 +696,11 @@ def test_a_tool_loop(api: openai.OpenAI) -> None:
                 model="pycode", messages=messages, tools=[tool], tool_choice="required"
             )
         assert caught.value.param == "tools"
+    wanted: dict[str, Any] = {"messages": messages, "tool_choice": "required", **fields}
+    [choice] = api.chat.completions.create(
+        **wanted, response_format={"type": "json_object"}, temperature=0
+    ).choices
+    assert choice.message.tool_calls  # the format is for the answer after them
     with pytest.raises(openai.BadRequestError, match="one of them") as caught:
-        api.chat.completions.create(
-            messages=messages,
-            tool_choice="required",
-            response_format={"type": "json_object"},
-            **fields,
-        )
+        api.chat.completions.create(**wanted, extra_body={"guided_regex": "x"})
     assert caught.value.param == "tool_choice"

@@ -10,14 +10,17 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from dflash_trt.chat.render import check_messages, load_chat_template, try_chat_template
+from dflash_trt.chat.checks import chat_template, end_of_turn
+from dflash_trt.chat.render import load_chat_template
+from dflash_trt.checkpoints import NO_DRAFTER, Model, Pair, copy_tokenizer
+from dflash_trt.checkpoints.checks import NotKnown
 from dflash_trt.errors import CheckpointError, RequestError
 
 CHATML = """{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>
 {{ m['content'] | trim }}<|end|>
 {% endfor %}{% if add_generation_prompt %}<|assistant|>
 {% endif %}"""
-TOOLS = """{% if tools %}{{ tools | tojson(indent=2) }}
+TOOLS = """{% if tools %}{{ tools | tojson(indent=2) }}{{ tools | tojson(true, 4) }}
 {% endif %}{%- for m in messages -%}
     {% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}
     {% if loop.index > 3 %}{% break %}{% endif %}
@@ -42,6 +45,10 @@ def _tokenizer(directory: Path, template: str | None, **config: Any) -> Path:
         path = directory / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return directory
+
+
+def target(directory: Path) -> Pair:
+    return Pair(Model("target", directory, {"vocab_size": 9, "eos_token_id": 2}), NO_DRAFTER)
 
 
 @pytest.mark.parametrize("template", [CHATML, TOOLS], ids=["chatml", "tools"])
@@ -80,6 +87,70 @@ def test_where_templates_are(tmp_path: Path) -> None:
         load_chat_template(inline)
 
 
+NAMED = {"default": "d", "tool_use": "t", "rag": "r"}
+AS_LIST = [{"name": name, "template": text} for name, text in NAMED.items()]
+WHERE: dict[str, tuple[Any, dict[str, str]]] = {
+    "a list": (AS_LIST, {}),
+    "a dict": (NAMED, {}),
+    "files": (None, {"chat_template.jinja": "d", "additional_chat_templates/tool_use.jinja": "t"}),
+    "a file over the config": ("c", {"chat_template.jinja": "d"}),
+    "files over the config's": (AS_LIST, {"chat_template.jinja": "d",
+                                          "additional_chat_templates/rag.jinja": "r"}),
+    "a file beside the config": ("d", {"additional_chat_templates/tool_use.jinja": "t"}),
+    "tool_use alone": ([AS_LIST[1]], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WHERE)
+@pytest.mark.parametrize("tools", [None, [{"name": "f"}]])
+def test_the_template_that_transformers_takes(case: str, tools: Any, tmp_path: Path) -> None:
+    config, files = WHERE[case]
+    directory = _tokenizer(tmp_path, None, **({"chat_template": config} if config else {}))
+    for name, text in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text)
+    render = load_chat_template(directory)
+    assert render is not None
+    try:
+        expected = AutoTokenizer.from_pretrained(directory).apply_chat_template(
+            MESSAGES, tokenize=False, tools=tools
+        )
+    except ValueError:  # no default: the only one is taken
+        expected = files.get("chat_template.jinja", "d" if isinstance(config, str) else "t")
+    assert render(messages=MESSAGES, tools=tools) == expected
+    copy_tokenizer(directory, tmp_path / "copy")
+    again = load_chat_template(tmp_path / "copy" / "tokenizer")
+    assert again is not None
+    assert again(messages=MESSAGES, tools=tools) == expected
+
+
+TOKENS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "the config": ({"bos_token": "<s>",
+                    "sep_token": {"__type": "AddedToken", "content": "</s>"}}, {}),
+    "the map": ({"bos_token": "x"}, {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}),
+    "the config that lists tokens": ({"bos_token": "<s>", "added_tokens_decoder": {}},
+                                     {"bos_token": "x"}),
+    "names of its own": ({"image_token": "<s>", "add_bos_token": True,
+                          "extra_special_tokens": {"eoi": "</s>", "boi_token": "<s>"}}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOKENS)
+def test_special_tokens_that_transformers_hands_to_a_template(case: str, tmp_path: Path) -> None:
+    names = ("bos_token", "eos_token", "sep_token", "image_token", "eoi", "boi_token")
+    source = "|".join(f"{{{{ {name} }}}}" for name in names) + "{{ documents is none }}"
+    directory = _tokenizer(tmp_path, None)
+    config, tokens = TOKENS[case]
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": source}
+    (directory / "tokenizer_config.json").write_text(json.dumps(kind | config))
+    (directory / "special_tokens_map.json").write_text(json.dumps(tokens))
+    render = load_chat_template(directory)
+    assert render is not None
+    assert render(messages=MESSAGES) == AutoTokenizer.from_pretrained(
+        directory
+    ).apply_chat_template(MESSAGES, tokenize=False)
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -95,14 +166,6 @@ def test_a_template_that_refuses_or_misbehaves(template: str, tmp_path: Path) ->
     assert render is not None
     with pytest.raises(RequestError, match="chat template refuses"):
         render(messages=[{"role": "user"}])
-
-
-@pytest.mark.parametrize(
-    ("messages", "problem"), [([], "empty"), ([{"content": "x"}], "not a message")]
-)
-def test_bad_messages(messages: list[Any], problem: str) -> None:
-    with pytest.raises(RequestError, match=problem):
-        check_messages(messages)
 
 
 LOADING = {
@@ -145,7 +208,7 @@ def test_a_template_is_limited_in_what_it_makes(template: str, limit: str, tmp_p
     source = "{% if messages[0].role == 'user' %}" + template + "{% else %}well{% endif %}"
     directory = _tokenizer(tmp_path, source)
     with pytest.raises(CheckpointError, match=rf"makes more than \d+ {limit}"):
-        try_chat_template(directory)
+        chat_template(target(directory))
     render = load_chat_template(directory)
     assert render is not None
     for _ in range(2):
@@ -182,5 +245,31 @@ def test_a_template_reaches_nothing_but_what_it_is_given(template: str, tmp_path
 
 def test_a_template_that_refuses_a_plain_message_is_a_warning(tmp_path: Path) -> None:
     directory = _tokenizer(tmp_path, "{{ raise_exception('no system prompt') }}")
-    (finding,) = try_chat_template(directory)
+    (directory / "config.json").write_text("{}")
+    with pytest.raises(NotKnown, match="no system prompt"):
+        end_of_turn.look(target(directory))
+    finding = chat_template(target(directory))
     assert (finding.result, "no system prompt" in finding.found) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("closing", "result"),
+    [
+        ("</s>", "passed"),  # the tokenizer's own end
+        ("<|im_end|>\n", "warning"),
+        ("\n", "passed"),  # no token
+        ("{% if not loop.last %}</s><s>{% endif %}", "passed"),
+        ("{% if loop.last %}</s>{% else %}<|im_end|>{% endif %}", "passed"),
+    ],
+)
+def test_what_ends_a_turn_has_to_end_a_text(closing: str, result: str, tmp_path: Path) -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + closing + "{% endfor %}"
+    directory = _tokenizer(tmp_path, source)
+    (directory / "config.json").write_text("{}")
+    file = directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_special_tokens(["<s>", "</s>", "<|im_end|>"])
+    tokenizer.save(str(file))
+    finding = end_of_turn(target(directory))
+    assert finding.result == result
+    assert result == "passed" or "'<|im_end|>' after an answer" in finding.found

@@ -20,9 +20,11 @@ from dflash_trt.checkpoints import (
     Weights,
     check_pair,
     drafter_shapes,
+    for_length,
     load_drafter,
     load_target,
     load_tokenizer,
+    open_target,
     target_shapes,
     tokenizer_files,
 )
@@ -205,17 +207,57 @@ def test_default_taps_are_zlabs(pair: Path) -> None:
 
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
-    [({"eos_token_id": [3, 4]}, 5, (3, 4)), ({}, [5], (5,)), (None, 6, (6,)), (None, None, ())],
+    [
+        ({"eos_token_id": [3, 4]}, {"eos_token_id": 5}, (3, 4, 5, 318)),
+        ({}, {"eos_token_id": [5], "text_config": {"eos_token_id": [6, 5]}}, (5, 6, 318)),
+        (None, {"eos_token_id": 318}, (318,)),
+        (None, {"eos_token_id": None}, (318,)),
+    ],
 )
-def test_eos_ids_come_from_the_generation_config_first(
-    pair: Path, generation: object, config: object, expected: tuple[int, ...]
+def test_a_text_ends_with_what_any_file_names(
+    pair: Path, generation: object, config: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
+    """318 is the tokenizer's eos_token."""
     file = pair / "target" / "generation_config.json"
     file.unlink()
     if generation is not None:
         file.write_text(json.dumps(generation))
-    edit(pair / "target", eos_token_id=config)
+    edit(pair / "target", **config)
     assert load_target(pair / "target").spec.eos_token_ids == expected
+
+
+ROPE = {"rope_theta": 10000.0, "factor": 4.0}
+ORIGINAL = {"original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_type": "yarn", **ROPE, **ORIGINAL}, 1024),
+        ({"type": "yarn", **ROPE}, 2048),
+        ({"rope_type": "linear", **ROPE}, 2048),
+        ({"rope_type": "dynamic", **ROPE, **ORIGINAL}, 2048),
+        ({"rope_theta": 10000.0}, 512),
+    ],
+)
+def test_a_scaled_model_reaches_as_far_as_vllm_says(
+    pair: Path, rope: dict[str, Any], expected: int
+) -> None:
+    for fields in ({"rope_parameters": rope}, {"rope_parameters": None, "rope_scaling": rope}):
+        edit(pair / "target", **fields)
+        assert load_target(pair / "target").spec.max_position_embeddings == expected
+    edit(pair / "target", architectures=["Unknown"])  # a refused one too
+    assert open_target(pair / "target").number("max_position_embeddings") == expected
+
+
+def test_dynamic_rope_turns_slower_in_builds_for_longer_texts(pair: Path) -> None:
+    """By vLLM's DynamicNTKScalingRotaryEmbedding; up to its original length it stays as it is."""
+    edit(pair / "target", rope_parameters={"rope_type": "dynamic", **ROPE})
+    target = load_target(pair / "target")
+    dim = target.layers[0].rope.dim
+    thetas = [for_length(target, length).layers[0].rope.theta for length in (512, 513, 2048)]
+    longer = 10000.0 * (4.0 * 2048 / 512 - 3.0) ** (dim / (dim - 2))
+    assert thetas == pytest.approx([10000.0, longer, longer])
 
 
 def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
@@ -234,3 +276,9 @@ def test_the_tokenizer_is_loaded_and_its_faults_are_named(pair: Path) -> None:
     (target / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         load_tokenizer(target)
+
+
+def test_a_mask_embedding_beside_a_drafter_is_no_part_that_is_left_out(pair: Path) -> None:
+    (pair / "drafter" / "mask_embedding.pt").write_bytes(b"a pickle, which is never loaded")
+    with pytest.raises(CheckpointError, match="an embedding of its own for masks"):
+        load_drafter(pair / "drafter")

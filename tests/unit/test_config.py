@@ -55,6 +55,7 @@ def test_smallest_config_has_the_documented_defaults(tmp_path: Path) -> None:
         "prefix_cache": None,
         "max_queue": 64,
         "max_per_client": None,
+        "sampling_defaults": "model",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ from dflash_trt.checkpoints import (
 )
 from dflash_trt.checkpoints.drafter import default_taps
 from dflash_trt.checkpoints.pair import PAIR_CHECKS
-from dflash_trt.errors import PairError
+from dflash_trt.errors import CheckpointError, PairError
 
 DEMO = Path(__file__).parents[2] / "examples" / "pycode"
 Spoil = Callable[[Path, Path], object]  # of the target's and the drafter's directory
@@ -111,6 +112,9 @@ CASES: dict[str, tuple[Spoil, set[str]]] = {
     "tokenizer-fits": (lambda t, d: (edit(t, vocab_size=319, eos_token_id=None),
                                      edit(d, vocab_size=319), dflash(d, mask_token_id=318)),
                        {"target-tensors", "mask-is-no-end"}),
+    "sampling-recommended": (
+        lambda t, d: (t / "generation_config.json").write_text('{"temperature": "hot"}'), set()),
+    "tokenizer": (lambda t, d: (t / "tokenizer.json").unlink(), set()),
     "same-tokenizer": (tokenizer_of_another, set()),
     "block-size": (lambda t, d: edit(d, block_size=1), set()),
     "block-size-stated": (lambda t, d: edit(d, block_size=None), set()),
@@ -275,6 +279,30 @@ def test_the_kinds_say_why_not(pair: Path) -> None:
     dflash(drafter, mask_token_id=320)
     for kind in ("onnxruntime", "tensorrt", "tensorrt_llm"):
         assert "mask-in-vocabulary" in reasons(kind)
+
+
+def test_weights_that_are_not_whole_fit_no_kind(pair: Path) -> None:
+    (pair / "target" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    for kind in inspect(pair / "target", pair / "drafter")["engine_kinds"]:
+        assert "Git LFS pointer" in " ".join(kind["reasons"])
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ 9 ** (9 ** 9) }}"])
+def test_what_build_refuses_of_a_chat_template_fits_no_kind(pair: Path, template: str) -> None:
+    (pair / "target" / "chat_template.jinja").write_text(template)
+    code, out, _ = run("inspect", pair / "target", pair / "drafter", "--json")
+    kinds = json.loads(out)["engine_kinds"]
+    assert (code, [kind["fits"] for kind in kinds]) == (1, [False] * 3)
+    with pytest.raises(CheckpointError, match="chat template"):
+        build(config_of(pair), pair / "built", lambda *_: None)
+
+
+def test_inspect_prints_what_the_template_shows(pair: Path) -> None:
+    source = "{% for m in messages if m.role != 'developer' %}{{ m.content }}{% endfor %}"
+    (pair / "target" / "chat_template.jinja").write_text(source)
+    _, out, _ = run("inspect", pair / "target", pair / "drafter")
+    assert re.search(r"developer +developer_as_system\n", out)
+    assert re.search(r"end-of-turn +the chat template writes no token", out)
 
 
 def test_a_drafter_of_speculators_says_what_it_was_trained_for(pair: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,34 @@ def test_settings_survive_triton_parameters(draft_tokens: int | None) -> None:
     speculation = Speculation(draft_tokens=draft_tokens)
     settings = Settings("t", "e", frozenset({1}), 4, 64, 100, 16, 8, speculation, "in_process")
     assert Settings.from_parameters(settings.to_parameters()) == settings
-    none = dataclasses.replace(settings, eos_token_ids=frozenset())
+    none = dataclasses.replace(settings, eos_token_ids=frozenset(), sampling={"top_p": 0.5})
     assert Settings.from_parameters(none.to_parameters()) == none
+
+
+GIVEN = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
+GIVEN |= {"repetition_penalty": 1.05, "max_new_tokens": 2048, "eos_token_id": 1}
+KNOWN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
+KNOWN |= {"repetition_penalty": 1.05, "max_tokens": 2048}
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "expected"),
+    [
+        ("model", GIVEN, KNOWN),
+        ("none", GIVEN, {}),
+        ("model", {"temperature": None, "top_k": -1}, {"top_k": 0}),
+        ("model", {}, {}),
+        ("model", {"temperature": "hot", "top_p": 0.5}, {}),  # a warning of the target's checks
+    ],
+)
+def test_sampling_defaults_are_those_that_vllm_takes(
+    asked: str, given: dict[str, object], expected: object, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "generation_config.json").write_text(json.dumps(given))
+    repository = _write(tmp_path, serving={"sampling_defaults": asked})
+    found = read_config(repository / "dflash" / "config.pbtxt").parameters
+    assert json.loads(found["sampling"].string_value) == expected
 
 
 @pytest.mark.parametrize(

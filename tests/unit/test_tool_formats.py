@@ -457,6 +457,39 @@ def test_a_grammar_lets_the_model_think_first(special: bool) -> None:
     assert not opened.admits(call)
 
 
+@every
+@pytest.mark.parametrize("special", [True, False])
+def test_an_answer_is_calls_or_what_was_asked_of_it(
+    format: Format, special: bool, write: Callable[..., str]
+) -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    final = "<|channel|>final<|message|>" if format.name == "openai" else ""
+    either = Grammar(format, TOOLS, special=special, answer=schema)
+    alone = Grammar(format, [], special=special, answer=schema)
+    for answers in (either, alone):
+        assert answers.admits(final + '{"age": 3}')
+        assert not answers.admits(final + '{"age": "3"}')
+    text = write(format, [("get-time.now", {})], "").strip().replace(', "id": "call00000"}', "}")
+    if format.name == "openai":
+        text = "<|channel|>commentary to=functions.get-time.now <|constrain|>json<|message|>{}"
+    assert either.admits(text)
+    assert not alone.admits(text)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_coder"])
+def test_beside_an_answer_arguments_that_cannot_be_enforced_are_free(name: str) -> None:
+    [format] = [each for each in FORMATS if each.name == name]
+    parameters = {"properties": {"a": {"type": "string", "pattern": "x+"}}}
+    tools = parse_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    either = Grammar(format, tools, special=False, answer={"const": "yes"})
+    assert either.admits('"yes"')
+    assert either.admits(
+        '<|tool_call>call:f{a:<|"|>y<|"|>}<tool_call|>'
+        if name == "gemma4"
+        else "<tool_call>\n<function=f>\n<parameter=a>\ny\n</parameter>\n</function>\n</tool_call>"
+    )
+
+
 @pytest.mark.parametrize("name", ["gemma4", "qwen3_coder"])
 def test_what_a_format_cannot_enforce_is_refused(name: str) -> None:
     [format] = [each for each in FORMATS if each.name == name]
@@ -529,6 +562,4 @@ def test_what_has_to_be_called() -> None:
 def test_a_template_tells_the_format(format: Format) -> None:
     dialect = dialect_of(renderer(WRITING[format.sign]), {})
     assert dialect.format is format
-    assert dialect.writes_calls
     assert dialect.shows_tools
-    assert dialect.one_call is not several(format)

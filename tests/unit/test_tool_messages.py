@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.chat.dialect import Dialect, dialect_of
 from dflash_trt.chat.formats import HARMONY, HERMES, REASONING_TAGS
 from dflash_trt.chat.formats.harmony import MARKERS
-from dflash_trt.chat.tool_messages import to_template
+from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
+from dflash_trt.serving.front.structured import chat_grammar
 
 TOOL = {
     "type": "function",
@@ -45,10 +47,17 @@ CHAT = [
 ]
 
 
-def rendered(source: str, messages: list[dict[str, Any]] = CHAT, tools: Any = (TOOL,)) -> str:
-    render = renderer(source)
-    told, shown = to_template(dialect_of(render, {}), messages, tools)
-    return render(messages=told, tools=shown, add_generation_prompt=True)
+def chat_model(source: str, *special: str) -> ChatModel:
+    tokenizer = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
+    return ChatModel(tokenizer, renderer(source))
+
+
+def rendered(
+    source: str, messages: list[dict[str, Any]] = CHAT, tools: Any = (TOOL,), **values: Any
+) -> str:
+    values = {"add_generation_prompt": True, **values}
+    return chat_model(source).prompt(messages, tools, template_values=values).text
 
 
 @pytest.mark.parametrize("sign", WRITING, ids=str.strip)
@@ -72,7 +81,7 @@ def test_arguments_are_text_where_the_template_wants_text() -> None:
     dialect = dialect_of(renderer(AS_TEXT), {})
     assert dialect.text_arguments
     assert dialect.format is HERMES
-    assert '"arguments": {"city": "Krak\\u00f3w"}}' in rendered(AS_TEXT)
+    assert '"arguments": {"city": "Kraków"}}' in rendered(AS_TEXT)
 
 
 def test_a_template_without_tools_is_told_in_words() -> None:
@@ -88,7 +97,6 @@ def test_a_template_without_tools_is_told_in_words() -> None:
 
 
 def test_a_template_without_a_system_message_has_the_words_in_the_first_of_the_user() -> None:
-    assert not dialect_of(renderer(NO_SYSTEM), {}).system
     text = rendered(NO_SYSTEM, CHAT[1:])
     assert text.startswith("<start_of_turn>user\n# Tools")
     assert "\n\nWeather?<end_of_turn>" in text
@@ -107,29 +115,7 @@ def test_thoughts_are_told_by_the_tokens_or_the_template() -> None:
     assert dialect_of(renderer(CHATML), {}).reasoning_tags is None
 
 
-def test_what_is_no_call_stays_as_it_is() -> None:
-    odd: list[dict[str, Any]] = [
-        {"role": "assistant", "content": "x", "tool_calls": []},
-        {"role": "assistant", "content": "x", "tool_calls": None},
-        {"role": "user", "content": "x", "tool_calls": [3]},
-    ]
-    dialect = dialect_of(renderer(WRITING["<tool_call>"]), {})
-    assert to_template(dialect, odd, []) == (odd, None)
-    broken = {"role": "assistant", "content": None, "tool_calls": [3, call("f", 1), {"id": "x"}]}
-    broken["tool_calls"][1]["function"]["arguments"] = '{"cut": '  # type: ignore[index]
-    [told], _ = to_template(dialect, [broken], [])
-    assert told["content"] == ""
-    assert [each["function"]["arguments"] for each in told["tool_calls"]] == ['{"cut": ']
-
-
 # --- prompts --------------------------------------------------------------------------------------
-
-
-def chat_model(source: str, *special: str) -> ChatModel:
-    tokenizer = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
-    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
-    tokenizer.add_tokens([AddedToken("</think>", special=False)])
-    return ChatModel(tokenizer, renderer(source))
 
 
 def prompt(model: ChatModel, choice: Any = "auto", **values: Any) -> ChatPrompt:
@@ -162,11 +148,56 @@ def test_a_prompt_may_end_within_a_thought() -> None:
     assert opened.grammar != closed.grammar
 
 
+SCHEMA = Grammar("json_schema", '{"type": "object"}', "response_format")
+CHOICE = Grammar("regex", "yes|no", "guided_choice")
+LARK = Grammar("lark", 'start: "x"', "guided_grammar")
+
+
+@pytest.mark.parametrize(
+    ("choice", "asked", "expected"),
+    [
+        ("auto", None, None),
+        ("auto", SCHEMA, "get_weather.*%json"),
+        ("auto", CHOICE, CHOICE),  # for all of the text
+        ("auto", LARK, LARK),
+        ("none", SCHEMA, SCHEMA),
+        ("none", LARK, LARK),
+        ("required", SCHEMA, "get_weather"),
+        ("required", CHOICE, RequestError),
+    ],
+)
+def test_tools_and_what_is_asked_of_the_text(choice: str, asked: Any, expected: Any) -> None:
+    model = chat_model(WRITING["[ARGS]"])
+    chat = prompt(model, choice)
+    if expected is RequestError:
+        with pytest.raises(RequestError, match="are both given"):
+            chat_grammar(asked, chat, model)
+        return
+    found = chat_grammar(asked, chat, model)
+    if isinstance(expected, str):
+        assert found is not None
+        assert re.search(expected, found.text, re.DOTALL)
+        assert ("answer" in found.text) == (choice == "auto")
+    else:
+        assert found == expected
+
+
+def test_what_is_asked_of_the_text_comes_after_thoughts() -> None:
+    model = chat_model(WRITING["<tool_call>"])  # which begins with a thought
+    for values, thinks in (({}, True), ({"enable_thinking": False}, False)):
+        chat = prompt(model, "none", **values)
+        found = chat_grammar(SCHEMA, chat, model)
+        assert found is not None
+        assert ("</think>" in found.text) == thinks
+
+
 def test_a_form_that_is_not_known_has_no_grammar() -> None:
     model = chat_model(UNKNOWN)
     assert "get_weather" in prompt(model).text
     with pytest.raises(RequestError, match="tool_choice"):
         prompt(model, "required")
+    with pytest.raises(RequestError, match="answer beside tools cannot be enforced"):
+        chat_grammar(SCHEMA, prompt(model), model)
     with pytest.raises(RequestError, match="no chat template"):
         ChatModel(Tokenizer(models.WordLevel({"x": 0}, unk_token="x")), None).prompt(
             CHAT, template_values={}

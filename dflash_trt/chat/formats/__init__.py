@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dflash_trt.chat.formats import (
     gemma,
@@ -100,31 +101,48 @@ def _read(
 
 
 def grammar(
-    format: Format,
+    format: Format | None,
     tools: Sequence[Tool],
     tags: ReasoningTags | None,
     added: Mapping[str, int],
     *,
     parallel: bool,
     thinking: bool,
+    answer: Any = None,
 ) -> str:
-    """An llguidance grammar of answers that call at least one of the tools, after reasoning.
+    """Return an llguidance grammar of answers that call one of the tools or more, after reasoning.
 
-    added: ids of the tokenizer's added tokens. RequestError for a schema that the format cannot
-    enforce.
+    added: ids of the tokenizer's added tokens.
+    answer: the JSON schema of what the text may be instead of calls.
+    RequestError for a schema that the format cannot enforce; beside an answer any arguments pass.
     """
     lark = Lark(added)
     try:
-        start = format.calls(lark, tools, parallel=parallel)
+        start = format.calls(lark, tools, parallel=parallel) if format and tools else ""
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
         raise RequestError(
             f"tools: a schema of {', '.join(tool.name for tool in tools)[:200]} is not valid "
             f"({type(error).__name__})",
             "Send JSON Schemas.",
         ) from error
+    except RequestError:
+        if answer is None:
+            raise
+        free = [Tool(tool.name, _any_values(tool.schema)) for tool in tools]
+        return grammar(
+            format, free, tags, added, parallel=parallel, thinking=thinking, answer=answer
+        )
+    if answer is not None:
+        body = lark.answer(answer)
+        body = harmony.final(lark, body) if format is HARMONY else body
+        start = f"({start} | {body})" if start else body
     if tags:
         rest = f"{lark.up_to(tags.close)} /[ \\n]{{0,4}}/"
         label = f" {lark.text(tags.label)}" if tags.label else ""
         rest = rest if thinking else f"({lark.marker(tags.open)}{label} {rest})?"
         start = f"{rest} {start}"
     return lark.grammar(start)
+
+
+def _any_values(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {key: {} for key in schema.get("properties", {})}}

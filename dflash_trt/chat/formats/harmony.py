@@ -65,14 +65,25 @@ def _arguments(reader: Reader, header: str, name: str) -> Steps[None]:
 
 def calls(lark: Lark, tools: Sequence[Tool], *, parallel: bool) -> str:
     """ReasoningTags, then one call, which ends the turn."""
-    thought = lark.rule(
-        "thought",
-        f'{lark.marker(CHANNEL)} "{REASONING}" {lark.marker(MESSAGE)} {lark.up_to(END)} '
-        f'{lark.marker(START)} "assistant"',
-    )
     each = " | ".join(
         f"{lark.text(f'commentary to={OURS}{tool.name} ')} {lark.marker(KIND)} "
         f'"json" {lark.marker(MESSAGE)} {lark.json(tool.schema)}'
         for tool in tools
     )
-    return f"{thought}* {lark.marker(CHANNEL)} ({each})"
+    return f"{_thoughts(lark)} {lark.marker(CHANNEL)} ({each})"
+
+
+def final(lark: Lark, answer: str) -> str:
+    """Reasoning, then the answer in its channel."""
+    kind = f'(" "? {lark.marker(KIND)} "json")?'
+    head = f'{lark.marker(CHANNEL)} "final" {kind} {lark.marker(MESSAGE)}'
+    return f"{_thoughts(lark)} {head} {answer}"
+
+
+def _thoughts(lark: Lark) -> str:
+    thought = lark.rule(
+        "thought",
+        f'{lark.marker(CHANNEL)} "{REASONING}" {lark.marker(MESSAGE)} {lark.up_to(END)} '
+        f'{lark.marker(START)} "assistant"',
+    )
+    return f"{thought}*"

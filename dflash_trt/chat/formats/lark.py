@@ -50,16 +50,25 @@ class Lark:
         spaced = {**schema, "x-guidance": SPACING}
         return self.rule("json", f"%json {json.dumps(spaced)}")
 
+    def answer(self, schema: Any) -> str:
+        """Return the rule of a text that follows a JSON schema, which may say how it is spaced."""
+        spaced = {"x-guidance": SPACING, **schema} if isinstance(schema, dict) else schema
+        return self.rule("answer", f"%json {json.dumps(spaced)}")
+
     def grammar(self, start: str) -> str:
         rules = {"start": f": {start}", **self._rules}
         return "".join(f"{name}{rest}\n" for name, rest in rules.items())
 
 
 def json_calls(lark: Lark, tools: Sequence[Tool], key: str) -> str:
-    """A call of one of some tools, its arguments under `key`."""
-    names = [lark.text(f'"{tool.name}", "{key}": ') for tool in tools]
-    each = [f"{name} {lark.json(tool.schema)}" for name, tool in zip(names, tools, strict=True)]
-    return f"""{lark.text('{"name": ')} ({" | ".join(each)}) "}}\""""
+    """A call of one of some tools, its arguments under `key`.
+
+    In JSON's own pieces: the lexer cannot tell a longer one from the beginning of another object.
+    """
+    start, name, colon, comma = map(lark.text, ("{", '"name"', ": ", ", "))
+    rest = f"{comma} {lark.text(json.dumps(key))} {colon}"
+    each = [f"{lark.text(json.dumps(tool.name))} {rest} {lark.json(tool.schema)}" for tool in tools]
+    return f"""{start} {name} {colon} ({" | ".join(each)}) "}}\""""
 
 
 def refuse_others(schema: Mapping[str, Any], known: set[str], place: str) -> None:

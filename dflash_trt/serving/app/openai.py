@@ -25,7 +25,7 @@ from dflash_trt.chat import (
     parse_tools,
     speller,
 )
-from dflash_trt.checkpoints import load_tokenizer
+from dflash_trt.checkpoints import load_tokenizer, sampling_defaults
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import Settings, answers, failures, page
@@ -63,6 +63,7 @@ class Served:
     client_key: str  # see `internal.client_parameters`
     dialect: Dialect = field(default_factory=Dialect)
     page: dict[str, Any] | None = None  # what it says of the build; None: there is no page
+    sampling: frozenset[str] = frozenset()  # fields whose default is the model's, not the API's
 
 
 def read_served(settings: Settings, client: AsyncClient) -> Served:
@@ -72,6 +73,7 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
     by_llm = config["engine"]["kind"] == KIND
     serving = read_llm_args(settings.directory / "engines" / KIND) if by_llm else config["serving"]
     directory = settings.directory / "tokenizer"
+    recommended = config["serving"].get("sampling_defaults") == "model"
     tokenizer = load_tokenizer(directory)
     if by_llm:
         drafts = (serving.get("speculative_config") or {}).get("max_draft_len") or 0
@@ -100,6 +102,7 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
         client=client,
         client_key=settings.security.client_key,
         page=page if settings.page else None,
+        sampling=frozenset(sampling_defaults(directory)[0] if recommended else ()),
     )
 
 
@@ -161,6 +164,8 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
     _check_model(served, fields.model)
     prompts, options = fields.request()
+    for name in served.sampling - fields.model_fields_set - {"max_tokens"}:
+        options.pop(name, None)
     host = request.client.host if request.client else ""
     who = client_parameters(host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.context()}

@@ -11,12 +11,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dflash_trt.build.settings import Settings
-from dflash_trt.chat import ChatModel, ChatPrompt, check_messages
-from dflash_trt.decoding import Grammar, Request, SamplingParams, check_request
+from dflash_trt.chat import ChatModel, ChatPrompt
+from dflash_trt.decoding import Request, SamplingParams, check_request
 from dflash_trt.errors import RequestError
 from dflash_trt.panics import panics_as_errors
 from dflash_trt.request_schema import MAX_CHOICES, GenerateRequest, from_tensors
-from dflash_trt.serving.front.structured import grammar_of
+from dflash_trt.serving.front.structured import chat_grammar, grammar_of
 from dflash_trt.serving.internal import PROOF
 
 MAX_TOKENS = 128  # when the client does not say and the prompt leaves room
@@ -70,6 +70,8 @@ def parse_request(
     max_chars = settings.max_seq_len * _longest_token(tokenizer)
     _check_size(tensors, max_chars)
     asked = from_tensors(tensors)
+    defaults = settings.sampling.keys() - asked.model_fields_set - {"max_tokens"}
+    asked = asked.model_copy(update={name: settings.sampling[name] for name in defaults})
     ids = _token_ids("input_ids", asked.input_ids or [], tokenizer)
     text, chat = _prompt_text(asked, chat_model)
     if len(text) > max_chars:
@@ -89,7 +91,8 @@ def parse_request(
     room = settings.max_seq_len - len(prompt)
     max_tokens = asked.max_tokens
     if max_tokens is None:  # a chat ends by itself
-        max_tokens = max(1, room if chat else min(MAX_TOKENS, room))
+        most = settings.sampling.get("max_tokens", room if chat else MAX_TOKENS)
+        max_tokens = max(1, min(int(most), room))
     request = Request(
         prompt,
         max_tokens=max_tokens,
@@ -99,7 +102,7 @@ def parse_request(
         drafting=asked.drafting,
         always_drafts=client == PROOF,
         cache_salt=asked.cache_salt,
-        grammar=_grammar(asked, chat),
+        grammar=chat_grammar(grammar_of(asked), chat, chat_model) if chat else grammar_of(asked),
     )
     check_request(request, settings.max_seq_len)
     if ids and echo:
@@ -178,7 +181,7 @@ def _prompt_text(asked: GenerateRequest, chat_model: ChatModel) -> tuple[str, Ch
     if "messages" not in sent or (given and "messages" not in given):
         return asked.text_input, None
     chat = chat_model.prompt(
-        check_messages(asked.messages),
+        asked.messages,
         asked.tools,
         asked.tool_choice,
         parallel=asked.parallel_tool_calls,
@@ -197,16 +200,6 @@ def _token_ids(name: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
         wrong = next(token for token in ids if not 0 <= token <= last)
         raise RequestError(f"{name} holds {wrong}, no token", f"Send ids of 0 to {last}.")
     return ids
-
-
-def _grammar(asked: GenerateRequest, chat: ChatPrompt | None) -> Grammar | None:
-    """That of the calls which tool_choice asks for, or what the client sent."""
-    grammar = grammar_of(asked)
-    if chat is None or not chat.grammar:
-        return grammar
-    if grammar:
-        raise RequestError(f"tool_choice and {grammar.name} are both given", "Send one of them.")
-    return Grammar("lark", chat.grammar, "tools")  # an error is of a schema in them
 
 
 def _logit_bias(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:

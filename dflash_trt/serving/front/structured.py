@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import GenerateRequest
@@ -27,6 +28,21 @@ def grammar_of(asked: GenerateRequest) -> Grammar | None:
         names = " and ".join(each.name for each in found)
         raise RequestError(f"{names} are both given", "Send one of them.")
     return found[0] if found else None
+
+
+def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) -> Grammar | None:
+    """Return what a chat's answer follows: calls that have to come, or those that may and `asked`.
+
+    asked: what the text has to be. RequestError for what cannot be joined.
+    """
+    of_answer = asked and asked.name == "response_format"  # the rest is for all of the text
+    if prompt.grammar and asked and not of_answer:
+        raise RequestError(f"tool_choice and {asked.name} are both given", "Send one of them.")
+    if prompt.grammar:
+        return Grammar("lark", prompt.grammar, "tools")  # an error is of a schema in them
+    if asked is None or not of_answer or not (prompt.tools or prompt.thinking):
+        return asked
+    return Grammar("lark", model.grammar(prompt, json.loads(asked.text)), asked.name)
 
 
 def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:

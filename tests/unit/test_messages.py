@@ -1,0 +1,185 @@
+"""What clients send reaches the model: in the form, place and under the name that it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chats import ANSWER, CALL, CHATS, TOOL, USER, call, result, says, words
+from test_tool_messages import chat_model
+from tool_templates import NO_SYSTEM, WRITING
+
+from dflash_trt.chat.dialect import Dialect, for_template
+from dflash_trt.chat.messages import read_messages
+from dflash_trt.errors import RequestError
+
+EACH = "{%- for m in messages %}"
+KNOWN = "{% if m.role in ['system', 'user', 'assistant', 'tool'] %}"
+WRITE = "{{ '[' + m.role + ']' + m.content }}"
+CALLING = "{%- for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
+TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
+ALTERNATE = (
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
+)
+# templates by what is special about them
+TEMPLATES = {
+    "skips roles it does not know": f"{EACH}{KNOWN}{WRITE}{{% endif %}}{{% endfor %}}",
+    "raises on roles that it does not know": f"{EACH}{KNOWN}{WRITE}{{% else %}}"
+    "{{ raise_exception('role') }}{% endif %}{% endfor %}",
+    "shows the first system message": "{% if messages[0].role == 'system' %}"
+    "{{ messages[0].content }}{% endif %}"
+    f"{EACH}{{% if m.role != 'system' %}}{WRITE}{{% endif %}}{{% endfor %}}",
+    "shows the last system message": "{% set n = namespace(s='') %}"
+    f"{EACH}{{% if m.role == 'system' %}}{{% set n.s = m.content %}}{{% endif %}}{{% endfor %}}"
+    f"{{{{ n.s }}}}{EACH}{{% if m.role != 'system' %}}{WRITE}{{% endif %}}{{% endfor %}}",
+    "takes no system message": NO_SYSTEM,
+    "wants turns": f"{EACH}{ALTERNATE}{WRITE}{{% endfor %}}",
+    "asks for the key": f"{TOOLS}{EACH}{{% if 'tool_calls' in m %}}"
+    "{% if m.tool_calls | length != 1 %}{{ raise_exception('one call') }}{% endif %}"
+    f"{CALLING}{{% endfor %}}{{% else %}}{WRITE}{{% endif %}}{{% endfor %}}",
+    "wants parts": f"{EACH}{{% for p in m.content %}}{{{{ p['text'] }}}}{{% endfor %}}"
+    "{% endfor %}",
+    "wants a list of tools": "{% for t in tools %}{{ t.function.name + t.function.description }}"
+    f"{{% endfor %}}{EACH}{WRITE}{CALLING}{{% endfor %}}{{% endfor %}}",
+    "wants functions": "{{ functions + datetime }}"
+    f"{EACH}{WRITE}{CALLING}{{% endfor %}}{{% endfor %}}",
+    "wants ids of 9": WRITING["[TOOL_CALLS]"],
+}
+
+
+@pytest.mark.parametrize("kind", CHATS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_all_of_a_chat_reaches_the_model(template: str, kind: str) -> None:
+    messages = CHATS[kind]
+    tools = [TOOL] if "call" in kind else []
+    prompt = chat_model(TEMPLATES[template]).prompt(
+        messages, tools, template_values={"add_generation_prompt": True}
+    )
+    assert words(messages) <= words([{"content": prompt.text}])
+    assert not tools or "get_weather" in prompt.text
+
+
+def test_a_chat_stays_as_it_is_where_the_template_shows_it() -> None:
+    text = "".join(f"[{each['role']}]{each['content']}" for each in CHATS["system later on"])
+    model = chat_model(f"{EACH}{WRITE}{{% endfor %}}")
+    assert model.prompt(CHATS["system later on"], template_values={}).text == text
+    assert model.chats["system later on"] == "as it is"
+
+
+def test_instructions_are_one_system_message_in_their_order() -> None:
+    model = chat_model(TEMPLATES["shows the first system message"])
+    chat = [*CHATS["system later on"], says("developer", "developer-1")]
+    assert model.prompt(chat, template_values={}).text.startswith(
+        "system-1\n\nsystem-2\n\ndeveloper-1[user]"
+    )
+    assert model.chats["system later on"] == "instructions_in_one"
+
+
+def test_what_no_arrangement_shows_is_refused_by_its_place() -> None:
+    model = chat_model(TEMPLATES["skips roles it does not know"])
+    with pytest.raises(RequestError, match=r"messages\[1\] of role 'critic' would be lost"):
+        model.prompt([USER, says("critic", "Hm.")], template_values={})
+
+
+THINKING = {
+    "thinking": "{% if m.thinking %}{{ m.thinking }}{% endif %}",
+    "reasoning_content": "{% if m.reasoning_content %}{{ m.reasoning_content }}{% endif %}",
+    "reasoning": "{{ m.reasoning or '' }}",
+    "a part of the content": "{% if m.content is not string %}{% for p in m.content %}"
+    "{{ p.thinking or p.text }}{% endfor %}{% endif %}",
+    "in the text": "{% if '</think>' in m.content %}{{ m.content }}{% endif %}",
+}
+
+
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("sent", ["reasoning_content", "reasoning", "thinking", "part"])
+def test_thoughts_have_the_name_that_the_template_reads(name: str, sent: str) -> None:
+    source = f"{EACH}<think>{{% if m.content is string %}}{WRITE}{{% endif %}}{THINKING[name]}"
+    model = chat_model(f"{source}{CALLING}{{% endfor %}}{{% endfor %}}")
+    assert model.dialect.thoughts == name
+    message = {**CALL, sent: "thought-1"}
+    if sent == "part":
+        message = {**CALL, "content": [{"type": "thinking", "thinking": "thought-1"}]}
+    chat = [USER, message, result(1)]
+    assert "thought-1" in model.prompt(chat, [TOOL], template_values={}).text
+
+
+def test_ids_are_in_the_form_that_the_template_wants() -> None:
+    chat = [USER, {**CALL, "tool_calls": [call(1), {**call(2), "id": "abcDEF123"}]}, result(1)]
+    [_, calling, given] = for_template(Dialect(short_ids=True), read_messages(chat))
+    first, second = (each["id"] for each in calling["tool_calls"])
+    assert len(first) == 9
+    assert first.isalnum()
+    assert (given["tool_call_id"], second) == (first, "abcDEF123")
+    assert chat_model(TEMPLATES["wants ids of 9"]).dialect.short_ids
+
+
+READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "null": (says("user", "x", name=None, tool_calls=[]), says("user", "x")),
+    "no content": ({"role": "user", "content": None}, says("user", "")),
+    "parts": (says("user", "", content=[{"type": "text", "text": "a"}, "b"]), says("user", "a\nb")),
+    "refusal part": (says("assistant", "", content=[{"type": "refusal", "refusal": "No."}]),
+                     says("assistant", "No.")),
+    "two thoughts": (says("assistant", "", content=[{"type": "thinking", "thinking": "a"},
+                                                    {"type": "thinking", "thinking": "b"}]),
+                     says("assistant", "", reasoning_content="a\nb")),
+    "refusal": (says("assistant", "", refusal="No."), says("assistant", "No.")),
+    "object of a tool": (says("tool", "", content={"a": 1}), says("tool", '{"a": 1}')),
+    "two names of a thought": (says("assistant", "x", reasoning="t", reasoning_content="t"),
+                               says("assistant", "x", reasoning_content="t")),
+    "bare call": (says("assistant", "", tool_calls=[{"name": "f", "arguments": {"a": 1}}]),
+                  says("assistant", "", tool_calls=[
+                      {"id": "call00000", "type": "function",
+                       "function": {"name": "f", "arguments": {"a": 1}}}])),
+    "cut arguments": (says("assistant", "", tool_calls=[
+        {"id": "a", "function": {"name": "f", "arguments": '{"cut": '}}]),
+        says("assistant", "", tool_calls=[
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"cut": '}}])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READ)
+def test_a_message_is_read_as_it_is_meant(case: str) -> None:
+    sent, expected = READ[case]
+    assert read_messages([sent]) == [expected]
+
+
+def test_a_result_has_the_name_and_id_of_its_call() -> None:
+    chat = [USER, CALL, {"role": "tool", "content": "x"}]
+    assert read_messages(chat)[2] == says(
+        "tool", "x", tool_call_id=call(1)["id"], name="get_weather"
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "messages is empty"),
+        ([{"content": "x"}], r"messages\[0\] has no role"),
+        ([USER, says("user", "", content=5)], r"messages\[1\].content is neither text"),
+        ([says("user", "", content=[{"type": "text", "text": "a"}, {"type": "image_url"}])],
+         r"messages\[0\].content\[1\]: image_url is not taken, only text"),
+        ([says("user", "", content=[{"type": "text"}])], r"content\[0\]: text has no text"),
+        ([says("assistant", "", tool_calls=[3])], r"tool_calls\[0\] is no call"),
+        ([says("assistant", "", tool_calls="x")], r"tool_calls is no list"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(messages: list[Any], problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        read_messages(messages)
+
+
+def test_a_final_message_goes_on() -> None:
+    model = chat_model(f"{EACH}{WRITE}</s>{{% endfor %}}")
+    going_on: dict[str, Any] = {"continue_final_message": True, "template_values": {}}
+    text = model.prompt([USER, says("assistant", "Once upon ")], **going_on).text
+    assert text == "[user]user-1</s>[assistant]Once upon "
+    trimmed = chat_model(f"{EACH}[{{{{ m.content | trim }}}}]{{% endfor %}}")
+    assert trimmed.prompt([USER, ANSWER], **going_on).text == "[user-1][answer-1"
+    for messages, values, problem in (
+        ([USER], {}, "needs a last message"),
+        ([USER, {**CALL, "content": "x"}], {}, "needs a last message"),
+        ([USER, ANSWER], {"add_generation_prompt": True}, "needs a last message"),
+    ):
+        with pytest.raises(RequestError, match=problem):
+            model.prompt(messages, continue_final_message=True, template_values=values)
