@@ -1,6 +1,7 @@
 """The application's routes: OpenAI's API, answered by our client of Triton's gRPC."""
 
 import asyncio
+import hashlib
 import json
 import time
 import uuid
@@ -61,6 +62,7 @@ class Served:
     max_draft_tokens: int  # of a round
     client: AsyncClient
     client_key: str  # see `internal.client_parameters`
+    fingerprint: str = ""  # of the build
     dialect: Dialect = field(default_factory=Dialect)
     page: dict[str, Any] | None = None  # what it says of the build; None: there is no page
 
@@ -99,6 +101,7 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
         max_draft_tokens=drafts,
         client=client,
         client_key=settings.security.client_key,
+        fingerprint=f"fp_{hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:10]}",
         page=page if settings.page else None,
     )
 
@@ -129,7 +132,8 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
     @v1.get("/models")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [entry(name) for name in served.models]})
+        # the other name is another word for the same: who takes the list for all there is asks once
+        return JSONResponse({"object": "list", "data": [entry(served.models[0])]})
 
     @v1.get("/models/{name}")
     async def model(name: str) -> Response:
@@ -164,8 +168,10 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     host = request.client.host if request.client else ""
     who = client_parameters(host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.context()}
-    answer = _answers(served.dialect, fields) if isinstance(fields, ChatFields) else None
-    one_call = isinstance(fields, ChatFields) and not fields.parallel_tool_calls
+    answer, chat_options = None, {}
+    if isinstance(fields, ChatFields):
+        answer, enforced = _answers(served.dialect, fields)
+        chat_options = {"one_call": not fields.parallel_tool_calls, "enforced": enforced}
     chunks = _merged(served.client, prompts, options, fields)
     chat, stream = isinstance(fields, ChatFields), fields.stream
     drafting = bool(options.get("include_drafting"))
@@ -175,10 +181,19 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
         "object": kind if chat else "text_completion",
         "created": int(time.time()),
         "model": fields.model,
+        "system_fingerprint": served.fingerprint,
     }
 
     def writer() -> ChoiceWriter:
-        return ChoiceWriter(served.spell, fields.echo, stream, answer, one_call, drafting)
+        return ChoiceWriter(
+            served.spell,
+            fields.echo,
+            stream,
+            answer,
+            drafting=drafting,
+            stop_ids=fields.stop_token_ids,
+            **chat_options,
+        )
 
     if stream:
         first = await anext(chunks)  # what is wrong before it still gets its own status code
@@ -188,23 +203,27 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
         )
     found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
     summaries = [_checked(chunk.final) for chunk in found if chunk.final]
-    choices = [writer().write(chunk) for chunk in found]
+    choices = [choice for chunk in found for choice in writer().write(chunk)]
     totals = _totals(served, fields, summaries, found[0].round_tokens)
     return JSONResponse({**head, "choices": choices, **totals})
 
 
-def _answers(dialect: Dialect, fields: ChatFields) -> Callable[[bool], Answer]:
-    """Makes what reads an answer, given whether it begins within a thought."""
+def _answers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Answer], bool]:
+    """Return what makes a reader of an answer, given whether that begins within a thought.
+
+    The second value: whether the answer has to be calls.
+    """
     try:
         tools = parse_tools(fields.tools)
-        chosen(tools, fields.tool_choice)
+        enforced = bool(chosen(tools, fields.tool_choice))
     except RequestError as error:
         raise fields.refused(error) from None
     tools = [] if fields.tool_choice == "none" else tools
     if tools and dialect.format is None:
         raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
     format = dialect.format if tools or dialect.format is HARMONY else None
-    return lambda thinking: Answer(format, tools, dialect.reasoning_tags, thinking=thinking)
+    tags = dialect.reasoning_tags
+    return lambda thinking: Answer(format, tools, tags, thinking=thinking), enforced
 
 
 async def _events(
@@ -229,8 +248,8 @@ async def _events(
                 ended.append(_checked(chunk.final))
             if options.include_usage and options.continuous_usage_stats:
                 usage = {"usage": answers.usage_so_far(chunk)}
-            choice = writers[chunk.index].write(chunk)
-            yield to_event({**head, "choices": [choice], **usage})
+            for choice in writers[chunk.index].write(chunk):
+                yield to_event({**head, "choices": [choice], **usage})
             chunk = await anext(rest, None)
         if options.include_usage:
             yield to_event({**head, "choices": [], **_totals(served, fields, ended, rounds)})
