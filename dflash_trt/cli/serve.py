@@ -32,6 +32,14 @@ def serve(
         ),
     ] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="A chat page at /.")] = True,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Web pages of this origin may call, such as https://a.example:3000; * is any. "
+            "May be given several times.",
+        ),
+    ] = None,
     drain_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long running requests may go on after SIGTERM.")
     ] = 20.0,
@@ -71,6 +79,7 @@ def serve(
         check=check,
         signer=require_signature,
         page=page,
+        allow_origin=tuple(allow_origin or ()),
         log_file=log_file,
         log_format=log_format,
     )

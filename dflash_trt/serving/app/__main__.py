@@ -11,7 +11,8 @@ import sys
 from contextlib import AsyncExitStack
 
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import LISTENING, Settings, codec
@@ -21,6 +22,7 @@ from dflash_trt.serving.app.triton import TritonProxy
 from dflash_trt.serving.client import AsyncClient
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.ports import LOOPBACK
+from dflash_trt.serving.request_id import HEADER
 
 KEEP_ALIVE = 60  # seconds without a request
 GRACE = 2  # seconds for answers that are about to end
@@ -68,9 +70,18 @@ async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uv
         is_triton = scope["path"] == "/v2" or scope["path"].startswith("/v2/")
         await (proxy if is_triton else app)(scope, receive, send)
 
+    guarded: ASGIApp = Guard(by_path, state, security.key)
+    if settings.allow_origin:  # a browser asks first, without a key
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=settings.allow_origin,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(HEADER, "Retry-After"),
+        )
     return uvicorn.Server(
         uvicorn.Config(
-            tracing.instrument(Guard(by_path, state, security.key)),
+            tracing.instrument(guarded),
             http="httptools",
             ws="none",
             lifespan="off",

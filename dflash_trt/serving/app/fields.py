@@ -6,7 +6,7 @@ refused unless its value asks for nothing; so is an unknown one.
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
@@ -60,7 +60,9 @@ class Fields(Sampling):
     model: str
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)  # OpenAI's default
     top_k: int = Field(0, ge=-1)  # vLLM's -1 is off
-    seed: int | None = None  # may be negative
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1)
     stop: str | Many[str] = Field([])
     stream: bool = False
@@ -85,11 +87,24 @@ class Fields(Sampling):
         dropped = {*UNSUPPORTED["ignored"], *neutral}
         return {name: value for name, value in values.items() if name not in dropped}
 
+    @model_validator(mode="after")
+    def _with_what_they_need(self) -> Self:
+        """Refuse fields that say nothing without another: with it something else was meant."""
+        sent = self.model_fields_set
+        for name, needed, present in self._needs():
+            if name in sent and not present:
+                raise Failure(400, f"'{name}' needs '{needed}': send both or neither.", name)
+        return self
+
+    def _needs(self) -> list[tuple[str, str, bool]]:
+        """Return fields, what each needs, and whether that is there."""
+        options = self.stream_options
+        return [("stream_options", "stream", self.stream or not options.model_fields_set)]
+
     def names(self) -> dict[str, str]:
         """Return what fields of `GenerateRequest` are called here."""
         same = {name: name for name in type(self).model_fields}
-        if self.structured_outputs:
-            same |= {f"guided_{name}": "structured_outputs" for name in STRUCTURED}
+        same |= {f"guided_{name}": "structured_outputs" for name in self.structured_outputs}
         return {**same, "stop_words": "stop"}
 
     def refused(self, error: RequestError) -> Failure:
@@ -108,18 +123,27 @@ class Fields(Sampling):
         if self.stream and self.stream_options.include_drafting:
             options["include_drafting"] = True
         options["stop_words"] = [self.stop] if isinstance(self.stop, str) else self.stop
-        options = {k: None if v in ([], {}) else v for k, v in options.items()}
+        options = {
+            k: None if v in ([], {}) and k != "response_format" else v for k, v in options.items()
+        }
         return {**options, **self._structured()}
 
     def _structured(self) -> dict[str, Any]:
         """vLLM's ways to say what the text has to follow; an empty schema is one, too."""
         found = {} if self.guided_json is None else {"guided_json": self.guided_json}
         for name, value in self.structured_outputs.items():
+            field = f"guided_{name}"
+            if name in STRUCTURED and field in self.model_fields_set:
+                message = f"'{field}' and 'structured_outputs.{name}' are both given: send one."
+                raise Failure(400, message, "structured_outputs")
             if name in STRUCTURED:
-                found[f"guided_{name}"] = value
+                found[field] = value
             elif value not in (None, False):
                 message = f"'structured_outputs.{name[:40]}' is not supported by this server."
                 raise Failure(400, message, "structured_outputs")
+        if len(several := [name for name in STRUCTURED if name in self.structured_outputs]) > 1:
+            message = f"'structured_outputs' holds {' and '.join(several)}: send one of them."
+            raise Failure(400, message, "structured_outputs")
         name = "structured_outputs" if self.guided_json is None else "guided_json"
         schema = found.get("guided_json", {})
         if isinstance(schema, str):
@@ -132,26 +156,11 @@ class Fields(Sampling):
         return found
 
 
-class TextPart(BaseModel):
-    """A part of a message's content; only text is read."""
-
-    model_config = ConfigDict(extra="forbid")
-    type: Literal["text"]
-    text: str
-
-
 class Message(BaseModel):
-    """Handed to the chat template with all its fields, the content as one text."""
+    """Handed to the model with all its fields."""
 
     model_config = ConfigDict(extra="allow")
     role: str
-    content: str | Many[TextPart] | None = None
-
-    def flat(self) -> dict[str, Any]:
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        return {**self.model_dump(exclude_unset=True), "content": content or ""}
 
 
 class ChatFields(ChatTemplate, Fields):
@@ -163,7 +172,18 @@ class ChatFields(ChatTemplate, Fields):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    reasoning_effort: str | None = None  # for the chat template
+    # for the chat template
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+
+    def _needs(self) -> list[tuple[str, str, bool]]:
+        sent = self.model_fields_set
+        return [
+            *super()._needs(),
+            ("top_logprobs", "logprobs", self.logprobs or not self.top_logprobs),
+            ("tool_choice", "tools", "tools" in sent or self.tool_choice == "none"),
+        ]
 
     def names(self) -> dict[str, str]:
         renamed = self.max_completion_tokens is not None
@@ -173,11 +193,14 @@ class ChatFields(ChatTemplate, Fields):
         """Return the prompts, and how each of them is to be answered."""
         options = self.options()
         if self.max_completion_tokens is not None:
+            if self.max_tokens not in (None, self.max_completion_tokens):
+                message = "'max_tokens' and 'max_completion_tokens' differ: send one of them."
+                raise Failure(400, message, "max_tokens")
             options["max_tokens"] = self.max_completion_tokens
         options["logprobs"] = self.top_logprobs if self.logprobs else None
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
         options["chat_template_kwargs"] = {**effort, **self.chat_template_kwargs} or None
-        return [[message.flat() for message in self.messages]], options
+        return [[message.model_dump(exclude_unset=True) for message in self.messages]], options
 
 
 class TextFields(Fields):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import select
 import subprocess
 import sys
@@ -21,6 +22,7 @@ START_TIMEOUT = 60.0  # seconds
 START_CRASHES = 2
 EXIT_TIME = 1.0  # seconds from the end of its output to that of the process
 STOP_TIMEOUT = 10.0  # seconds
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # as browsers send it
 
 
 class Application:
@@ -30,9 +32,21 @@ class Application:
     """
 
     def __init__(
-        self, directory: Path, http_port: int, triton: Ports, security: Security, page: bool
+        self,
+        directory: Path,
+        http_port: int,
+        triton: Ports,
+        security: Security,
+        page: bool,
+        allow_origin: tuple[str, ...] = (),
     ) -> None:
-        """triton: where Triton listens; page: whether there is one at /."""
+        """triton: where Triton listens; page: whether there is one; allow_origin: see `Options`."""
+        for origin in allow_origin:
+            if not ORIGIN.fullmatch(origin):
+                raise ServerError(
+                    f"--allow-origin is {origin!r}, no origin",
+                    "Give scheme, host and port alone, such as https://a.example:3000, or *",
+                )
         if importlib.util.find_spec("fastapi") is None:  # found, not imported
             raise ServerError(
                 "`serve` needs the Python packages fastapi and uvicorn",
@@ -42,7 +56,9 @@ class Application:
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"
         self._listener = listen("http", security.http_host, http_port)
-        self._settings = Settings(self._listener.fileno(), directory, triton, security, page)
+        self._settings = Settings(
+            self._listener.fileno(), directory, triton, security, page, allow_origin
+        )
 
     def start(self, log: Log) -> None:
         """Return when it answers; it is ready once it is, or was, told so.
