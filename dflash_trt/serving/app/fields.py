@@ -21,6 +21,7 @@ MAX_PROMPTS = 64
 STRUCTURED = ("json", "regex", "choice", "grammar")  # of `structured_outputs`: `guided_json`, ..
 UNSUPPORTED = yaml.safe_load(Path(__file__).with_name("unsupported.yaml").read_text())
 Options = dict[str, Any]  # of our client
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def _best_of(value: int, info: ValidationInfo) -> int:
@@ -172,10 +173,7 @@ class ChatFields(ChatTemplate, Fields):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    # for the chat template
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: Effort | None = None  # for the chat template
 
     def _needs(self) -> list[tuple[str, str, bool]]:
         sent = self.model_fields_set

@@ -30,9 +30,10 @@ from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import Settings, answers, failures, page
-from dflash_trt.serving.app.answers import ChoiceWriter
+from dflash_trt.serving.app.answers import ChoiceWriter, Json
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import ChatFields, Options, TextFields
+from dflash_trt.serving.app.responses import ResponseFields, ResponseWriter
 from dflash_trt.serving.app.triton import TritonProxy
 from dflash_trt.serving.client import MODEL, AnyPrompt, AsyncClient, Chunk, Summary
 from dflash_trt.serving.front import limits
@@ -121,6 +122,10 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
     async def completions(fields: TextFields, request: Request) -> Response:
         return await _answer(served, fields, request)
 
+    @v1.post("/responses")
+    async def responses(fields: ResponseFields, request: Request) -> Response:
+        return await _respond(served, fields, request)
+
     def entry(name: str) -> dict[str, Any]:
         return {
             "id": name,
@@ -163,6 +168,70 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
 
 async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
+    chunks, writer = _ask(served, fields, request, pieces=fields.stream)
+    chat, stream = isinstance(fields, ChatFields), fields.stream
+    kind = "chat.completion.chunk" if stream else "chat.completion"
+    head = {
+        "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
+        "object": kind if chat else "text_completion",
+        "created": int(time.time()),
+        "model": fields.model,
+        "system_fingerprint": served.fingerprint,
+    }
+    if stream:
+        first = await anext(chunks)  # what is wrong before it still gets its own status code
+        return _streamed(_events(served, head, writer, first, chunks, fields))
+    found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
+    summaries = [_checked(chunk.final) for chunk in found if chunk.final]
+    choices = [choice for chunk in found for choice in writer().write(chunk)]
+    totals = _totals(served, fields, summaries, found[0].round_tokens)
+    return JSONResponse({**head, "choices": choices, **totals})
+
+
+async def _respond(served: Served, fields: ResponseFields, request: Request) -> Response:
+    chunks, writer = _ask(served, fields, request, pieces=True)
+    answer, choice = ResponseWriter(fields), writer()
+
+    async def events(first: Chunk) -> AsyncIterator[Json]:
+        chunk: Chunk | None = first
+        for event in answer.begin():
+            yield event
+        while chunk is not None:
+            summary = chunk.final and _checked(chunk.final)
+            for piece in choice.write(chunk):
+                for event in answer.push(piece):
+                    yield event
+            for event in answer.end(summary) if summary else ():
+                yield event
+            chunk = await anext(chunks, None)
+
+    async def stream(first: Chunk) -> AsyncIterator[bytes]:
+        try:
+            async for event in events(first):
+                yield f"event: {event['type']}\n".encode() + to_event(event)
+        except (DflashError, Failure) as error:
+            for event in answer.fail(failures.to_failure(error)):
+                yield f"event: {event['type']}\n".encode() + to_event(event)
+        finally:
+            await chunks.aclose()
+
+    first = await anext(chunks)
+    if fields.stream:
+        return _streamed(stream(first))
+    async for _ in events(first):
+        pass
+    return JSONResponse(answer.response)
+
+
+def _streamed(events: AsyncIterator[bytes]) -> Response:
+    headers = {"Cache-Control": "no-cache"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def _ask(
+    served: Served, fields: ChatFields | TextFields, request: Request, *, pieces: bool
+) -> tuple[AsyncGenerator[Chunk, None], Callable[[], ChoiceWriter]]:
+    """Return the answer as it comes, and what makes writers of its choices; pieces: in such."""
     _check_model(served, fields.model)
     prompts, options = fields.request()
     host = request.client.host if request.client else ""
@@ -172,40 +241,19 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     if isinstance(fields, ChatFields):
         answer, enforced = _answers(served.dialect, fields)
         chat_options = {"one_call": not fields.parallel_tool_calls, "enforced": enforced}
-    chunks = _merged(served.client, prompts, options, fields)
-    chat, stream = isinstance(fields, ChatFields), fields.stream
-    drafting = bool(options.get("include_drafting"))
-    kind = "chat.completion.chunk" if stream else "chat.completion"
-    head = {
-        "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
-        "object": kind if chat else "text_completion",
-        "created": int(time.time()),
-        "model": fields.model,
-        "system_fingerprint": served.fingerprint,
-    }
 
     def writer() -> ChoiceWriter:
         return ChoiceWriter(
             served.spell,
             fields.echo,
-            stream,
+            pieces,
             answer,
-            drafting=drafting,
+            drafting=bool(options.get("include_drafting")),
             stop_ids=fields.stop_token_ids,
             **chat_options,
         )
 
-    if stream:
-        first = await anext(chunks)  # what is wrong before it still gets its own status code
-        events = _events(served, head, writer, first, chunks, fields)
-        return StreamingResponse(
-            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
-    found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
-    summaries = [_checked(chunk.final) for chunk in found if chunk.final]
-    choices = [choice for chunk in found for choice in writer().write(chunk)]
-    totals = _totals(served, fields, summaries, found[0].round_tokens)
-    return JSONResponse({**head, "choices": choices, **totals})
+    return _merged(served.client, prompts, options, fields), writer
 
 
 def _answers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Answer], bool]:

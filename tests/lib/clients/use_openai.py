@@ -60,7 +60,7 @@ raw = api.chat.completions.with_raw_response.create(messages=MESSAGES, **FIELDS)
 assert raw.parse().choices[0].message.content == said
 
 # models
-assert [model.id for model in api.models.list()] == ["pycode", "dflash"]
+assert [model.id for model in api.models.list()] == ["pycode"]
 assert api.models.retrieve("pycode").max_model_len > 24
 
 # errors
