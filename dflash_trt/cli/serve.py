@@ -36,8 +36,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Web pages of this origin may call, such as https://a.example:3000; * is any. "
-            "May be given several times.",
+            help="Web pages of it may call, such as https://a.example; * is any. Repeatable.",
         ),
     ] = None,
     drain_seconds: Annotated[
@@ -70,6 +69,7 @@ def serve(
         grpc_ca=grpc_ca,
         key_file=key_file,
         old_server_exposed=insecure_old_server,
+        allow_origin=allow_origin or (),
     )
     options = Options(
         http_port=http_port,
@@ -79,7 +79,6 @@ def serve(
         check=check,
         signer=require_signature,
         page=page,
-        allow_origin=tuple(allow_origin or ()),
         log_file=log_file,
         log_format=log_format,
     )

@@ -68,11 +68,9 @@ def openai_front(
     security: Security | None = None,
     *,
     page: bool = True,
-    allow_origin: tuple[str, ...] = (),
 ) -> Iterator[Application]:
     """An application of its own over a Triton that runs already, ready."""
-    security = security or Security()
-    application = Application(directory, port, triton, security, page, allow_origin)
+    application = Application(directory, port, triton, security or Security(), page)
     with tempfile.NamedTemporaryFile() as log:
         try:
             application.start(Log(Path(log.name)))

@@ -20,7 +20,6 @@ class Settings:
     triton: Ports  # where Triton listens
     security: Security
     page: bool = True
-    allow_origin: tuple[str, ...] = ()  # whose web pages may call
 
 
 codec = TypeAdapter(Settings)

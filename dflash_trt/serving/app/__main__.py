@@ -71,14 +71,8 @@ async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uv
         await (proxy if is_triton else app)(scope, receive, send)
 
     guarded: ASGIApp = Guard(by_path, state, security.key)
-    if settings.allow_origin:  # a browser asks first, without a key
-        guarded = CORSMiddleware(
-            guarded,
-            allow_origins=settings.allow_origin,
-            allow_methods=("GET", "POST"),
-            allow_headers=("*",),
-            expose_headers=(HEADER, "Retry-After"),
-        )
+    if origins := security.allow_origin:  # a browser asks first, without a key
+        guarded = CORSMiddleware(guarded, origins, ("GET", "POST"), ("*",), expose_headers=[HEADER])
     return uvicorn.Server(
         uvicorn.Config(
             tracing.instrument(guarded),

@@ -1,6 +1,7 @@
 """Our client's results in the shapes of OpenAI's API."""
 
 import codecs
+import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -217,3 +218,10 @@ def _tokens(prompt: int, completion: int) -> Json:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
+
+
+def to_event(data: Json, kind: str = "") -> bytes:
+    """Return a server-sent event."""
+    name = f"event: {kind}\n" if kind else ""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    return f"{name}data: {text}\n\n".encode()

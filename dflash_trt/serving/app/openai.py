@@ -30,7 +30,7 @@ from dflash_trt.checkpoints import load_tokenizer
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import Settings, answers, failures, page
-from dflash_trt.serving.app.answers import ChoiceWriter, Json
+from dflash_trt.serving.app.answers import ChoiceWriter, to_event
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import ChatFields, Options, TextFields
 from dflash_trt.serving.app.responses import ResponseFields, ResponseWriter
@@ -192,32 +192,23 @@ async def _respond(served: Served, fields: ResponseFields, request: Request) -> 
     chunks, writer = _ask(served, fields, request, pieces=True)
     answer, choice = ResponseWriter(fields), writer()
 
-    async def events(first: Chunk) -> AsyncIterator[Json]:
-        chunk: Chunk | None = first
-        for event in answer.begin():
-            yield event
-        while chunk is not None:
-            summary = chunk.final and _checked(chunk.final)
-            for piece in choice.write(chunk):
-                for event in answer.push(piece):
-                    yield event
-            for event in answer.end(summary) if summary else ():
-                yield event
-            chunk = await anext(chunks, None)
-
-    async def stream(first: Chunk) -> AsyncIterator[bytes]:
+    async def events(chunk: Chunk | None) -> AsyncIterator[bytes]:
         try:
-            async for event in events(first):
-                yield f"event: {event['type']}\n".encode() + to_event(event)
+            yield b"".join(answer.begin())
+            while chunk is not None:
+                final = chunk.final and _checked(chunk.final)
+                yield b"".join(answer.push(choice.write(chunk), final))
+                chunk = await anext(chunks, None)
         except (DflashError, Failure) as error:
-            for event in answer.fail(failures.to_failure(error)):
-                yield f"event: {event['type']}\n".encode() + to_event(event)
+            if not fields.stream:
+                raise
+            yield b"".join(answer.fail(failures.to_failure(error)))
         finally:
             await chunks.aclose()
 
     first = await anext(chunks)
     if fields.stream:
-        return _streamed(stream(first))
+        return _streamed(events(first))
     async for _ in events(first):
         pass
     return JSONResponse(answer.response)
@@ -380,8 +371,3 @@ def _checked(summary: Summary) -> Summary:
     if summary.finish_reason == "error":
         raise ServerError("a choice ended with an error", "Look at the server's log")
     return summary
-
-
-def to_event(data: dict[str, Any]) -> bytes:
-    """As a server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"

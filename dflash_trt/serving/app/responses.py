@@ -6,13 +6,13 @@ Nothing is stored: who goes on sends the conversation so far.
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import AliasPath, Field, model_validator
 
 from dflash_trt.errors import RequestError
-from dflash_trt.serving.app.answers import Json
+from dflash_trt.serving.app.answers import Json, to_event
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import ChatFields, Effort
 from dflash_trt.serving.client import Summary
@@ -77,6 +77,7 @@ class ResponseFields(ChatFields):
         for name in ("instructions", "max_tool_calls", "input", "include"):
             chat.pop(name, None)
         for name, field, hints in (
+            ("stream_options", "include_obfuscation", set[str]()),
             ("text", "format", {"verbosity"}),
             ("reasoning", "effort", {"summary", "generate_summary", "context", "mode"}),
         ):
@@ -185,98 +186,98 @@ class ResponseWriter:
         self._events = 0
         self._item: Json | None = None  # under way
 
-    def begin(self) -> Iterator[Json]:
+    def begin(self) -> Iterator[bytes]:
         """Yield the first events."""
         yield self._event("created", response=self.response)
         yield self._event("in_progress", response=self.response)
 
-    def push(self, piece: Json) -> Iterator[Json]:
-        """Yield the events of a piece."""
-        delta, logprobs = piece["delta"], (piece["logprobs"] or {}).get("content", [])
-        if "reasoning_content" in delta:
-            yield from self._say("reasoning", delta["reasoning_content"])
-        elif "content" in delta or (logprobs and self._item and "content" in self._item):
-            yield from self._say("message", delta.get("content", ""), logprobs)
-        for call in delta.get("tool_calls", []):
-            function = call["function"]
-            if call.get("id"):
-                called = {"call_id": call["id"], "name": function["name"], "arguments": ""}
-                yield from self._begin({"id": _new_id("fc"), "type": "function_call", **called})
-            if function["arguments"] and self._item:
-                self._item["arguments"] += function["arguments"]
-                yield self._of_item("function_call_arguments.delta", delta=function["arguments"])
-
-    def end(self, summary: Summary) -> Iterator[Json]:
-        """Yield the last events."""
-        cut = summary.finish_reason == "length"
-        status = "incomplete" if cut else "completed"
+    def push(self, pieces: Iterable[Json], final: Summary | None) -> Iterator[bytes]:
+        """Yield the events of some pieces; final: they are the last."""
+        for piece in pieces:
+            delta, logprobs = piece["delta"], (piece["logprobs"] or {}).get("content", [])
+            if "reasoning_content" in delta:
+                yield from self._say("reasoning", delta["reasoning_content"])
+            elif "content" in delta or (logprobs and self._item and "content" in self._item):
+                yield from self._say("message", delta.get("content", ""), logprobs)
+            for call in delta.get("tool_calls", []):
+                yield from self._call(call)
+        if final is None:
+            return
         if not self.response["output"]:
             yield from self._say("message", "")
-        yield from self._close(status)
+        cut = final.finish_reason == "length"
+        yield from self._end("incomplete" if cut else "completed")
         reason = {"reason": "max_output_tokens"} if cut else None
-        self.response |= {"status": status, "incomplete_details": reason, "usage": _usage(summary)}
-        yield self._event(status, response=self.response)
+        self.response |= {"status": "incomplete" if cut else "completed", "usage": _usage(final)}
+        self.response["incomplete_details"] = reason
+        yield self._event(self.response["status"], response=self.response)
 
-    def fail(self, failure: Failure) -> Iterator[Json]:
+    def fail(self, failure: Failure) -> Iterator[bytes]:
         """Yield what ends a response that cannot go on."""
-        yield from self._close("incomplete")
+        yield from self._end("incomplete")
         error = {"code": failure.code or "server_error", "message": failure.message}
         self.response |= {"status": "failed", "error": error}
         yield self._event("failed", response=self.response)
 
-    def _begin(self, item: Json) -> Iterator[Json]:
-        yield from self._close("completed")
+    def _begin(self, item: Json) -> Iterator[bytes]:
+        yield from self._end("completed")
         self._item = {**item, "status": "in_progress"}
         self.response["output"].append(self._item)
-        yield self._event("output_item.added", output_index=self._index, item=self._item)
+        yield self._event("output_item.added", item=self._item)
 
-    def _say(self, kind: str, text: str, logprobs: list[Json] | None = None) -> Iterator[Json]:
+    def _call(self, call: Json) -> Iterator[bytes]:
+        function = call["function"]
+        if call.get("id"):
+            called = {"call_id": call["id"], "name": function["name"], "arguments": ""}
+            yield from self._begin({"id": _new_id("fc"), "type": "function_call", **called})
+        if function["arguments"] and self._item:
+            self._item["arguments"] += function["arguments"]
+            yield self._event("function_call_arguments.delta", delta=function["arguments"])
+
+    def _say(self, kind: str, text: str, logprobs: list[Json] | None = None) -> Iterator[bytes]:
         """Yield text of an item of that kind, the one under way if it is."""
         place, name, event, empty = TEXTS[kind]
+        number = {f"{place}_index": 0}
         if self._item is None or self._item["type"] != kind:
             role = {"role": "assistant"} if kind == "message" else {}
             yield from self._begin({"id": _new_id(kind), "type": kind, **role, place: []})
-            yield self._of_item(f"{name}.added", **{f"{place}_index": 0}, part=empty)
+            yield self._event(f"{name}.added", **number, part=empty)
             assert self._item is not None
-            self._item[place].append({**empty})
+            self._item[place] = [{**empty}]
         [part] = self._item[place]
         part["text"] += text
-        more = {}
-        if "logprobs" in part:
-            more["logprobs"] = logprobs or []
-            part["logprobs"] = [*part["logprobs"], *more["logprobs"]]
+        more = {"logprobs": logprobs or []} if "logprobs" in part else {}
+        part |= {key: part[key] + new for key, new in more.items()}
         if text or logprobs:
-            yield self._of_item(f"{event}.delta", **{f"{place}_index": 0}, delta=text, **more)
+            yield self._event(f"{event}.delta", **number, delta=text, **more)
 
-    def _close(self, status: str) -> Iterator[Json]:
+    def _end(self, status: str) -> Iterator[bytes]:
         """Yield what ends the item under way."""
         if (item := self._item) is None:
             return
         item["status"] = status
         if item["type"] == "function_call":
             called = {name: item[name] for name in ("arguments", "name")}
-            yield self._of_item("function_call_arguments.done", **called)
+            yield self._event("function_call_arguments.done", **called)
         else:
             place, name, event, _ = TEXTS[item["type"]]
             [part] = item[place]
+            number = {f"{place}_index": 0}
             said = {key: part[key] for key in ("text", "logprobs") if key in part}
-            yield self._of_item(f"{event}.done", **{f"{place}_index": 0}, **said)
-            yield self._of_item(f"{name}.done", **{f"{place}_index": 0}, part=part)
-        yield self._event("output_item.done", output_index=self._index, item=item)
+            yield self._event(f"{event}.done", **number, **said)
+            yield self._event(f"{name}.done", **number, part=part)
+        yield self._event("output_item.done", item=item)
         self._item = None
 
-    @property
-    def _index(self) -> int:
-        return len(self.response["output"]) - 1
-
-    def _of_item(self, kind: str, **values: Any) -> Json:
-        assert self._item is not None
-        item = {"item_id": self._item["id"], "output_index": self._index}
-        return self._event(kind, **item, **values)
-
-    def _event(self, kind: str, **values: Any) -> Json:
+    def _event(self, kind: str, **values: Any) -> bytes:
+        """Return an event of the response, or of the item under way."""
+        if self._item is not None:
+            values["output_index"] = len(self.response["output"]) - 1
+            if "item" not in values:
+                values["item_id"] = self._item["id"]
         self._events += 1
-        return {"type": f"response.{kind}", "sequence_number": self._events - 1, **values}
+        name = f"response.{kind}"
+        return to_event({"type": name, "sequence_number": self._events - 1, **values}, name)
 
 
 def _usage(summary: Summary) -> Json:

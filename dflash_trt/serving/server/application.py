@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import select
 import subprocess
 import sys
@@ -22,7 +21,6 @@ START_TIMEOUT = 60.0  # seconds
 START_CRASHES = 2
 EXIT_TIME = 1.0  # seconds from the end of its output to that of the process
 STOP_TIMEOUT = 10.0  # seconds
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # as browsers send it
 
 
 class Application:
@@ -32,21 +30,9 @@ class Application:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        http_port: int,
-        triton: Ports,
-        security: Security,
-        page: bool,
-        allow_origin: tuple[str, ...] = (),
+        self, directory: Path, http_port: int, triton: Ports, security: Security, page: bool
     ) -> None:
-        """triton: where Triton listens; page: whether there is one; allow_origin: see `Options`."""
-        for origin in allow_origin:
-            if not ORIGIN.fullmatch(origin):
-                raise ServerError(
-                    f"--allow-origin is {origin!r}, no origin",
-                    "Give scheme, host and port alone, such as https://a.example:3000, or *",
-                )
+        """triton: where Triton listens; page: whether there is one at /."""
         if importlib.util.find_spec("fastapi") is None:  # found, not imported
             raise ServerError(
                 "`serve` needs the Python packages fastapi and uvicorn",
@@ -56,9 +42,7 @@ class Application:
         self._process: subprocess.Popen[bytes] | None = None
         self._state = "unready"
         self._listener = listen("http", security.http_host, http_port)
-        self._settings = Settings(
-            self._listener.fileno(), directory, triton, security, page, allow_origin
-        )
+        self._settings = Settings(self._listener.fileno(), directory, triton, security, page)
 
     def start(self, log: Log) -> None:
         """Return when it answers; it is ready once it is, or was, told so.

@@ -37,8 +37,7 @@ class Options:
 
     check: see `check_build`; signer: the public key of who has to have signed the build;
     drain_seconds: how long running requests may go on when it is told to stop; page: whether there
-    is one at /; allow_origin: whose web pages may call; log_file: what its processes say is added
-    to it; None: to one in a new directory.
+    is one at /; log_file: what its processes say is added to it; None: to one in a new directory.
     """
 
     http_port: int = 8000
@@ -48,7 +47,6 @@ class Options:
     check: Depth | None = None
     signer: Path | None = None
     page: bool = True
-    allow_origin: tuple[str, ...] = ()
     log_file: Path | None = None
     log_format: Form = "text"
 
@@ -142,9 +140,7 @@ def prepare(
     """Both, not yet started; the application holds its port until the stack is closed."""
     security = options.security
     triton = replace(free_ports(), grpc=options.grpc_port)
-    application = Application(
-        directory, options.http_port, triton, security, options.page, options.allow_origin
-    )
+    application = Application(directory, options.http_port, triton, security, options.page)
     stack.callback(application.stop)
     log = options.log_file
     server = Server(directory, triton, security, log, options.log_format, keep_log=keep_log)
