@@ -213,7 +213,6 @@ ANSWERED: list[tuple[str, Json, Check]] = [
         {"prompt": "\U0001f642", "max_tokens": 9, "temperature": 1, "seed": 3, "logprobs": 2},
         logprobs_of_text,
     ),
-    ("completions", {"prompt": "\U0001f642 und", "max_tokens": 0, "echo": True}, bool),
     (
         "completions",
         {"prompt": "One", "max_tokens": 3, "logprobs": 0},
@@ -362,7 +361,8 @@ def test_a_stream_adds_up_to_the_whole(api: httpx.Client, fields: Json) -> None:
     assert [*calls.values()] == [[each["name"], each["arguments"]] for each in told]
     if fields.get("logprobs"):
         found = [each for c in choices if c["logprobs"] for each in c["logprobs"]["content"]]
-        assert found == whole["logprobs"]["content"]
+        for one, other in zip(found, whole["logprobs"]["content"], strict=True):
+            assert one == {**other, "logprob": pytest.approx(other["logprob"], abs=1e-3)}
 
 
 def test_a_stream_of_responses_adds_up_to_the_whole(api: httpx.Client) -> None:
