@@ -40,7 +40,12 @@ client = AsyncOpenAI(base_url=URL, api_key="-", max_retries=0, timeout=120)
 def agent(choice, model):
     """After the first call it is free to answer: `reset_tool_choice`."""
     settings = ModelSettings(
-        tool_choice=choice, parallel_tool_calls=False, temperature=0, max_tokens=200
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=200,
+        # an answer that is cut is a failure to it: this model's end of text comes after six tokens
+        extra_body={"logit_bias": {"0": 100}, "min_tokens": 6},
     )
     return Agent(
         name="helper",
