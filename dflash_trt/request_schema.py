@@ -35,6 +35,9 @@ MAX_WORD = 256  # characters of a stop word or bad word
 MAX_TEXTS = 2**14  # characters of a list of texts
 TOOL_CHOICES = ("none", "auto", "required")  # need no quotes in a tensor
 OWN_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+# of tensorrtllm_backend's fields: what asks for nothing; None: whatever it is
+UNUSED = {"pad_id": None, "end_id": None, "beam_width": 1, "length_penalty": 1, "len_penalty": 1}
+UNUSED |= dict.fromkeys(("return_log_probs", "return_context_logits", "early_stopping"), False)
 JSON = "JSON"  # a tensor of BYTES that holds a JSON document
 T = TypeVar("T")
 
@@ -224,7 +227,9 @@ def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateReques
 
 def check_names(names: Mapping[str, Any]) -> None:
     """RequestError for request parameters that look like fields: Triton would ignore them."""
-    for name in names:
+    for name, value in names.items():
+        if name in UNUSED and UNUSED[name] in (None, value):
+            continue
         near = sorted((each for each in tensors() if each.startswith(name)), key=len)
         near += difflib.get_close_matches(name[:40], tensors(), 1, 0)
         raise RequestError(f"{name[:40]!r} is no field of this request", f"Is it {near[0]}?")

@@ -136,6 +136,15 @@ def test_what_triton_gets(door: Door) -> None:
     assert traced["traceparent"] == "00-1"
 
 
+def test_fields_of_tensorrtllm_backend(door: Door) -> None:
+    """Its README asks so; `end_id` ends a text here, too."""
+    asked = {"text_input": "a", "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
+    assert door.post(GENERATE, asked).status_code == 200
+    assert door.post(GENERATE, {**asked, "stop_token_ids": [3]}).status_code == 200
+    first, second = (json.loads(body) for _, _, body in door.triton.seen)
+    assert (first["stop_token_ids"], second["stop_token_ids"]) == (2, [3])
+
+
 def test_binary_tensors_go_through_as_they_are(door: Door) -> None:
     head = json.dumps({"inputs": [{**OK, "parameters": {"binary_data_size": 5}}]}).encode()
     body = head + b"\1\0\0\0a"

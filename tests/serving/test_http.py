@@ -69,6 +69,13 @@ def test_a_wrong_method_is_told_the_right_one(
     assert allowed in answer.headers["allow"]
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/openapi.json"])
+def test_head_is_get_without_its_body(url: str, path: str) -> None:
+    got, head = ask(url, "GET", path), ask(url, "HEAD", path)
+    assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
+    assert head.headers["content-length"] == got.headers["content-length"]
+
+
 def test_without_the_key_its_scheme_is_told(url: str) -> None:
     for authorization in ("", "Bearer guess", f"Basic {KEY}"):
         answer = ask(url, "GET", "/v1/models", authorization=authorization)

@@ -12,7 +12,14 @@ import pytest
 
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.request_schema import ChatTemplate, GenerateRequest, encode, from_tensors, tensors
+from dflash_trt.request_schema import (
+    ChatTemplate,
+    GenerateRequest,
+    check_names,
+    encode,
+    from_tensors,
+    tensors,
+)
 from dflash_trt.serving.app.fields import UNSUPPORTED, ChatFields, TextFields
 from dflash_trt.serving.front.requests import SAMPLING
 
@@ -98,6 +105,14 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
 def test_a_wrong_value_is_named(name: str, value: np.ndarray, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         from_tensors({name: value})
+
+
+def test_parameters_that_ask_for_nothing() -> None:
+    """Fields of tensorrtllm_backend's `generate`, which Triton makes parameters of."""
+    check_names({"pad_id": 2, "end_id": 50256, "beam_width": 1, "return_log_probs": False})
+    for name, value in {"beam_width": 2, "return_log_probs": True, "max_token": 5}.items():
+        with pytest.raises(RequestError, match=name):
+            check_names({name: value})
 
 
 def test_empty_words_ask_for_nothing() -> None:

@@ -67,6 +67,8 @@ async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uv
     app = create_app(read_served(settings, client), proxy)
 
     async def by_path(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":  # uvicorn leaves out the body
+            scope = {**scope, "method": "GET"}
         is_triton = scope["path"] == "/v2" or scope["path"].startswith("/v2/")
         await (proxy if is_triton else app)(scope, receive, send)
 

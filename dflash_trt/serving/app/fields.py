@@ -132,17 +132,18 @@ class Fields(Sampling):
     def _structured(self) -> dict[str, Any]:
         """vLLM's ways to say what the text has to follow; an empty schema is one, too."""
         found = {} if self.guided_json is None else {"guided_json": self.guided_json}
-        for name, value in self.structured_outputs.items():
+        structured = {k: v for k, v in self.structured_outputs.items() if v is not None}
+        for name, value in structured.items():
             field = f"guided_{name}"
             if name in STRUCTURED and field in self.model_fields_set:
                 message = f"'{field}' and 'structured_outputs.{name}' are both given: send one."
                 raise Failure(400, message, "structured_outputs")
             if name in STRUCTURED:
                 found[field] = value
-            elif value not in (None, False):
+            elif value is not False:
                 message = f"'structured_outputs.{name[:40]}' is not supported by this server."
                 raise Failure(400, message, "structured_outputs")
-        if len(several := [name for name in STRUCTURED if name in self.structured_outputs]) > 1:
+        if len(several := [name for name in STRUCTURED if name in structured]) > 1:
             message = f"'structured_outputs' holds {' and '.join(several)}: send one of them."
             raise Failure(400, message, "structured_outputs")
         name = "structured_outputs" if self.guided_json is None else "guided_json"

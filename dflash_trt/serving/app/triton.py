@@ -120,7 +120,10 @@ class TritonProxy:
             return _with_flat_inputs(document, body, size)
         for name in document.keys() & tensors().keys():
             check_json(name, document[name])
-        begin = json.dumps(self._caller(request.scope)).encode()[:-1]
+        added: dict[str, Any] = {**self._caller(request.scope)}
+        if type(end := document.get("end_id")) is int and "stop_token_ids" not in document:
+            added["stop_token_ids"] = end  # as tensorrtllm_backend has it
+        begin = json.dumps(added).encode()[:-1]
         return begin + (b"," if document else b"") + body.lstrip()[1:]
 
 
