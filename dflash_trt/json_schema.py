@@ -11,25 +11,14 @@ FORMATS |= {"uuid"}
 ANNOTATIONS = {"title", "description", "default", "examples", "format", "$comment"}
 ANNOTATIONS |= {"deprecated", "readOnly", "writeOnly"}
 # of keywords that assert nothing with these values
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "propertyNames": (True, {}, {"type": "string"}),
-    "uniqueItems": (False,),
-    "not": (False,),
-    "unevaluatedProperties": (True, {}),
-    "unevaluatedItems": (True, {}),
-    "dependentRequired": ({},),
-    "dependentSchemas": ({},),
-    "dependencies": ({},),
-}
+NEUTRAL: dict[str, list[Any]] = {"uniqueItems": [False], "not": [False]}
+NEUTRAL |= {key: [True, {}] for key in ("unevaluatedProperties", "unevaluatedItems")}
+NEUTRAL |= {key: [{}] for key in ("dependentRequired", "dependentSchemas", "dependencies")}
+NEUTRAL["propertyNames"] = [True, {}, {"type": "string"}]
 # without these beside them they assert nothing
-PARTNERS = {
-    "if": {"then", "else"},
-    "then": {"if"},
-    "else": {"if"},
-    "minContains": {"contains"},
-    "maxContains": {"contains"},
-}
-ANCHORS = ("$dynamicAnchor", "$recursiveAnchor")
+PARTNERS = {"if": {"then", "else"}, "then": {"if"}, "else": {"if"}}
+PARTNERS |= {"minContains": {"contains"}, "maxContains": {"contains"}}
+PARTNERS |= {"$dynamicAnchor": set(), "$recursiveAnchor": set()}
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 DATA = ("const", "default", "enum", "example", "examples")
 ASCII = {"d": "0-9", "w": "_0-9A-Za-z", "s": r" \t-\r"}  # a range last: "-" may follow
@@ -70,14 +59,13 @@ def _without_annotations(schema: Any) -> Any:
 
 def _asserts_nothing(name: str, value: Any, schema: dict[str, Any]) -> bool:
     if name == "format":
-        return value not in FORMATS if isinstance(value, str) else False
+        return isinstance(value, str) and value not in FORMATS
     if name in PARTNERS:
         return not PARTNERS[name] & schema.keys()
     if name in NEUTRAL and isinstance(value, dict) and name != "dependentSchemas":
         value = {key: each for key, each in value.items() if key not in ANNOTATIONS}
     # 0 is not false
-    same = (type(each) is type(value) and each == value for each in NEUTRAL.get(name, ()))
-    return name in ANCHORS or any(same)
+    return any(type(each) is type(value) and each == value for each in NEUTRAL.get(name, ()))
 
 
 def ascii_classes(pattern: str) -> str:

@@ -522,7 +522,7 @@ SHARED_FIELDS: list[tuple[str, list[Any], list[Any]]] = [
     (
         "response_format",
         [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "schema": {}}],
-        [{"type": "x"}, 5, {}, {"type": "json_object", "x": 1}],
+        [{"type": "x"}, 5, {"type": "json_object", "x": 1}],
     ),
     (
         "structured_outputs",
@@ -580,7 +580,7 @@ def test_fields_that_do_not_go_together(fields: dict[str, Any], param: str) -> N
     with pytest.raises(Failure) as caught:
         ChatFields.model_validate({"model": "m", "messages": messages, **fields}).request()
     assert (caught.value.status, caught.value.param) == (400, param)
-    assert f"'{param}" in caught.value.message
+    assert param in caught.value.message
 
 
 @pytest.mark.parametrize(

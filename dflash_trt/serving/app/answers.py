@@ -4,12 +4,14 @@ import codecs
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dflash_trt.chat import Answer, CallDelta, Spell
 from dflash_trt.serving.client import Chunk, Summary
 
 Json = dict[str, Any]
+UTF8 = codecs.getincrementaldecoder("utf-8")
 LEAST = -9999.0  # OpenAI's word for minus infinity, which JSON cannot say
 
 
@@ -88,7 +90,7 @@ class ChoiceWriter:
     _first: bool = field(default=True, init=False)
     _given: int = field(default=0, init=False)  # characters of the tokens given before
     _decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), init=False
+        default_factory=partial(UTF8, "replace"), init=False
     )
 
     def write(self, chunk: Chunk) -> list[Json]:
@@ -102,10 +104,10 @@ class ChoiceWriter:
         logprobs = None
         if chunk.logprobs:
             logprobs = self._chat_logprobs(chunk) if chat else self._text_logprobs(chunk)
-        no_rounds: Json = {"drafting": {"rounds": []}} if self.drafting else {}
         told: Json = {"drafting": {"rounds": chunk.drafting}} if self.drafting else {}
         first, self._first = self._first, False
-        place = {"index": chunk.index, "logprobs": None, "finish_reason": None, **no_rounds}
+        place: Json = {"index": chunk.index, "logprobs": None, "finish_reason": None}
+        place |= {"drafting": {"rounds": []}} if self.drafting else {}
         if not self.stream:
             return [{**place, **news[0], "logprobs": logprobs, **told, **self._end(chunk)}]
         empty: Json = {"delta": {}} if chat else {"text": ""}
@@ -197,7 +199,7 @@ class ChoiceWriter:
     def _offset(self, token: int) -> int:
         """Return where a token begins in the text, or the character that it is a part of."""
         offset = self._given
-        self._given += len(self._decoder.decode(self.spell(token)))
+        self._given += len(self._utf8.decode(self.spell(token)))
         return offset
 
     def _text(self, token: int) -> str:

@@ -21,6 +21,7 @@ MAX_PROMPTS = 64
 STRUCTURED = ("json", "regex", "choice", "grammar")  # of `structured_outputs`: `guided_json`, ..
 UNSUPPORTED = yaml.safe_load(Path(__file__).with_name("unsupported.yaml").read_text())
 Options = dict[str, Any]  # of our client
+NEEDS = {"stream_options": "stream", "top_logprobs": "logprobs", "tool_choice": "tools"}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -90,17 +91,13 @@ class Fields(Sampling):
 
     @model_validator(mode="after")
     def _with_what_they_need(self) -> Self:
-        """Refuse fields that say nothing without another: with it something else was meant."""
+        """Refuse fields that say nothing without another: something else was meant."""
         sent = self.model_fields_set
-        for name, needed, present in self._needs():
-            if name in sent and not present:
+        for name, needed in NEEDS.items():
+            asks = name in sent and getattr(self, name) not in (0, "none", StreamOptions())
+            if asks and (needed not in sent or getattr(self, needed) is False):
                 raise Failure(400, f"'{name}' needs '{needed}': send both or neither.", name)
         return self
-
-    def _needs(self) -> list[tuple[str, str, bool]]:
-        """Return fields, what each needs, and whether that is there."""
-        options = self.stream_options
-        return [("stream_options", "stream", self.stream or not options.model_fields_set)]
 
     def names(self) -> dict[str, str]:
         """Return what fields of `GenerateRequest` are called here."""
@@ -124,28 +121,25 @@ class Fields(Sampling):
         if self.stream and self.stream_options.include_drafting:
             options["include_drafting"] = True
         options["stop_words"] = [self.stop] if isinstance(self.stop, str) else self.stop
-        options = {
-            k: None if v in ([], {}) and k != "response_format" else v for k, v in options.items()
-        }
+        options = {k: None if v in ([], {}) else v for k, v in options.items()}
         return {**options, **self._structured()}
 
     def _structured(self) -> dict[str, Any]:
         """vLLM's ways to say what the text has to follow; an empty schema is one, too."""
         found = {} if self.guided_json is None else {"guided_json": self.guided_json}
-        structured = {k: v for k, v in self.structured_outputs.items() if v is not None}
-        for name, value in structured.items():
-            field = f"guided_{name}"
-            if name in STRUCTURED and field in self.model_fields_set:
-                message = f"'{field}' and 'structured_outputs.{name}' are both given: send one."
-                raise Failure(400, message, "structured_outputs")
-            if name in STRUCTURED:
-                found[field] = value
-            elif value is not False:
+        given = {k: v for k, v in self.structured_outputs.items() if v not in (None, False)}
+        kinds = [
+            f"guided_{name}" for name in STRUCTURED if f"guided_{name}" in self.model_fields_set
+        ]
+        kinds += [f"structured_outputs.{name}" for name in STRUCTURED if name in given]
+        if given and len(kinds) > 1:
+            message = f"{' and '.join(map(repr, kinds))} are both given: send one of them."
+            raise Failure(400, message, "structured_outputs")
+        for name, value in given.items():
+            if name not in STRUCTURED:
                 message = f"'structured_outputs.{name[:40]}' is not supported by this server."
                 raise Failure(400, message, "structured_outputs")
-        if len(several := [name for name in STRUCTURED if name in structured]) > 1:
-            message = f"'structured_outputs' holds {' and '.join(several)}: send one of them."
-            raise Failure(400, message, "structured_outputs")
+            found[f"guided_{name}"] = value
         name = "structured_outputs" if self.guided_json is None else "guided_json"
         schema = found.get("guided_json", {})
         if isinstance(schema, str):
@@ -175,14 +169,6 @@ class ChatFields(ChatTemplate, Fields):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     reasoning_effort: Effort | None = None  # for the chat template
-
-    def _needs(self) -> list[tuple[str, str, bool]]:
-        sent = self.model_fields_set
-        return [
-            *super()._needs(),
-            ("top_logprobs", "logprobs", self.logprobs or not self.top_logprobs),
-            ("tool_choice", "tools", "tools" in sent or self.tool_choice == "none"),
-        ]
 
     def names(self) -> dict[str, str]:
         renamed = self.max_completion_tokens is not None

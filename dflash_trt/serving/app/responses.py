@@ -17,16 +17,10 @@ from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import ChatFields, Effort
 from dflash_trt.serving.client import Summary
 
-STORED = ("previous_response_id", "conversation")
+STORED = {"previous_response_id", "conversation"}
 # names of a chat's fields that this API has not
-NOT_HERE: tuple[str, ...] = (
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "response_format",
-    "n",
-)
-NOT_HERE += ("reasoning_effort", "logprobs", "sent", "origins")
+NOT_HERE = {"messages", "max_tokens", "max_completion_tokens", "response_format", "n"}
+NOT_HERE |= {"reasoning_effort", "logprobs", "sent", "origins"}
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 # what an answer repeats of its request, and what that is by default
 REPEATED: Json = {
@@ -36,15 +30,13 @@ REPEATED: Json = {
 }
 STATELESS = {"store": False, "background": False, "previous_response_id": None}
 # the places of text in items, and the names of its parts and events
-TEXTS: dict[str, tuple[str, str, str, Json]] = {
-    "reasoning": (
-        *("summary", "reasoning_summary_part", "reasoning_summary_text"),
-        {"type": "summary_text", "text": ""},
-    ),
-    "message": (
-        *("content", "content_part", "output_text"),
-        {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
-    ),
+TEXTS = {
+    "reasoning": ("summary", "reasoning_summary_part", "reasoning_summary_text"),
+    "message": ("content", "content_part", "output_text"),
+}
+EMPTY: Json = {
+    "reasoning": {"type": "summary_text", "text": ""},
+    "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
 }
 ORDER = ("role", "reasoning_content", "content", "tool_calls")  # in one message of a chat
 
@@ -68,9 +60,9 @@ class ResponseFields(ChatFields):
         if not isinstance(values, dict):
             return values
         sent = {name: value for name, value in values.items() if value is not None}
-        for name in sent.keys() & set(NOT_HERE):
+        for name in sent.keys() & NOT_HERE:
             raise Failure(400, f"Unknown parameter: '{name}'.", name, "unknown_parameter")
-        for name in sent.keys() & set(STORED):
+        for name in sent.keys() & STORED:
             message = f"'{name}': nothing is stored here. Send the conversation as 'input'."
             raise Failure(400, message, name)
         chat = {**sent, "sent": sent}
@@ -236,14 +228,14 @@ class ResponseWriter:
 
     def _say(self, kind: str, text: str, logprobs: list[Json] | None = None) -> Iterator[bytes]:
         """Yield text of an item of that kind, the one under way if it is."""
-        place, name, event, empty = TEXTS[kind]
+        place, name, event = TEXTS[kind]
         number = {f"{place}_index": 0}
         if self._item is None or self._item["type"] != kind:
             role = {"role": "assistant"} if kind == "message" else {}
             yield from self._begin({"id": _new_id(kind), "type": kind, **role, place: []})
-            yield self._event(f"{name}.added", **number, part=empty)
+            yield self._event(f"{name}.added", **number, part=EMPTY[kind])
             assert self._item is not None
-            self._item[place] = [{**empty}]
+            self._item[place] = [{**EMPTY[kind]}]
         [part] = self._item[place]
         part["text"] += text
         more = {"logprobs": logprobs or []} if "logprobs" in part else {}
@@ -260,7 +252,7 @@ class ResponseWriter:
             called = {name: item[name] for name in ("arguments", "name")}
             yield self._event("function_call_arguments.done", **called)
         else:
-            place, name, event, _ = TEXTS[item["type"]]
+            place, name, event = TEXTS[item["type"]]
             [part] = item[place]
             number = {f"{place}_index": 0}
             said = {key: part[key] for key in ("text", "logprobs") if key in part}
