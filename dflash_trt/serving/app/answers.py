@@ -89,9 +89,7 @@ class ChoiceWriter:
     _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
     _given: int = field(default=0, init=False)  # characters of the tokens given before
-    _decoder: codecs.IncrementalDecoder = field(
-        default_factory=partial(UTF8, "replace"), init=False
-    )
+    _utf8: codecs.IncrementalDecoder = field(default_factory=partial(UTF8, "replace"), init=False)
 
     def write(self, chunk: Chunk) -> list[Json]:
         """Return the choice, or in a stream its pieces.
