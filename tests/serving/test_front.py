@@ -181,7 +181,6 @@ def test_a_place_is_free_as_soon_as_its_client_is_answered(
         (b"w1", {"logprobs": -1}, "logprobs is -1"),
         (b"w1", {"n": 0}, "n is 0"),
         (b"w1", {"n": 65}, "n is 65"),
-        (b"w1", {"stop_words": b""}, "stop_words[0] must have at least 1 character"),
         (b"w1", {"stop_words": b"\xff"}, "stop_words is not UTF-8"),
         (b"w1", {"bad_words": b"\xff"}, "bad_words is not UTF-8"),
         (b"w1", {"messages": b'[{"role": "u"}]'}, "both given"),
