@@ -365,7 +365,9 @@ def test_messages_go_through_the_template(front: RequestHandler) -> None:
     assert ids(add_generation_prompt=False) == (4, [9, 10])
     assert ids(chat_template_kwargs='{"word": "w20 w21"}') == (5, [22, 23])
     # the messages are not to be replaced
-    assert ids(chat_template_kwargs='{"messages": []}') == (4, [10, 11])
+    kwargs = '{"messages": []}'
+    reply = ask(front, None, messages=messages, chat_template_kwargs=kwargs)
+    assert "must not hold messages" in reply.next()[1]
 
 
 def test_two_groups_of_rows_from_eight_sequences_on(model: CountingModel) -> None:
