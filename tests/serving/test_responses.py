@@ -87,6 +87,10 @@ def test_an_input_is_messages() -> None:
     for value, expected in table:
         [messages], _ = fields(input=value).request()
         assert messages == expected
+    for thought in (5, "Hm.", [5], [{"text": 5}], None):
+        item = {"type": "reasoning", "summary": thought}
+        [[made]], _ = fields(input=[item]).request()
+        assert made["reasoning_content"] == ("Hm." if thought == "Hm." else "")
     [messages], _ = fields(instructions="Be brief.").request()
     assert messages == [{"role": "system", "content": "Be brief."}, USER]
 
@@ -143,6 +147,10 @@ def test_its_fields_are_those_of_a_chat(sent: dict[str, Any], expected: dict[str
         ({"input": [USER, {"type": "item_reference", "id": "x"}]}, "input", "'input[1]' is of"),
         ({"input": [{"content": "x"}]}, "input", "has no role"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "encrypted"),
+        ({"input": [{"type": ["x"]}]}, "input", "is of type"),
+        ({"input": [{"role": 5}]}, "input", "has no role"),
+        ({"include": 5}, "include", "list"),
+        ({"tools": [5]}, "tools", "only functions"),
         ({"reasoning": {"efort": "low"}}, "reasoning", "'reasoning.efort'"),
         ({"text": {"formats": {}}}, "text", "'text.formats'"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options", "stream_options.x"),

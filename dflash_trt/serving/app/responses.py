@@ -84,7 +84,9 @@ class ResponseFields(ChatFields):
             chat["tools"] = [_tool(at, tool) for at, tool in enumerate(tools)]
         if isinstance(choice, dict) and choice.keys() == {"type", "name"}:
             chat["tool_choice"] = {"type": choice["type"], "function": {"name": choice["name"]}}
-        chat["logprobs"] = bool(sent.get("top_logprobs")) or LOGPROBS in sent.get("include", ())
+        if not isinstance(include := sent.get("include", []), list):
+            raise Failure(400, "'include' must be a list.", "include")
+        chat["logprobs"] = bool(sent.get("top_logprobs")) or LOGPROBS in include
         chat["messages"], chat["origins"] = _messages(sent)
         return chat
 
@@ -154,7 +156,9 @@ def _message(place: str, item: Any) -> Json:
         return {"role": "tool", **result}
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
-        thought = "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+        parts = parts if isinstance(parts, list) else [{"text": parts}]
+        texts = [each.get("text") for each in parts if isinstance(each, dict)]
+        thought = "\n".join(each for each in texts if isinstance(each, str))
         if item.get("encrypted_content") and not thought:
             raise Failure(400, f"'{place}.encrypted_content' cannot be read here.", "input")
         return {"role": "assistant", "reasoning_content": thought}
