@@ -72,6 +72,7 @@ def test_completions(api: openai.OpenAI, triton: Ports) -> None:
         [choice] = answer.choices
         assert (choice.text, choice.finish_reason, choice.index) == (expected.text, "length", 0)
         assert (answer.object, answer.model) == ("text_completion", model)
+        assert (answer.system_fingerprint or "").startswith("fp_")
         _check_usage(answer, 40)
 
 
@@ -222,6 +223,7 @@ def test_sampling_fields_work(api: openai.OpenAI) -> None:
     stop = text[8:11]
     cut = api.completions.create(**fields, stop=[stop, "@"], temperature=0).choices[0]
     assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
+    assert cut.stop_reason == stop  # type: ignore[attr-defined]
     extra = {"min_p": 0.1, "repetition_penalty": 1.3, "min_tokens": 3, "priority": 1, "top_k": 9}
     extra |= {"bad_words": ["return"], "ignore_eos": True}
     other = api.completions.create(
@@ -375,6 +377,7 @@ def test_stop_token_ids(api: openai.OpenAI, triton: Ports) -> None:
         extra_body={"stop_token_ids": [token], "ignore_eos": True},
     )
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+    assert answer.choices[0].stop_reason == token  # type: ignore[attr-defined]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == count
 

@@ -137,7 +137,7 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
     @v1.get("/models")
     async def models() -> Response:
-        # the other name is another word for the same: who takes the list for all there is asks once
+        # `dflash` is taken, too; one name for clients that pick a model from the list
         return JSONResponse({"object": "list", "data": [entry(served.models[0])]})
 
     @v1.get("/models/{name}")
