@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt.build.repository import read_config
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.request_schema import (
@@ -105,6 +106,12 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
 def test_a_wrong_value_is_named(name: str, value: np.ndarray, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         from_tensors({name: value})
+
+
+def test_the_text_is_the_first_output() -> None:
+    """Clients of Triton's `infer` that ask for no output by name read that one."""
+    for file in public_tensors.configs():
+        assert read_config(file).output[0].name == "text_output"
 
 
 def test_parameters_that_ask_for_nothing() -> None:
