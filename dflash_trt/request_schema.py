@@ -34,6 +34,10 @@ MAX_LOGPROBS = 20
 MAX_WORD = 256  # characters of a stop word or bad word
 MAX_TEXTS = 2**14  # characters of a list of texts
 TOOL_CHOICES = ("none", "auto", "required")  # need no quotes in a tensor
+OWN_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+# of tensorrtllm_backend's fields: what asks for nothing; None: whatever it is
+UNUSED = {"pad_id": None, "end_id": None, "beam_width": 1, "length_penalty": 1, "len_penalty": 1}
+UNUSED |= dict.fromkeys(("return_log_probs", "return_context_logits", "early_stopping"), False)
 JSON = "JSON"  # a tensor of BYTES that holds a JSON document
 T = TypeVar("T")
 
@@ -54,6 +58,12 @@ def _int32(value: int) -> int:
     if not -(2**31) <= value < 2**31:
         raise ValueError("must be an integer of 32 bits")
     return value
+
+
+def _free(values: dict[str, Any]) -> dict[str, Any]:
+    if taken := values.keys() & OWN_FIELDS:
+        raise ValueError(f"must not hold {min(taken)}, which is a field of its own")
+    return values
 
 
 # the string of an annotation is the tensor's data type
@@ -144,8 +154,14 @@ class ChatTemplate(Schema):
     parallel_tool_calls: Switch = Field(
         True, description="with tool_choice required: there may be several calls"
     )
-    chat_template_kwargs: Object = Field({}, description="a JSON object, for the chat template")
+    chat_template_kwargs: Annotated[Object, AfterValidator(_free)] = Field(
+        {}, description="a JSON object, for the chat template"
+    )
     add_generation_prompt: Switch = Field(True, description="the chat template begins the answer")
+    continue_final_message: Switch = Field(
+        False,
+        description="with add_generation_prompt false: the answer goes on with the last message",
+    )
 
 
 class GenerateRequest(ChatTemplate, Sampling):
@@ -211,7 +227,9 @@ def from_tensors(arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> GenerateReques
 
 def check_names(names: Mapping[str, Any]) -> None:
     """RequestError for request parameters that look like fields: Triton would ignore them."""
-    for name in names:
+    for name, value in names.items():
+        if name in UNUSED and UNUSED[name] in (None, value):
+            continue
         near = sorted((each for each in tensors() if each.startswith(name)), key=len)
         near += difflib.get_close_matches(name[:40], tensors(), 1, 0)
         raise RequestError(f"{name[:40]!r} is no field of this request", f"Is it {near[0]}?")
@@ -263,10 +281,12 @@ def _value(name: str, array: "np.ndarray[Any, Any]") -> Any:
             values = [value.decode() for value in values]
         except UnicodeDecodeError as error:
             raise RequestError(f"{name} is not UTF-8", "Encode it as UTF-8.") from error
-    if tensor.is_list:
-        return values
+    if tensor.is_list:  # empty words ask for nothing, as with tensorrtllm_backend
+        return [each for each in values if each] if name in ("stop_words", "bad_words") else values
     if len(values) != 1:
         raise RequestError(f"{name} has {len(values)} elements", "Send one.")
+    if tensor.is_json and not values[0]:
+        return None
     if not tensor.is_json or values[0] in TOOL_CHOICES:
         return values[0]
     try:

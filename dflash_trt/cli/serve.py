@@ -32,6 +32,13 @@ def serve(
         ),
     ] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="A chat page at /.")] = True,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Web pages of it may call, such as https://a.example; * is any. Repeatable.",
+        ),
+    ] = None,
     drain_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long running requests may go on after SIGTERM.")
     ] = 20.0,
@@ -62,6 +69,7 @@ def serve(
         grpc_ca=grpc_ca,
         key_file=key_file,
         old_server_exposed=insecure_old_server,
+        allow_origin=allow_origin or (),
     )
     options = Options(
         http_port=http_port,

@@ -8,9 +8,9 @@ import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 import grpc
 import numpy as np
@@ -85,6 +85,7 @@ class Summary:
     seconds: float  # from sending the request to this choice's last chunk
     time_to_first_token: float = 0.0  # seconds, by the server's clock
     cached_tokens: int = 0  # of the prompt's, reused from an earlier text
+    stop_word: str = ""  # the one that ended the text
 
 
 @dataclass
@@ -125,7 +126,9 @@ class Completion:
 
 LISTS = ("token_ids", "round_tokens", "token_sources", "logprobs", "top_logprobs", "drafting")
 # those that are output tensors
-TOTALS = [each.name for each in fields(Summary) if each.name not in ("finish_reason", "seconds")]
+TOTALS = [
+    name for name, kind in get_type_hints(Summary).items() if kind is not str and name != "seconds"
+]
 
 
 class _Call:
@@ -334,6 +337,7 @@ def to_chunks(response: service_pb2.ModelInferResponse, start: float) -> list[Ch
     for k, reason in enumerate(values["finish_reason"].tolist()):
         summary = Summary(
             finish_reason=reason.decode(),
+            stop_word=values["stop_word"][k].decode(),
             seconds=time.monotonic() - start,
             # one for all choices, or one for each
             **{name: values[name][k % len(values[name])].item() for name in TOTALS},

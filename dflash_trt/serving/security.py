@@ -5,6 +5,7 @@ import json
 import re
 import ssl
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -24,6 +25,7 @@ OWN_KEY_HEADER = "own-key"
 APIS = (*CHANGES, "model-config", "statistics", "health", "metadata", "inference")
 KEY_HEADER = "inference-key"  # Triton's clients send the key in it
 CONNECTION_AGE = 60_000  # ms, with TLS: then Triton alone can have clients come over a new one
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # as browsers send it
 KEY = re.compile(r"[\w-]{16,256}", re.ASCII)
 
 
@@ -43,6 +45,7 @@ class Security:
     host: str = LOOPBACK
     tls: Tls | None = None
     old_server_exposed: bool = False  # the risk was accepted
+    allow_origin: tuple[str, ...] = ()  # whose web pages may call
     key: str | None = field(default=None, repr=False)
     # what `serve` shows to its Triton; it also closes what nobody was given a key to
     own_key: str = field(default_factory=new_key, repr=False)
@@ -113,6 +116,7 @@ def read_security(
     grpc_ca: Path | None = None,
     key_file: Path | None = None,
     old_server_exposed: bool = False,
+    allow_origin: Sequence[str] = (),
 ) -> Security:
     """Return the options of `serve`, checked and read; raises `ServerError` naming the option."""
     try:
@@ -121,10 +125,16 @@ def read_security(
         raise ServerError(
             f"--host {host} is not an IPv4 address", "Give one, such as 127.0.0.1 or 0.0.0.0"
         ) from None
+    for origin in allow_origin:
+        if not ORIGIN.fullmatch(origin):
+            raise ServerError(
+                f"--allow-origin {origin!r} is no origin",
+                "Give scheme, host and port alone, such as https://a.example:3000, or *",
+            )
     tls = _read_tls(grpc_cert, grpc_key, grpc_ca)
     if tls:
         certificate_name(tls)
-    return Security(host, tls, old_server_exposed, key=_read_key(key_file))
+    return Security(host, tls, old_server_exposed, tuple(allow_origin), key=_read_key(key_file))
 
 
 def certificate_name(tls: Tls) -> str:

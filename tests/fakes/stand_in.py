@@ -124,6 +124,7 @@ def part(**values: Any) -> service_pb2.ModelStreamInferResponse:
         "index": [0],
         "text_output": [""] * count,
         "finish_reason": ["stop"] * count,
+        "stop_word": [""] * count,
         "token_ids": tokens,
         "token_sources": [],
         "round_tokens": [],

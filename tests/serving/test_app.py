@@ -111,7 +111,7 @@ def test_a_bad_body_does_not_reach_triton(door: Door, name: str) -> None:
     assert door.triton.seen == []
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "9" * 30, "99"])
+@pytest.mark.parametrize("length", ["-1", "x", "9" * 30, "9" * 5000, "99"])
 def test_a_length_of_the_json_that_is_none(door: Door, length: str) -> None:
     answer = door.post(INFER, {"inputs": [OK]}, inference_header_content_length=length)
     assert (answer.status_code, "Inference-Header" in answer.json()["error"]) == (400, True)
@@ -134,6 +134,15 @@ def test_what_triton_gets(door: Door) -> None:
     assert json.loads(generate) == {"text_input": "é", **who}
     assert generate.endswith(b'"text_input": "\\u00e9"}')
     assert traced["traceparent"] == "00-1"
+
+
+def test_fields_of_tensorrtllm_backend(door: Door) -> None:
+    """Its README asks so; `end_id` ends a text here, too."""
+    asked = {"text_input": "a", "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
+    assert door.post(GENERATE, asked).status_code == 200
+    assert door.post(GENERATE, {**asked, "stop_token_ids": [3]}).status_code == 200
+    first, second = (json.loads(body) for _, _, body in door.triton.seen)
+    assert (first["stop_token_ids"], second["stop_token_ids"]) == (2, [3])
 
 
 def test_binary_tensors_go_through_as_they_are(door: Door) -> None:
@@ -256,3 +265,24 @@ def test_many_at_once(door: Door) -> None:
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(ask, range(16)))
     assert len(door.triton.seen) == 160
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [([1, 1], [1]), ([1, 2], [2]), ([1, 1, 1], [1]), ([1], [1]), ([2, 1], [2, 1]), ([], [])],
+)
+def test_a_leading_one_of_a_shape_goes(door: Door, shape: list[int], expected: list[int]) -> None:
+    """So tensorrtllm_backend's clients send them, whose models have batches."""
+    values = [{**OK, "shape": shape}, {"name": "stop_words", "shape": [1, 1]}]
+    head = json.dumps({"inputs": values, "id": "é"}).encode()
+    for rest, headers in (
+        (b"", {}),
+        (b"\1\0\0\0a", {"inference_header_content_length": str(len(head))}),
+    ):
+        door.triton.seen.clear()
+        assert door.post(INFER, head + rest, **headers).status_code == 200
+        [(_, sent, body)] = door.triton.seen
+        size = int(sent.get("inference-header-content-length", len(body)))
+        document = json.loads(body[:size])
+        assert [each["shape"] for each in document["inputs"]] == [expected, [1]]
+        assert (document["id"], body[size:]) == ("é", rest)

@@ -116,7 +116,7 @@ def test_chat_fields_reach_the_model(scripted: Scripted) -> None:
     )
     first, second = server.requests
     sent = json.loads(first.pop("messages"))
-    assert [message["content"] for message in sent] == ["é", "ab", "", "3"]
+    assert [message["content"] for message in sent] == [each["content"] for each in messages]
     assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool"]
     assert sent[2]["tool_calls"] == [call]
     assert sent[3]["tool_call_id"] == "1"
@@ -190,12 +190,15 @@ def test_chat_stream_of_two_choices_with_logprobs(scripted: Scripted, built: Pat
     assert (server.requests[0]["n"], server.requests[0]["logprobs"]) == (2, 2)
     *pieces_got, last = chunks
     choices = [chunk.choices[0] for chunk in pieces_got]
-    assert [choice.index for choice in choices] == [1, 0, 1]
-    assert [choice.delta.role for choice in choices] == ["assistant", "assistant", None]
-    assert [choice.delta.content for choice in choices] == [" return", "x", "!"]
-    assert [choice.finish_reason for choice in choices] == [None, "stop", "length"]
-    assert choices[0].logprobs is not None
-    [entry] = choices[0].logprobs.content or []
+    assert [choice.index for choice in choices] == [1, 1, 0, 0, 0, 1, 1]
+    roles = ["assistant", None, "assistant", None, None, None, None]
+    assert [choice.delta.role for choice in choices] == roles
+    contents = [None, " return", None, "x", None, "!", None]
+    assert [choice.delta.content for choice in choices] == contents
+    reasons = [None, None, None, None, "stop", None, "length"]
+    assert [choice.finish_reason for choice in choices] == reasons
+    assert choices[1].logprobs is not None
+    [entry] = choices[1].logprobs.content or []
     spelled = speller(tokenizer)
     assert bytes(entry.bytes or []) == spelled(one)
     assert entry.token.encode() == spelled(one)

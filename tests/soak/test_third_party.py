@@ -80,6 +80,8 @@ def server(built: Path) -> Iterator[tuple[Ports, str]]:
         ("langchain-openai==1.7.3", "use_langchain.py"),
         ("langchain-openai==1.7.3", "use_langchain_tools.py"),
         ("openai-agents==0.24.0", "use_agents.py"),
+        ("pydantic-ai-slim[openai]==2.68.0", "use_pydantic_ai.py"),
+        ("litellm==1.110.2", "use_litellm.py"),
     ],
 )
 def test_a_program(server: tuple[Ports, str], built: Path, requirement: str, program: str) -> None:

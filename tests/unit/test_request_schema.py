@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt.build.repository import read_config
 from dflash_trt.decoding import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.request_schema import ChatTemplate, GenerateRequest, encode, from_tensors, tensors
+from dflash_trt.request_schema import (
+    ChatTemplate,
+    GenerateRequest,
+    check_names,
+    encode,
+    from_tensors,
+    tensors,
+)
 from dflash_trt.serving.app.fields import UNSUPPORTED, ChatFields, TextFields
 from dflash_trt.serving.front.requests import SAMPLING
 
@@ -77,7 +85,6 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
         ("n", np.array([65]), "n is 65 and must be less than or equal to 64"),
         ("n", np.array([1, 2]), "n has 2 elements. Send one."),
         ("seed", np.array([2**63], np.uint64), "seed is 9223372036854775808 and must be less than"),
-        ("stop_words", np.array([b""], object), r"stop_words\[0\] must have at least 1 character"),
         ("stop_words", np.array([b"a"] * 65, object), "stop_words must have at most 64 items"),
         ("stop_words", np.array([b"\xff"], object), "stop_words is not UTF-8"),
         ("guided_choice", np.array([b"a" * 2**15], object), "guided_choice must have at most"),
@@ -99,6 +106,29 @@ def test_what_is_written_into_tensors_is_read_from_them() -> None:
 def test_a_wrong_value_is_named(name: str, value: np.ndarray, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         from_tensors({name: value})
+
+
+def test_the_text_is_the_first_output() -> None:
+    """Clients of Triton's `infer` that ask for no output by name read that one."""
+    for file in public_tensors.configs():
+        assert read_config(file).output[0].name == "text_output"
+
+
+def test_parameters_that_ask_for_nothing() -> None:
+    """Fields of tensorrtllm_backend's `generate`, which Triton makes parameters of."""
+    check_names({"pad_id": 2, "end_id": 50256, "beam_width": 1, "return_log_probs": False})
+    for name, value in {"beam_width": 2, "return_log_probs": True, "max_token": 5}.items():
+        with pytest.raises(RequestError, match=name):
+            check_names({name: value})
+
+
+def test_empty_words_ask_for_nothing() -> None:
+    """So do empty documents: clients of tensorrtllm_backend send all of a model's tensors."""
+    words = np.array([b"", b"a"], object)
+    asked = from_tensors({"stop_words": words, "bad_words": words[:1]})
+    assert (asked.stop_words, asked.bad_words) == (["a"], [])
+    for name in ("tools", "tool_choice", "response_format", "logit_bias", "messages"):
+        assert from_tensors({name: words[:1]}) == from_tensors({})
 
 
 def test_defaults_are_those_of_sampling_params() -> None:

@@ -537,7 +537,8 @@ def test_arguments_that_a_schema_does_not_name() -> None:
     named = {"a": {"type": "string"}}
     assert schema({"properties": named})["additionalProperties"] is False
     assert schema({"properties": named, "additionalProperties": True})["additionalProperties"]
-    assert "additionalProperties" not in schema({})
+    assert schema({})["additionalProperties"] is False
+    assert "additionalProperties" not in schema({"type": "object"})
     assert "additionalProperties" not in schema({"properties": named, "allOf": [{}]})
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.errors import RequestError
+from dflash_trt.json_schema import without_annotations
 
 MOST = 128  # tools of a request, as OpenAI's API has it
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -47,7 +48,7 @@ def _tool(place: str, tool: Any) -> Tool:
         raise RequestError(
             f"{place}.function.name is no name", "Use 1 to 128 of letters, digits, _, - and ."
         )
-    if parameters is None:
+    if parameters in (None, {}):
         parameters = {"properties": {}, "additionalProperties": False}
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise RequestError(
@@ -56,7 +57,7 @@ def _tool(place: str, tool: Any) -> Tool:
         )
     closed = "properties" in parameters and not parameters.keys() & ELSEWHERE
     rest = {"additionalProperties": False} if closed else {}
-    return Tool(name, {"type": "object", **rest, **parameters})
+    return Tool(name, {"type": "object", **rest, **without_annotations(parameters)})
 
 
 def chosen(tools: Sequence[Tool], choice: Any) -> list[Tool]:

@@ -11,7 +11,8 @@ import sys
 from contextlib import AsyncExitStack
 
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import LISTENING, Settings, codec
@@ -21,6 +22,7 @@ from dflash_trt.serving.app.triton import TritonProxy
 from dflash_trt.serving.client import AsyncClient
 from dflash_trt.serving.log import configure
 from dflash_trt.serving.ports import LOOPBACK
+from dflash_trt.serving.request_id import HEADER
 
 KEEP_ALIVE = 60  # seconds without a request
 GRACE = 2  # seconds for answers that are about to end
@@ -65,12 +67,17 @@ async def _server(settings: Settings, state: State, stack: AsyncExitStack) -> uv
     app = create_app(read_served(settings, client), proxy)
 
     async def by_path(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":  # uvicorn leaves out the body
+            scope = {**scope, "method": "GET"}
         is_triton = scope["path"] == "/v2" or scope["path"].startswith("/v2/")
         await (proxy if is_triton else app)(scope, receive, send)
 
+    guarded: ASGIApp = Guard(by_path, state, security.key)
+    if origins := security.allow_origin:  # a browser asks first, without a key
+        guarded = CORSMiddleware(guarded, origins, ("GET", "POST"), ("*",), expose_headers=[HEADER])
     return uvicorn.Server(
         uvicorn.Config(
-            tracing.instrument(Guard(by_path, state, security.key)),
+            tracing.instrument(guarded),
             http="httptools",
             ws="none",
             lifespan="off",

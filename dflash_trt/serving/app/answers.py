@@ -1,14 +1,17 @@
 """Our client's results in the shapes of OpenAI's API."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+import codecs
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dflash_trt.chat import Answer, CallDelta, Spell
 from dflash_trt.serving.client import Chunk, Summary
 
 Json = dict[str, Any]
+UTF8 = codecs.getincrementaldecoder("utf-8")
 LEAST = -9999.0  # OpenAI's word for minus infinity, which JSON cannot say
 
 
@@ -69,8 +72,9 @@ class ChoiceWriter:
     """Writes one choice, whole or piece by piece.
 
     answer: separates reasoning, calls and content of a chat, given whether it begins with the
-    first; one_call: only the first is given out; echo: the prompt comes first; drafting: rounds
-    are told.
+    first; one_call: only the first is given out; enforced: the answer is calls, so that what was
+    cut off is no content; echo: the prompt comes first; drafting: rounds are told; stop_ids: token
+    ids that the request stops at.
     """
 
     spell: Spell
@@ -78,42 +82,84 @@ class ChoiceWriter:
     stream: bool
     answer: Callable[[bool], Answer] | None = None
     one_call: bool = False
+    enforced: bool = False
     drafting: bool = False
+    stop_ids: Collection[int] = ()
     _answer: Answer | None = field(default=None, init=False)
     _called: bool = field(default=False, init=False)
     _first: bool = field(default=True, init=False)
-    _offset: int = field(default=0, init=False)  # characters of tokens given before
+    _given: int = field(default=0, init=False)  # characters of the tokens given before
+    _utf8: codecs.IncrementalDecoder = field(default_factory=partial(UTF8, "replace"), init=False)
 
-    def write(self, chunk: Chunk) -> Json:
+    def write(self, chunk: Chunk) -> list[Json]:
+        """Return the choice, or in a stream its pieces.
+
+        A piece has one kind of news: the role, a thought, text, a call, or why the choice ended.
+        Clients read them as either-or, and take the last for the end.
+        """
         chat = self.answer is not None
-        said = self._message(chunk) if chat else {"text": chunk.text}
+        news = self._news(chunk) if chat else [{"text": chunk.text}]
         logprobs = None
         if chunk.logprobs:
             logprobs = self._chat_logprobs(chunk) if chat else self._text_logprobs(chunk)
-        self._first = False
-        reason = chunk.final.finish_reason if chunk.final else None
+        told: Json = {"drafting": {"rounds": chunk.drafting}} if self.drafting else {}
+        first, self._first = self._first, False
+        place: Json = {"index": chunk.index, "logprobs": None, "finish_reason": None}
+        place |= {"drafting": {"rounds": []}} if self.drafting else {}
+        if not self.stream:
+            return [{**place, **news[0], "logprobs": logprobs, **told, **self._end(chunk)}]
+        empty: Json = {"delta": {}} if chat else {"text": ""}
+        pieces = [piece for piece in news if piece != empty]
+        if not pieces and (logprobs or chunk.drafting):
+            pieces = [empty]
+        if pieces:
+            pieces[-1] = {**pieces[-1], "logprobs": logprobs, **told}
+        if first and chat:
+            pieces.insert(0, {"delta": {"role": "assistant"}})
+        if chunk.final:
+            pieces.append({**empty, **self._end(chunk)})
+        return [{**place, **piece} for piece in pieces]
+
+    def _end(self, chunk: Chunk) -> Json:
+        """Return why the choice ended, and as vLLM has it the word or token it stopped at."""
+        if chunk.final is None:
+            return {}
+        reason: str = chunk.final.finish_reason
+        stop: str | int | None = chunk.final.stop_word or None
+        if reason == "stop" and chunk.token_ids and chunk.token_ids[-1] in self.stop_ids:
+            stop = chunk.token_ids[-1]
         if reason == "stop" and self._called:
             reason = "tool_calls"
-        told = {"drafting": {"rounds": chunk.drafting}} if self.drafting else {}
-        return {"index": chunk.index, **said, "logprobs": logprobs, "finish_reason": reason, **told}
+        return {"finish_reason": reason, "stop_reason": stop}
 
-    def _message(self, chunk: Chunk) -> Json:
+    def _news(self, chunk: Chunk) -> list[Json]:
+        """Return the message, or the deltas of a stream."""
         if self._answer is None:
             assert self.answer is not None
             self._answer = self.answer(chunk.thinking)
         news = self._answer.push(chunk.text, last=chunk.final is not None)
+        content = "" if self.enforced else news.content
         calls = [call for call in news.calls if not (self.one_call and call.index)]
         self._called = self._called or bool(calls)
-        message: Json = {"role": "assistant"} if self._first else {}
+        if self.stream:
+            deltas: list[Json] = []
+            if news.reasoning:
+                deltas.append({"reasoning_content": news.reasoning})
+            if content:
+                deltas.append({"content": content})
+            for call in calls:
+                begun = replace(call, arguments="") if call.id and call.arguments else None
+                rest = replace(call, id="") if begun else call
+                deltas += [{"tool_calls": [_call(each, True)]} for each in (begun, rest) if each]
+            return [{"delta": delta} for delta in deltas]
+        message: Json = {"role": "assistant", "content": None, "refusal": None}
         if news.reasoning:
             message["reasoning_content"] = news.reasoning
-        if news.content or not (self.stream or calls):
-            message["content"] = news.content
+        if content or not (calls or self.enforced):
+            message["content"] = content
         if calls:
-            message["tool_calls"] = [_call(call, self.stream) for call in calls]
-        if not self.stream:
-            message = {"content": None, "refusal": None, **message}
-        return {"delta" if self.stream else "message": message}
+            message["tool_calls"] = [_call(call, False) for call in calls]
+        return [{"message": message}]
 
     def _chat_logprobs(self, chunk: Chunk) -> Json:
         def entry(token: int, logprob: float) -> Json:
@@ -133,22 +179,26 @@ class ChoiceWriter:
 
     def _text_logprobs(self, chunk: Chunk) -> Json:
         texts = [self._text(token) for token in chunk.token_ids]
-        offsets = list(accumulate(map(len, texts), initial=self._offset))
-        self._offset = offsets.pop()
         values: list[float | None] = [max(value, LEAST) for value in chunk.logprobs]
-        # the better of two that read alike
-        tops: list[Json | None] = [
-            {self._text(token): max(value, LEAST) for token, value in reversed(top.items())}
-            for top in chunk.top_logprobs
-        ]
+        tops: list[Json | None] = []
+        for text, value, top in zip(texts, values, chunk.top_logprobs, strict=True):
+            # the better of two that read alike, and as OpenAI has it always the token itself
+            best = {self._text(token): max(each, LEAST) for token, each in reversed(top.items())}
+            tops.append({text: value, **best})
         if self.echo and self._first:  # nothing comes before it that would predict it
             values[0] = tops[0] = None
         return {
             "tokens": texts,
             "token_logprobs": values,
             "top_logprobs": tops,
-            "text_offset": offsets,
+            "text_offset": [self._offset(token) for token in chunk.token_ids],
         }
+
+    def _offset(self, token: int) -> int:
+        """Return where a token begins in the text, or the character that it is a part of."""
+        offset = self._given
+        self._given += len(self._utf8.decode(self.spell(token)))
+        return offset
 
     def _text(self, token: int) -> str:
         """A token as text, with U+FFFD for the bytes of a character that it splits."""
@@ -168,3 +218,10 @@ def _tokens(prompt: int, completion: int) -> Json:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
+
+
+def to_event(data: Json, kind: str = "") -> bytes:
+    """Return a server-sent event."""
+    name = f"event: {kind}\n" if kind else ""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    return f"{name}data: {text}\n\n".encode()

@@ -16,7 +16,10 @@ from dflash_trt.request_schema import first_fault
 
 log = logging.getLogger(__name__)
 # what every refusal of too long a request names, in OpenAI's words: LiteLLM looks for them
-CONTEXT_LENGTH = "This model's maximum context length is"
+TOO_LONG = re.compile(
+    r"This model's maximum context length is (?P<room>\d+) tokens: the prompt's (?P<prompt>\d+)"
+    r"(?P<asked> and the \d+ asked for)?"
+)
 
 
 @dataclass(eq=False)  # hashable, as exceptions are
@@ -69,11 +72,14 @@ def refused(error: RequestError, names: Mapping[str, str], prompt: str) -> Failu
     """
     words = re.split("([a-z_]+)", str(error))
     known = [names[word] for word in words if word in names]
-    too_long = CONTEXT_LENGTH in str(error)
+    too_long = TOO_LONG.search(str(error))
+    param = prompt if too_long or not known else known[0]
+    if too_long and too_long["asked"] and int(too_long["prompt"]) < int(too_long["room"]):
+        param = names.get("max_tokens", prompt)
     return Failure(
         400,
         "".join(names.get(word, word) for word in words),
-        prompt if too_long or not known else known[0],
+        param,
         "context_length_exceeded" if too_long else None,
     )
 
@@ -90,7 +96,9 @@ def install(app: FastAPI) -> None:
 
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return Failure(error.status_code, str(error.detail)).response()
+        response = Failure(error.status_code, str(error.detail)).response()
+        response.headers.update(error.headers or {})  # of 405: what is allowed
+        return response
 
     for kind in (Failure, DflashError, Exception):
         app.add_exception_handler(kind, failed)

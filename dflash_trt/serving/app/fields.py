@@ -6,7 +6,7 @@ refused unless its value asks for nothing; so is an unknown one.
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
@@ -21,6 +21,8 @@ MAX_PROMPTS = 64
 STRUCTURED = ("json", "regex", "choice", "grammar")  # of `structured_outputs`: `guided_json`, ..
 UNSUPPORTED = yaml.safe_load(Path(__file__).with_name("unsupported.yaml").read_text())
 Options = dict[str, Any]  # of our client
+NEEDS = {"stream_options": "stream", "top_logprobs": "logprobs", "tool_choice": "tools"}
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def _best_of(value: int, info: ValidationInfo) -> int:
@@ -60,7 +62,9 @@ class Fields(Sampling):
     model: str
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)  # OpenAI's default
     top_k: int = Field(0, ge=-1)  # vLLM's -1 is off
-    seed: int | None = None  # may be negative
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1)
     stop: str | Many[str] = Field([])
     stream: bool = False
@@ -85,11 +89,20 @@ class Fields(Sampling):
         dropped = {*UNSUPPORTED["ignored"], *neutral}
         return {name: value for name, value in values.items() if name not in dropped}
 
+    @model_validator(mode="after")
+    def _with_what_they_need(self) -> Self:
+        """Refuse fields that say nothing without another: something else was meant."""
+        sent = self.model_fields_set
+        for name, needed in NEEDS.items():
+            asks = name in sent and getattr(self, name) not in (0, "none", StreamOptions())
+            if asks and (needed not in sent or getattr(self, needed) is False):
+                raise Failure(400, f"'{name}' needs '{needed}': send both or neither.", name)
+        return self
+
     def names(self) -> dict[str, str]:
         """Return what fields of `GenerateRequest` are called here."""
         same = {name: name for name in type(self).model_fields}
-        if self.structured_outputs:
-            same |= {f"guided_{name}": "structured_outputs" for name in STRUCTURED}
+        same |= {f"guided_{name}": "structured_outputs" for name in self.structured_outputs}
         return {**same, "stop_words": "stop"}
 
     def refused(self, error: RequestError) -> Failure:
@@ -114,12 +127,19 @@ class Fields(Sampling):
     def _structured(self) -> dict[str, Any]:
         """vLLM's ways to say what the text has to follow; an empty schema is one, too."""
         found = {} if self.guided_json is None else {"guided_json": self.guided_json}
-        for name, value in self.structured_outputs.items():
-            if name in STRUCTURED:
-                found[f"guided_{name}"] = value
-            elif value not in (None, False):
+        given = {k: v for k, v in self.structured_outputs.items() if v not in (None, False)}
+        kinds = [
+            f"guided_{name}" for name in STRUCTURED if f"guided_{name}" in self.model_fields_set
+        ]
+        kinds += [f"structured_outputs.{name}" for name in STRUCTURED if name in given]
+        if given and len(kinds) > 1:
+            message = f"{' and '.join(map(repr, kinds))} are both given: send one of them."
+            raise Failure(400, message, "structured_outputs")
+        for name, value in given.items():
+            if name not in STRUCTURED:
                 message = f"'structured_outputs.{name[:40]}' is not supported by this server."
                 raise Failure(400, message, "structured_outputs")
+            found[f"guided_{name}"] = value
         name = "structured_outputs" if self.guided_json is None else "guided_json"
         schema = found.get("guided_json", {})
         if isinstance(schema, str):
@@ -132,26 +152,11 @@ class Fields(Sampling):
         return found
 
 
-class TextPart(BaseModel):
-    """A part of a message's content; only text is read."""
-
-    model_config = ConfigDict(extra="forbid")
-    type: Literal["text"]
-    text: str
-
-
 class Message(BaseModel):
-    """Handed to the chat template with all its fields, the content as one text."""
+    """Handed to the model with all its fields."""
 
     model_config = ConfigDict(extra="allow")
     role: str
-    content: str | Many[TextPart] | None = None
-
-    def flat(self) -> dict[str, Any]:
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        return {**self.model_dump(exclude_unset=True), "content": content or ""}
 
 
 class ChatFields(ChatTemplate, Fields):
@@ -163,7 +168,7 @@ class ChatFields(ChatTemplate, Fields):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    reasoning_effort: str | None = None  # for the chat template
+    reasoning_effort: Effort | None = None  # for the chat template
 
     def names(self) -> dict[str, str]:
         renamed = self.max_completion_tokens is not None
@@ -173,11 +178,14 @@ class ChatFields(ChatTemplate, Fields):
         """Return the prompts, and how each of them is to be answered."""
         options = self.options()
         if self.max_completion_tokens is not None:
+            if self.max_tokens not in (None, self.max_completion_tokens):
+                message = "'max_tokens' and 'max_completion_tokens' differ: send one of them."
+                raise Failure(400, message, "max_tokens")
             options["max_tokens"] = self.max_completion_tokens
         options["logprobs"] = self.top_logprobs if self.logprobs else None
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
         options["chat_template_kwargs"] = {**effort, **self.chat_template_kwargs} or None
-        return [[message.flat() for message in self.messages]], options
+        return [[message.model_dump(exclude_unset=True) for message in self.messages]], options
 
 
 class TextFields(Fields):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import resource
 import secrets
 import time
@@ -28,6 +29,14 @@ STOPPING = "The server is stopping. Try again later."
 FULL = "The server is full. Try again later."
 FAILED = "The server failed. Its log says why."
 KEY_MISSING = "The API key is missing or wrong."
+COMPRESSED = "A compressed body is not taken: send it without Content-Encoding."
+NOT_JSON = "Send the body as JSON, with the header Content-Type: application/json."
+JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json")
+HEADERS = {  # of refusals, as RFC 9110 has them
+    401: {"WWW-Authenticate": "Bearer"},
+    415: {"Accept": "application/json", "Accept-Encoding": "identity"},
+    503: {"Retry-After": "1"},
+}
 HEALTH = ("/health", "/v2/health/ready")
 OPEN_PATHS = {*OPEN, *HEALTH, "/v2/health/live", "/metrics"}
 PROBES = ("/health", "/live", "/ready", "/metrics")  # asked every few seconds: logged if they fail
@@ -111,8 +120,12 @@ class Guard:
             return None
         if self.key and not self._has_key(request):
             return _refuse(path, 401, KEY_MISSING)
-        if request.headers.get("content-encoding", "identity") != "identity":
-            return _refuse(path, 415, "A compressed body is not taken. Send it as it is.")
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("identity", ""):
+            return _refuse(path, 415, f"{COMPRESSED} It is said to be {encoding[:40]!r}.")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if method == "POST" and path.startswith("/v1") and not JSON_TYPE.fullmatch(kind):
+            return _refuse(path, 415, f"{NOT_JSON} It is {kind[:80]!r}." if kind else NOT_JSON)
         return _refuse(path, 503, self.state.refusal) if self.state.refusal else None
 
     def _has_key(self, request: HTTPConnection) -> bool:
@@ -230,8 +243,7 @@ def _body(path: str, status: int, message: str) -> dict[str, object]:
 
 
 def _refuse(path: str, status: int, message: str) -> Response:
-    headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status)
-    return JSONResponse(_body(path, status, message), status, headers)
+    return JSONResponse(_body(path, status, message), status, HEADERS.get(status))
 
 
 def _log_access(scope: Scope, answer: _Answer, seconds: float) -> None:

@@ -1,6 +1,7 @@
 """The application's routes: OpenAI's API, answered by our client of Triton's gRPC."""
 
 import asyncio
+import hashlib
 import json
 import time
 import uuid
@@ -29,9 +30,10 @@ from dflash_trt.checkpoints import load_tokenizer, sampling_defaults
 from dflash_trt.errors import DeadlineError, DflashError, RequestError, ServerError
 from dflash_trt.serving import tracing
 from dflash_trt.serving.app import Settings, answers, failures, page
-from dflash_trt.serving.app.answers import ChoiceWriter
+from dflash_trt.serving.app.answers import ChoiceWriter, to_event
 from dflash_trt.serving.app.failures import Failure
 from dflash_trt.serving.app.fields import ChatFields, Options, TextFields
+from dflash_trt.serving.app.responses import ResponseFields, ResponseWriter
 from dflash_trt.serving.app.triton import TritonProxy
 from dflash_trt.serving.client import MODEL, AnyPrompt, AsyncClient, Chunk, Summary
 from dflash_trt.serving.front import limits
@@ -61,6 +63,7 @@ class Served:
     max_draft_tokens: int  # of a round
     client: AsyncClient
     client_key: str  # see `internal.client_parameters`
+    fingerprint: str = ""  # of the build
     dialect: Dialect = field(default_factory=Dialect)
     page: dict[str, Any] | None = None  # what it says of the build; None: there is no page
     sampling: frozenset[str] = frozenset()  # fields whose default is the model's, not the API's
@@ -101,6 +104,7 @@ def read_served(settings: Settings, client: AsyncClient) -> Served:
         max_draft_tokens=drafts,
         client=client,
         client_key=settings.security.client_key,
+        fingerprint=f"fp_{hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:10]}",
         page=page if settings.page else None,
         sampling=frozenset(sampling_defaults(directory)[0] if recommended else ()),
     )
@@ -121,6 +125,10 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
     async def completions(fields: TextFields, request: Request) -> Response:
         return await _answer(served, fields, request)
 
+    @v1.post("/responses")
+    async def responses(fields: ResponseFields, request: Request) -> Response:
+        return await _respond(served, fields, request)
+
     def entry(name: str) -> dict[str, Any]:
         return {
             "id": name,
@@ -132,7 +140,8 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
     @v1.get("/models")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [entry(name) for name in served.models]})
+        # `dflash` is taken, too; one name for clients that pick a model from the list
+        return JSONResponse({"object": "list", "data": [entry(served.models[0])]})
 
     @v1.get("/models/{name}")
     async def model(name: str) -> Response:
@@ -162,6 +171,61 @@ def create_app(served: Served, triton: TritonProxy) -> FastAPI:
 
 
 async def _answer(served: Served, fields: ChatFields | TextFields, request: Request) -> Response:
+    chunks, writer = _ask(served, fields, request, pieces=fields.stream)
+    chat, stream = isinstance(fields, ChatFields), fields.stream
+    kind = "chat.completion.chunk" if stream else "chat.completion"
+    head = {
+        "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
+        "object": kind if chat else "text_completion",
+        "created": int(time.time()),
+        "model": fields.model,
+        "system_fingerprint": served.fingerprint,
+    }
+    if stream:
+        first = await anext(chunks)  # what is wrong before it still gets its own status code
+        return _streamed(_events(served, head, writer, first, chunks, fields))
+    found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
+    summaries = [_checked(chunk.final) for chunk in found if chunk.final]
+    choices = [choice for chunk in found for choice in writer().write(chunk)]
+    totals = _totals(served, fields, summaries, found[0].round_tokens)
+    return JSONResponse({**head, "choices": choices, **totals})
+
+
+async def _respond(served: Served, fields: ResponseFields, request: Request) -> Response:
+    chunks, writer = _ask(served, fields, request, pieces=True)
+    answer, choice = ResponseWriter(fields), writer()
+
+    async def events(chunk: Chunk | None) -> AsyncIterator[bytes]:
+        try:
+            yield b"".join(answer.begin())
+            while chunk is not None:
+                final = chunk.final and _checked(chunk.final)
+                yield b"".join(answer.push(choice.write(chunk), final))
+                chunk = await anext(chunks, None)
+        except (DflashError, Failure) as error:
+            if not fields.stream:
+                raise
+            yield b"".join(answer.fail(failures.to_failure(error)))
+        finally:
+            await chunks.aclose()
+
+    first = await anext(chunks)
+    if fields.stream:
+        return _streamed(events(first))
+    async for _ in events(first):
+        pass
+    return JSONResponse(answer.response)
+
+
+def _streamed(events: AsyncIterator[bytes]) -> Response:
+    headers = {"Cache-Control": "no-cache"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def _ask(
+    served: Served, fields: ChatFields | TextFields, request: Request, *, pieces: bool
+) -> tuple[AsyncGenerator[Chunk, None], Callable[[], ChoiceWriter]]:
+    """Return the answer as it comes, and what makes writers of its choices; pieces: in such."""
     _check_model(served, fields.model)
     prompts, options = fields.request()
     for name in served.sampling - fields.model_fields_set - {"max_tokens"}:
@@ -169,47 +233,41 @@ async def _answer(served: Served, fields: ChatFields | TextFields, request: Requ
     host = request.client.host if request.client else ""
     who = client_parameters(host, served.client_key)
     options["parameters"] = {**who, HEADER: current.get(), **tracing.context()}
-    answer = _answers(served.dialect, fields) if isinstance(fields, ChatFields) else None
-    one_call = isinstance(fields, ChatFields) and not fields.parallel_tool_calls
-    chunks = _merged(served.client, prompts, options, fields)
-    chat, stream = isinstance(fields, ChatFields), fields.stream
-    drafting = bool(options.get("include_drafting"))
-    kind = "chat.completion.chunk" if stream else "chat.completion"
-    head = {
-        "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
-        "object": kind if chat else "text_completion",
-        "created": int(time.time()),
-        "model": fields.model,
-    }
+    answer, chat_options = None, {}
+    if isinstance(fields, ChatFields):
+        answer, enforced = _answers(served.dialect, fields)
+        chat_options = {"one_call": not fields.parallel_tool_calls, "enforced": enforced}
 
     def writer() -> ChoiceWriter:
-        return ChoiceWriter(served.spell, fields.echo, stream, answer, one_call, drafting)
-
-    if stream:
-        first = await anext(chunks)  # what is wrong before it still gets its own status code
-        events = _events(served, head, writer, first, chunks, fields)
-        return StreamingResponse(
-            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        return ChoiceWriter(
+            served.spell,
+            fields.echo,
+            pieces,
+            answer,
+            drafting=bool(options.get("include_drafting")),
+            stop_ids=fields.stop_token_ids,
+            **chat_options,
         )
-    found = sorted([chunk async for chunk in chunks], key=lambda chunk: chunk.index)
-    summaries = [_checked(chunk.final) for chunk in found if chunk.final]
-    choices = [writer().write(chunk) for chunk in found]
-    totals = _totals(served, fields, summaries, found[0].round_tokens)
-    return JSONResponse({**head, "choices": choices, **totals})
+
+    return _merged(served.client, prompts, options, fields), writer
 
 
-def _answers(dialect: Dialect, fields: ChatFields) -> Callable[[bool], Answer]:
-    """Makes what reads an answer, given whether it begins within a thought."""
+def _answers(dialect: Dialect, fields: ChatFields) -> tuple[Callable[[bool], Answer], bool]:
+    """Return what makes a reader of an answer, given whether that begins within a thought.
+
+    The second value: whether the answer has to be calls.
+    """
     try:
         tools = parse_tools(fields.tools)
-        chosen(tools, fields.tool_choice)
+        enforced = bool(chosen(tools, fields.tool_choice))
     except RequestError as error:
         raise fields.refused(error) from None
     tools = [] if fields.tool_choice == "none" else tools
     if tools and dialect.format is None:
         raise Failure(400, "'tools': this model writes calls in a form not known here.", "tools")
     format = dialect.format if tools or dialect.format is HARMONY else None
-    return lambda thinking: Answer(format, tools, dialect.reasoning_tags, thinking=thinking)
+    tags = dialect.reasoning_tags
+    return lambda thinking: Answer(format, tools, tags, thinking=thinking), enforced
 
 
 async def _events(
@@ -234,8 +292,8 @@ async def _events(
                 ended.append(_checked(chunk.final))
             if options.include_usage and options.continuous_usage_stats:
                 usage = {"usage": answers.usage_so_far(chunk)}
-            choice = writers[chunk.index].write(chunk)
-            yield to_event({**head, "choices": [choice], **usage})
+            for choice in writers[chunk.index].write(chunk):
+                yield to_event({**head, "choices": [choice], **usage})
             chunk = await anext(rest, None)
         if options.include_usage:
             yield to_event({**head, "choices": [], **_totals(served, fields, ended, rounds)})
@@ -318,8 +376,3 @@ def _checked(summary: Summary) -> Summary:
     if summary.finish_reason == "error":
         raise ServerError("a choice ended with an error", "Look at the server's log")
     return summary
-
-
-def to_event(data: dict[str, Any]) -> bytes:
-    """As a server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"

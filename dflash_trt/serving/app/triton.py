@@ -78,12 +78,15 @@ class TritonProxy:
             response = JSONResponse({"error": "Not Found"}, status, headers)
             return await response(scope, receive, send)
         body = await request.body()
+        size = len(body)
         try:
             if method == "POST":
                 body = self._checked(request, path, body)
         except RequestError as error:
             return await JSONResponse({"error": str(error)}, 400)(scope, receive, send)
         sent = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        if JSON_SIZE in sent and len(body) != size:
+            sent[JSON_SIZE] = str(int(sent[JSON_SIZE]) + len(body) - size)
         sent |= {**self._headers, **self._caller(scope), "content-length": str(len(body))}
         begun = False
         try:
@@ -105,20 +108,37 @@ class TritonProxy:
 
     def _checked(self, request: Request, path: str, body: bytes) -> bytes:
         """Return the body to send; RequestError for one that Triton should not see."""
-        given = request.headers.get(JSON_SIZE)
-        size = int(given) if given and given.isdecimal() else len(body)
-        if size > len(body) or (given and not given.isdecimal()):
+        given = request.headers.get(JSON_SIZE) or str(len(body))
+        size = int(given) if re.fullmatch("[0-9]{1,9}", given) else len(body) + 1
+        if size > len(body):
             raise RequestError(
                 "Inference-Header-Content-Length is not the size of the JSON in the body",
                 "Give its number of bytes",
             )
         document = parse_checked(body[:size], len(body))
         if path.endswith("/infer"):
-            return body
+            return _with_flat_inputs(document, body, size)
         for name in document.keys() & tensors().keys():
             check_json(name, document[name])
-        begin = json.dumps(self._caller(request.scope)).encode()[:-1]
+        added: dict[str, Any] = {**self._caller(request.scope)}
+        if type(end := document.get("end_id")) is int and "stop_token_ids" not in document:
+            added["stop_token_ids"] = end  # as tensorrtllm_backend has it
+        begin = json.dumps(added).encode()[:-1]
         return begin + (b"," if document else b"") + body.lstrip()[1:]
+
+
+def _with_flat_inputs(document: dict[str, Any], body: bytes, size: int) -> bytes:
+    """Return the body with inputs of `[1, n]` as `[n]`: so tensorrtllm_backend's clients have them.
+
+    document: the first `size` bytes of the body. Over gRPC Triton itself refuses such shapes.
+    """
+    inputs, changed = document.get("inputs"), False
+    for each in inputs if isinstance(inputs, list) else []:
+        shape = each.get("shape") if isinstance(each, dict) else None
+        while shape and len(shape) > 1 and shape[0] == 1:
+            del shape[0]
+            changed = True
+    return json.dumps(document).encode() + body[size:] if changed else body
 
 
 async def _pass_back(answer: httpcore.Response, send: Send) -> None:

@@ -105,6 +105,7 @@ class OutputProcessor:
         self._detokenizer = Detokenizer(tokenizer, sequence.request.stop_ids | hidden)
         self._report = DraftingReport(sequence, tokenizer) if asked else None
         self._stop_words = StopWords(stop_words) if stop_words else None
+        self._stop_word = ""  # that ended the text
         self._text = prefix  # not yet given out
         self._detokenized = 0  # tokens
         request = sequence.request  # with its log-probabilities the prompt is given out, too
@@ -129,11 +130,11 @@ class OutputProcessor:
         if self._stop_words is None or self._detokenized < min_tokens:
             self._text += text
             return False
-        piece, found = self._stop_words.push(text)
+        piece, self._stop_word = self._stop_words.push(text)
         self._text += piece
-        if found:
+        if self._stop_word:
             self._stop_words = None  # the text ends here
-        return found
+        return bool(self._stop_word)
 
     def _push(self, tokens: list[int], *, last: bool = False) -> str:
         """The new text with `tokens`; of each of them where they are reported."""
@@ -190,9 +191,10 @@ class OutputProcessor:
         text, self._text = self._text, ""
         echoed, begin = self._prompt[start : len(sequence.logprobs)], max(0, start - prompt)
         return RequestOutput(
-            index=[self.index],
             text_output=[text],
+            index=[self.index],
             finish_reason=[sequence.finish_reason or ""],
+            stop_word=[self._stop_word],
             token_ids=echoed + sequence.tokens[begin:],
             token_sources=[SOURCES.index("prompt")] * len(echoed) + sequence.sources[begin:],
             round_tokens=sequence.committed_per_round[rounds:],

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 
-STRINGS = ("text_output", "finish_reason", "drafting_rounds")
+STRINGS = ("text_output", "finish_reason", "stop_word", "drafting_rounds")
 NEW = (  # new tokens and rounds; the other fields are totals so far
     "token_ids",
     "token_sources",
@@ -29,12 +29,14 @@ class RequestOutput:
     the choices one after the other.
     """
 
+    # first: clients of Triton's `infer` read the first output
+    text_output: Annotated[list[str], "new text of each choice"]
     index: Annotated[list[int], "which choices this is about: one in a stream, otherwise all n"]
-    text_output: Annotated[list[str], "new text of each"]
     finish_reason: Annotated[
         list[str],
         '"" until the last response of a choice: "stop", "length", "cancelled" or "error"',
     ]
+    stop_word: Annotated[list[str], 'the one that ended the text; "": none did']
     token_ids: Annotated[list[int], "new tokens, choice after choice"]
     token_sources: Annotated[
         list[int],

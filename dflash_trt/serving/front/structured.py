@@ -7,9 +7,11 @@ from typing import Any
 from dflash_trt.chat import ChatModel, ChatPrompt
 from dflash_trt.decoding import Grammar
 from dflash_trt.errors import RequestError
+from dflash_trt.json_schema import ascii_classes, without_annotations
 from dflash_trt.request_schema import GenerateRequest
 
 MAX_GBNF = 2**13  # bytes: llguidance reads 1,000 rules in 2 s
+FORMAT_FIELDS = {"name", "description", "schema", "strict"}
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -46,22 +48,29 @@ def chat_grammar(asked: Grammar | None, prompt: ChatPrompt, model: ChatModel) ->
 
 
 def _response_format(name: str, value: dict[str, Any]) -> Grammar | None:
-    kind, schema = value.get("type"), value.get("json_schema")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Grammar("json_schema", ANY_OBJECT, name)
-    if kind != "json_schema" or not isinstance(schema, dict) or "schema" not in schema:
+    """Also with the schema in the format itself, as others write it."""
+    value = {name: each for name, each in value.items() if each is not None}
+    kind = value.pop("type", None)
+    wrapped = kind == "json_schema" and isinstance(value.get("json_schema"), dict)
+    inner = value.pop("json_schema") if wrapped else value
+    unknown = {field for field, each in inner.items() if each is not None} - FORMAT_FIELDS
+    if unknown := unknown | (value.keys() if wrapped else set()):
+        raise RequestError(f"{name} holds {min(unknown)[:40]!r}", "Leave it out.")
+    schema = inner.get("schema")
+    if schema is None and kind in ("text", "json_object"):
+        return None if kind == "text" else Grammar("json_schema", ANY_OBJECT, name)
+    if kind not in ("json_object", "json_schema") or not isinstance(schema, dict | bool):
         raise RequestError(
             f"response_format is of type {json.dumps(kind)[:40]} and lacks what that needs",
             'Send {"type": "text"}, {"type": "json_object"} or '
             '{"type": "json_schema", "json_schema": {"schema": {..}}}.',
         )
-    return _schema(name, schema["schema"])
+    return _schema(name, schema)
 
 
 def _schema(name: str, schema: Any) -> Grammar:
-    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False), name)
+    text = json.dumps(without_annotations(schema), ensure_ascii=False)
+    return Grammar("json_schema", text, name)
 
 
 def _choice(name: str, texts: list[str]) -> Grammar:
@@ -91,7 +100,7 @@ def _lark(name: str, text: str) -> Grammar:
 READERS: dict[str, Any] = {
     "response_format": _response_format,
     "guided_json": _schema,
-    "guided_regex": lambda name, pattern: Grammar("regex", pattern, name),
+    "guided_regex": lambda name, pattern: Grammar("regex", ascii_classes(pattern), name),
     "guided_choice": _choice,
     "guided_grammar": _lark,
 }

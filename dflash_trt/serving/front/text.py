@@ -52,18 +52,19 @@ class StopWords:
         self._matched = [0] * len(words)  # characters of each that the text ends with
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """What may be given out now, and whether a stop word has appeared."""
+    def push(self, text: str) -> tuple[str, str]:
+        """What may be given out now, and the stop word that has appeared; "": none has."""
         self._held += text
-        places = [place for word in self._words if (place := self._held.find(word)) >= 0]
+        places = [(place, word) for word in self._words if (place := self._held.find(word)) >= 0]
         if places:
-            given, self._held = self._held[: min(places)], ""
-            return given, True
+            place, word = min(places)
+            given, self._held = self._held[:place], ""
+            return given, word
         for i, word in enumerate(self._words):
             self._matched[i] = _advance(word, self._matched[i], text)
         cut = len(self._held) - max(self._matched, default=0)
         given, self._held = self._held[:cut], self._held[cut:]
-        return given, False
+        return given, ""
 
     def rest(self) -> str:
         """What was withheld, when the text has ended without a stop word."""

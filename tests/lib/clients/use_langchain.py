@@ -42,6 +42,11 @@ two = OpenAI(**FIELDS, n=2, best_of=2).generate([PROMPT, PROMPT])
 assert [[each.text for each in both] for both in two.generations] == [[TEXT] * 2] * 2
 
 
+newer = ChatOpenAI(**FIELDS, use_responses_api=True)
+assert newer.invoke(PROMPT).text == answer.content
+assert "".join(chunk.text for chunk in newer.stream(PROMPT)) == answer.content
+
+
 async def main():
     assert (await chat.ainvoke(PROMPT)).content == answer.content
     assert "".join([chunk.content async for chunk in chat.astream(PROMPT)]) == answer.content

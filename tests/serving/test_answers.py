@@ -1,0 +1,126 @@
+"""What a choice looks like in OpenAI's API, whole and in pieces; no server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dflash_trt.chat import Answer, parse_tools
+from dflash_trt.chat.formats import HERMES, REASONING_TAGS
+from dflash_trt.serving.app.answers import ChoiceWriter
+from dflash_trt.serving.client import Chunk, Summary
+
+TOOLS = parse_tools([{"type": "function", "function": {"name": name}} for name in ("f", "g")])
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+CALLS = CALL + CALL.replace('"f"', '"g"')
+KINDS = ("role", "reasoning_content", "content", "name", "arguments", "finish_reason")
+
+
+def summary(reason: str, **values: Any) -> Summary:
+    return Summary(reason, 1, 1, 0, 0, 0, 0.0, 0.0, **values)
+
+
+def chunk(text: str, reason: str = "", **values: Any) -> Chunk:
+    return Chunk(text, [], [], summary(reason) if reason else None, **values)
+
+
+def chat_writer(*, stream: bool, **options: Any) -> ChoiceWriter:
+    def answer(thinking: bool) -> Answer:
+        return Answer(HERMES, TOOLS, REASONING_TAGS[0], thinking=thinking)
+
+    return ChoiceWriter(lambda _: b"", False, stream, answer, **options)
+
+
+def kinds(piece: dict[str, Any]) -> list[str]:
+    """What a client finds in a piece of a stream."""
+    delta = piece["delta"]
+    [function] = [call["function"] for call in delta.get("tool_calls", [])] or [{}]
+    found = {**delta, **{k: v for k, v in function.items() if v}, **piece}
+    return [kind for kind in KINDS if found.get(kind)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hi", "role content finish_reason"),
+        ("", "role finish_reason"),
+        ("<think>\nHm.\n</think>\n\nWell.", "role reasoning_content content finish_reason"),
+        ("<think>Hm.</think>" + CALL, "role reasoning_content name arguments finish_reason"),
+        ("Sure." + CALLS, "role content name arguments name arguments finish_reason"),
+    ],
+)
+def test_a_piece_has_one_kind_of_news(text: str, expected: str) -> None:
+    """However the text is cut: a round commits several tokens."""
+    for size in (len(text) or 1, 7, 1):
+        writer, found = chat_writer(stream=True), list[str]()
+        pieces = [text[at : at + size] for at in range(0, len(text), size)] or [""]
+        for at, piece in enumerate(pieces):
+            for written in writer.write(chunk(piece, "stop" if at == len(pieces) - 1 else "")):
+                [kind] = kinds(written)
+                found += [] if found[-1:] == [kind] else [kind]
+        assert found == expected.split()
+
+
+def test_logprobs_and_rounds_come_with_the_last_news_and_once() -> None:
+    told: dict[str, Any] = {"logprobs": [-0.5], "token_ids": [3], "drafting": [{"round": 0}]}
+    whole = chunk("<think>a</think>b", "stop")
+    for text in (whole.text, ""):
+        given = Chunk(text, [3], [], whole.final, logprobs=[-0.5], drafting=told["drafting"])
+        pieces = chat_writer(stream=True, drafting=True).write(given)
+        assert [bool(piece["logprobs"]) for piece in pieces][-2:] == [True, False]
+        assert [piece["drafting"]["rounds"] for piece in pieces][-2:] == [told["drafting"], []]
+        assert sum(bool(piece["logprobs"]) for piece in pieces) == 1
+
+
+def test_a_text_ends_in_a_piece_of_its_own() -> None:
+    writer = ChoiceWriter(lambda _: b"", False, True)
+    first, last = writer.write(chunk("a", "length"))
+    assert (first["text"], first["finish_reason"]) == ("a", None)
+    assert (last["text"], last["finish_reason"]) == ("", "length")
+
+
+@pytest.mark.parametrize("cut", range(1, len(CALL)))
+def test_an_enforced_call_that_is_cut_is_no_content(cut: int) -> None:
+    for stream in (False, True):
+        writer = chat_writer(stream=stream, enforced=True)
+        for piece in writer.write(chunk(CALL[:cut], "length")):
+            assert not piece["delta" if stream else "message"].get("content")
+    [choice] = chat_writer(stream=False).write(chunk(CALL[:9], "length"))
+    assert choice["message"]["content"] == CALL[:9], "what nobody asked to be a call is text"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"token_ids": [5]}, None),
+        ({"stop_word": "END"}, "END"),
+        ({"token_ids": [5, 7]}, 7),
+        ({"token_ids": [5, 7], "reason": "length"}, None),
+    ],
+)
+def test_what_ended_a_text_is_told(values: dict[str, Any], expected: str | int | None) -> None:
+    final = summary(values.get("reason", "stop"), stop_word=values.get("stop_word", ""))
+    writer = ChoiceWriter(lambda _: b"", False, False, stop_ids=[7])
+    [choice] = writer.write(Chunk("a", values.get("token_ids", []), [], final))
+    assert choice["stop_reason"] == expected
+
+
+SPELLED = [b"a", *(bytes([byte]) for byte in "🙂".encode()), b" und", b"\xc3", b"\xa9"]
+
+
+@pytest.mark.parametrize("pieces", [[8], [1] * 8, [3, 5]])
+def test_offsets_and_the_sampled_token_of_completions(pieces: list[int]) -> None:
+    """A character of several tokens counts once; the token itself is among the best."""
+    writer = ChoiceWriter(SPELLED.__getitem__, False, True)
+    offsets, start = list[int](), 0
+    for count in pieces:
+        ids = list(range(start, start + count))
+        given = Chunk("x", ids, [], None, logprobs=[-2.0] * count)
+        given.top_logprobs = [{0: -1.0} for _ in ids]
+        [piece] = writer.write(given)
+        logprobs, start = piece["logprobs"], start + count
+        offsets += logprobs["text_offset"]
+        for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
+            assert top == ({"a": -1.0} if token == "a" else {token: -2.0, "a": -1.0})
+    assert offsets == [0, 1, 1, 1, 1, 2, 6, 6]

@@ -1,0 +1,115 @@
+"""HTTP around the APIs: methods, types of bodies, web pages of other origins; no Triton."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from live import openai_front
+
+from dflash_trt.errors import ServerError
+from dflash_trt.serving.ports import Ports, free_ports
+from dflash_trt.serving.security import Security, read_security
+
+WAIT, KEY, PAGE = 60.0, "inference-0123456789", "https://a.example:3000"
+NOWHERE = Ports(1, 1, 1)
+BODY = json.dumps({"model": "none", "prompt": "x"}).encode()
+READ = 404  # of the model that there is none: the body was read
+
+
+@pytest.fixture(scope="module")
+def url(built: Path) -> Iterator[str]:
+    port = free_ports().http
+    with openai_front(built, port, NOWHERE, Security(key=KEY, allow_origin=(PAGE,))):
+        yield f"http://127.0.0.1:{port}"
+
+
+def ask(url: str, method: str, path: str, content: bytes = b"", **headers: str) -> httpx.Response:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    key = {"authorization": f"bearer {KEY}"}  # a scheme's case does not matter
+    return httpx.request(method, f"{url}{path}", content=content, headers=key | names, timeout=WAIT)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "words"),
+    [
+        ({"content_type": "application/json"}, READ, ""),
+        ({"content_type": "Application/JSON; charset=UTF-8"}, READ, ""),
+        ({"content_type": "application/vnd.api+json"}, READ, ""),
+        ({"content_type": "application/json", "content_encoding": "Identity"}, READ, ""),
+        ({"content_type": "application/x-www-form-urlencoded"}, 415, "x-www-form-urlencoded"),
+        ({"content_type": "text/plain"}, 415, "Content-Type: application/json"),
+        ({}, 415, "Content-Type: application/json"),
+        ({"content_type": "application/json", "content_encoding": "gzip"}, 415, "gzip"),
+        ({"content_type": "application/json", "content_encoding": "br"}, 415, "Content-Encoding"),
+    ],
+)
+def test_the_type_of_a_body(url: str, headers: dict[str, str], status: int, words: str) -> None:
+    packed = headers.get("content_encoding") == "gzip"
+    answer = ask(url, "POST", "/v1/completions", gzip.compress(BODY) if packed else BODY, **headers)
+    assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True)
+    if status == 415:
+        assert answer.headers["accept"] == "application/json"
+        assert answer.headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/v1/completions", "POST"), ("DELETE", "/v1/models", "GET"), ("PUT", "/", "GET")],
+)
+def test_a_wrong_method_is_told_the_right_one(
+    url: str, method: str, path: str, allowed: str
+) -> None:
+    answer = ask(url, method, path)
+    assert answer.status_code == 405
+    assert allowed in answer.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/openapi.json"])
+def test_head_is_get_without_its_body(url: str, path: str) -> None:
+    got, head = ask(url, "GET", path), ask(url, "HEAD", path)
+    assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
+    assert head.headers["content-length"] == got.headers["content-length"]
+
+
+def test_without_the_key_its_scheme_is_told(url: str) -> None:
+    for authorization in ("", "Bearer guess", f"Basic {KEY}"):
+        answer = ask(url, "GET", "/v1/models", authorization=authorization)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/oauth2-redirect"])
+def test_no_page_loads_from_another_host(url: str, path: str) -> None:
+    assert ask(url, "GET", path).status_code == 404
+
+
+def test_pages_of_an_allowed_origin_may_call(url: str) -> None:
+    """The browser's question comes without a key; refusals can be read, too."""
+    wanted = {"access_control_request_method": "POST"}
+    wanted["access_control_request_headers"] = "authorization,content-type,x-stainless-lang"
+    for origin, allowed in ((PAGE, PAGE), ("https://b.example", None)):
+        headers = {name.replace("_", "-"): value for name, value in wanted.items()}
+        asked = httpx.options(f"{url}/v1/completions", headers={**headers, "origin": origin})
+        assert asked.headers.get("access-control-allow-origin") == allowed
+        assert asked.is_success == bool(allowed)
+        for key in (f"Bearer {KEY}", "Bearer guess"):
+            answer = ask(url, "GET", "/v1/models", origin=origin, authorization=key)
+            assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+def test_by_default_no_other_origin_may_call(built: Path) -> None:
+    port = free_ports().http
+    with openai_front(built, port, NOWHERE):
+        answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"origin": PAGE})
+        assert answer.status_code == 200
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("origin", ["a.example", f"{PAGE}/", f"{PAGE}/page", "", "https://a b"])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ServerError, match="--allow-origin"):
+        read_security("127.0.0.1", allow_origin=[PAGE, "*", origin])

@@ -1,0 +1,389 @@
+"""What the test suites of other servers ask of any OpenAI server, asked of ours with SmolLM2.
+
+vLLM's and SGLang's tests of their OpenAI servers and llama.cpp's server tests were read, nothing is
+copied. A row is a request and what has to hold of its answer; what we do otherwise on purpose is
+in docs/clients.md ("As others have it").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from chat_pair import smollm2_build
+from live import serve_ports, serving
+
+pytestmark = pytest.mark.soak
+
+Json = dict[str, Any]
+Check = Callable[[Any], object]
+WAIT = 120.0
+HI: list[Json] = [{"role": "user", "content": "Say hello."}]
+COUNT: list[Json] = [{"role": "user", "content": "Count from one to twenty in words."}]
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOL: Json = {"type": "function", "function": {"name": "add_person", "parameters": SCHEMA}}
+NAMED: Json = {"type": "function", "function": {"name": "add_person"}}
+FORMAT: Json = {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA}}
+PARTS = [
+    {"type": "text", "text": "Say", "cache_control": {"type": "ephemeral"}},
+    {"type": "text", "text": "hello."},
+]
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    ports = serve_ports()
+    built = smollm2_build(tmp_path_factory.mktemp("openai_clients"))
+    url = f"http://127.0.0.1:{ports.http}/v1"
+    with serving(built, ports), httpx.Client(base_url=url, timeout=WAIT) as client:
+        yield client
+
+
+def post(api: httpx.Client, path: str, fields: Json) -> httpx.Response:
+    base: Json = {"model": api.get("models").json()["data"][0]["id"], "temperature": 0}
+    return api.post(path, json={**base, **fields})
+
+
+def events(answer: httpx.Response) -> list[Json]:
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *lines, end = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert end == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def content(answer: Any) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def arguments(answer: Any) -> Json:
+    [choice] = answer["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert call["id"]
+    assert call["type"] == "function"
+    assert choice["message"]["content"] is None
+    found: Json = json.loads(call["function"]["arguments"])
+    return found
+
+
+def valid(value: Any) -> bool:
+    jsonschema.validate(value, SCHEMA)
+    return True
+
+
+def logprobs_of_chat(answer: Any) -> bool:
+    found = answer["choices"][0]["logprobs"]["content"]
+    joined = b"".join(bytes(each["bytes"]) for each in found)
+    assert joined.decode().startswith(content(answer))
+    return len(found) == 5 and all(len(each["top_logprobs"]) == 3 for each in found)
+
+
+def logprobs_of_text(answer: Any) -> bool:
+    [choice] = answer["choices"]
+    found = choice["logprobs"]
+    text = "".join(found["tokens"])
+    assert text == choice["text"]
+    for token, at, top in zip(
+        found["tokens"], found["text_offset"], found["top_logprobs"], strict=True
+    ):
+        assert text[at : at + len(token)] == token
+        assert token in top
+    return True
+
+
+ANSWERED: list[tuple[str, Json, Check]] = [
+    ("chat/completions", {"messages": HI}, lambda a: a["choices"][0]["finish_reason"] == "stop"),
+    ("chat/completions", {"messages": HI}, lambda a: a["object"] == "chat.completion"),
+    ("chat/completions", {"messages": HI}, lambda a: a["system_fingerprint"]),
+    ("chat/completions", {"messages": HI}, lambda a: a["choices"][0]["stop_reason"] is None),
+    (
+        "chat/completions",
+        {"messages": COUNT, "max_completion_tokens": 5},
+        lambda a: (
+            (a["usage"]["completion_tokens"], a["choices"][0]["finish_reason"]) == (5, "length")
+        ),
+    ),
+    ("chat/completions", {"messages": COUNT, "n": 3, "max_tokens": 4}, lambda a: len(a["choices"])),
+    ("chat/completions", {"messages": [{"role": "user", "content": PARTS}]}, content),
+    ("chat/completions", {"messages": [{"role": "developer", "content": "Rhyme."}, *HI]}, content),
+    (
+        "chat/completions",
+        {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": None}, *HI]},
+        content,
+    ),
+    (
+        "chat/completions",
+        {"messages": COUNT, "max_tokens": 5, "logprobs": True, "top_logprobs": 3},
+        logprobs_of_chat,
+    ),
+    (
+        "chat/completions",
+        {"messages": COUNT, "stop": ["three", "Three"], "max_tokens": 60},
+        lambda a: (
+            "hree" not in content(a) and a["choices"][0]["stop_reason"] in ("three", "Three", None)
+        ),
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "response_format": {"type": "json_object"}, "max_tokens": 200},
+        lambda a: isinstance(json.loads(content(a)), dict),
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "response_format": FORMAT},
+        lambda a: valid(json.loads(content(a))),
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "guided_choice": ["yes", "no"]},
+        lambda a: content(a) in ("yes", "no"),
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "structured_outputs": {"regex": r"\d{3}-\w"}},
+        lambda a: re.fullmatch(r"[0-9]{3}-\w", content(a), re.ASCII),
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+        lambda a: valid(arguments(a)),
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "tools": [TOOL], "tool_choice": NAMED},
+        lambda a: valid(arguments(a)),
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "tools": [TOOL], "tool_choice": NAMED, "max_tokens": 6},
+        lambda a: (
+            a["choices"][0]["message"]["content"] is None
+            and a["choices"][0]["finish_reason"] == "length"
+        ),
+    ),
+    (
+        "chat/completions",
+        {"messages": HI, "tools": [TOOL], "tool_choice": "none"},
+        lambda a: content(a) and not a["choices"][0]["message"].get("tool_calls"),
+    ),
+    (
+        "chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": "One,"},
+            ],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+            "max_tokens": 8,
+        },
+        content,
+    ),
+    ("chat/completions", {"messages": HI, "verbosity": "low", "store": True, "user": "u"}, content),
+    ("chat/completions", {"messages": HI, "logit_bias": {"5": -100}, "max_tokens": 3}, content),
+    (
+        "chat/completions",
+        {"messages": HI, "max_tokens": 3, "seed": 2**63 - 1, "temperature": 1.5, "top_k": -1},
+        content,
+    ),
+    ("completions", {"prompt": "One, two,", "max_tokens": 0, "echo": True, "logprobs": 1}, bool),
+    (
+        "completions",
+        {"prompt": "One, two,"},
+        lambda a: a["usage"]["completion_tokens"] <= 16 and a["object"] == "text_completion",
+    ),
+    (
+        "completions",
+        {"prompt": ["One,", "Two,"], "max_tokens": 3, "n": 2},
+        lambda a: [choice["index"] for choice in a["choices"]] == [0, 1, 2, 3],
+    ),
+    ("completions", {"prompt": [1, 2, 3], "max_tokens": 2}, lambda a: a["choices"][0]),
+    (
+        "completions",
+        {"prompt": "\U0001f642", "max_tokens": 9, "temperature": 1, "seed": 3, "logprobs": 2},
+        logprobs_of_text,
+    ),
+    (
+        "completions",
+        {"prompt": "One", "max_tokens": 3, "logprobs": 0},
+        lambda a: all(a["choices"][0]["logprobs"]["top_logprobs"]),
+    ),
+    ("responses", {"input": "Say hello."}, lambda a: a["output"][0]["content"][0]["text"]),
+    ("responses", {"input": HI, "instructions": "Be brief."}, lambda a: a["status"]),
+    (
+        "responses",
+        {"input": COUNT, "max_output_tokens": 5},
+        lambda a: (
+            (a["status"], a["incomplete_details"]["reason"]) == ("incomplete", "max_output_tokens")
+        ),
+    ),
+    (
+        "responses",
+        {"input": HI, "text": {"format": {**FORMAT["json_schema"], "type": "json_schema"}}},
+        lambda a: valid(json.loads(a["output"][0]["content"][0]["text"])),
+    ),
+    (
+        "responses",
+        {
+            "input": HI,
+            "tools": [{"type": "function", **TOOL["function"]}],
+            "tool_choice": {"type": "function", "name": "add_person"},
+        },
+        lambda a: valid(json.loads(a["output"][0]["arguments"])),
+    ),
+]
+REFUSED: list[tuple[str, Json, str | None]] = [
+    ("chat/completions", {"messages": HI, "stream_options": {"include_usage": True}}, ""),
+    ("chat/completions", {"messages": HI, "top_logprobs": 2}, ""),
+    ("chat/completions", {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ("chat/completions", {"messages": HI, "presence_penalty": 2.5}, ""),
+    ("chat/completions", {"messages": HI, "frequency_penalty": -2.5}, ""),
+    ("chat/completions", {"messages": HI, "top_k": -2}, ""),
+    ("chat/completions", {"messages": HI, "top_p": 0}, ""),
+    ("chat/completions", {"messages": HI, "temperature": -1}, ""),
+    ("chat/completions", {"messages": HI, "temperature": "1"}, ""),
+    ("chat/completions", {"messages": HI, "max_tokens": "5"}, ""),
+    ("chat/completions", {"messages": HI, "max_tokens": -1}, ""),
+    ("chat/completions", {"messages": HI, "max_tokens": 0}, ""),
+    ("chat/completions", {"messages": HI, "max_tokens": 10**6}, "max_tokens"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a " * 9000}]}, "messages"),
+    ("chat/completions", {"messages": HI, "seed": 2**63}, ""),
+    ("chat/completions", {"messages": HI, "n": 0}, ""),
+    ("chat/completions", {"messages": HI, "reasoning_effort": "ultra"}, ""),
+    ("chat/completions", {"messages": HI, "tool_choice": "auto"}, ""),
+    ("chat/completions", {"messages": HI, "tool_choice": NAMED}, ""),
+    ("chat/completions", {"messages": HI, "tools": [TOOL], "tool_choice": {}}, "tool_choice"),
+    ("chat/completions", {"messages": HI, "tools": [TOOL], "tool_choice": []}, "tool_choice"),
+    (
+        "chat/completions",
+        {
+            "messages": HI,
+            "tools": [TOOL],
+            "tool_choice": {"type": "function", "function": {"name": "none"}},
+        },
+        "tool_choice",
+    ),
+    ("chat/completions", {"messages": HI, "tools": [{"type": "function"}]}, "tools"),
+    ("chat/completions", {"messages": []}, ""),
+    ("chat/completions", {}, "messages"),
+    ("chat/completions", {"messages": [{"content": "x"}]}, "messages"),
+    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ""),
+    ("chat/completions", {"messages": HI, "response_format": {"type": "json_schema"}}, ""),
+    ("chat/completions", {"messages": HI, "guided_json": {"type": "object", "not": {}}}, ""),
+    ("chat/completions", {"messages": HI, "guided_regex": "("}, ""),
+    (
+        "chat/completions",
+        {"messages": HI, "guided_regex": "a", "guided_choice": ["b"]},
+        "guided_regex",
+    ),
+    ("chat/completions", {"messages": HI, "logit_bias": {"999999": 1}}, ""),
+    ("chat/completions", {"messages": HI, "logit_bias": {"5": 101}}, ""),
+    ("chat/completions", {"messages": HI, "stop": [""]}, ""),
+    ("chat/completions", {"messages": HI, "nonsense": 1}, "nonsense"),
+    (
+        "chat/completions",
+        {"messages": HI, "continue_final_message": True},
+        "continue_final_message",
+    ),
+    ("completions", {"prompt": ""}, "prompt"),
+    ("completions", {"prompt": [[]]}, "prompt"),
+    ("completions", {"prompt": [10**7]}, "prompt"),
+    ("completions", {"prompt": "x", "logprobs": 21}, "logprobs"),
+    ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+    ("completions", {"prompt": "x", "best_of": 3}, "best_of"),
+    ("responses", {"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ("responses", {"input": "x", "background": True}, "background"),
+    ("responses", {}, "input"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "holds"), ANSWERED, ids=str)
+def test_what_others_answer(api: httpx.Client, path: str, fields: Json, holds: Check) -> None:
+    answer = post(api, path, fields)
+    assert answer.status_code == 200, answer.text
+    assert holds(answer.json()), answer.text
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), REFUSED, ids=str)
+def test_what_others_refuse(api: httpx.Client, path: str, fields: Json, param: str) -> None:
+    """With a 400 that names the field: the last one, where the row does not say which."""
+    answer = post(api, path, fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), answer.text
+    assert error["param"] == (param or [*fields][-1])
+    assert error["message"]
+
+
+STREAMED: list[Json] = [
+    {"messages": HI},
+    {"messages": COUNT, "max_tokens": 12},
+    {"messages": COUNT, "max_tokens": 12, "logprobs": True},
+    {"messages": HI, "response_format": FORMAT},
+    {"messages": HI, "tools": [TOOL], "tool_choice": "required"},
+    {"messages": HI, "tools": [TOOL], "tool_choice": NAMED, "max_tokens": 6},
+]
+
+
+@pytest.mark.parametrize("fields", STREAMED, ids=str)
+def test_a_stream_adds_up_to_the_whole(api: httpx.Client, fields: Json) -> None:
+    whole = post(api, "chat/completions", fields).json()["choices"][0]
+    asked = {**fields, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = events(post(api, "chat/completions", asked))
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] > 0
+    assert {chunk["usage"] for chunk in chunks} == {None}
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[0]["delta"] == {"role": "assistant"}
+    assert choices[-1]["delta"] == {}
+    reasons = [choice["finish_reason"] for choice in choices]
+    assert reasons == [None] * (len(choices) - 1) + [whole["finish_reason"]]
+    text, calls = "", dict[int, list[str]]()
+    for choice in choices[1:-1]:
+        delta = choice["delta"]
+        assert len(delta) <= 1
+        text += delta.get("content", "")
+        for call in delta.get("tool_calls", []):
+            found = calls.setdefault(call["index"], ["", ""])
+            found[0] += call["function"].get("name", "")
+            found[1] += call["function"]["arguments"]
+    told = [call["function"] for call in whole["message"].get("tool_calls", [])]
+    assert text == (whole["message"]["content"] or "")
+    assert [*calls.values()] == [[each["name"], each["arguments"]] for each in told]
+    if fields.get("logprobs"):
+        found = [each for c in choices if c["logprobs"] for each in c["logprobs"]["content"]]
+        for one, other in zip(found, whole["logprobs"]["content"], strict=True):
+            assert one == {**other, "logprob": pytest.approx(other["logprob"], abs=1e-3)}
+
+
+def test_a_stream_of_responses_adds_up_to_the_whole(api: httpx.Client) -> None:
+    whole = post(api, "responses", {"input": HI}).json()
+    answer = post(api, "responses", {"input": HI, "stream": True})
+    told = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:5] == "data:"]
+    text = whole["output"][0]["content"][0]["text"]
+    assert "".join(e["delta"] for e in told if e["type"] == "response.output_text.delta") == text
+    assert told[-1]["response"]["output"][0]["content"][0]["text"] == text
+    assert told[-1]["response"]["usage"] == {**whole["usage"], **cached(told[-1])}
+
+
+def cached(event: Json) -> Json:
+    """The same prompt again has tokens that are kept."""
+    return {"input_tokens_details": event["response"]["usage"]["input_tokens_details"]}
+
+
+def test_the_models(api: httpx.Client, tmp_path: Path) -> None:
+    found = api.get("models").json()
+    [model] = found["data"]
+    assert (found["object"], model["object"]) == ("list", "model")
+    assert api.get(f"models/{model['id']}").json() == model
+    missing = api.get("models/none")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
