@@ -72,8 +72,8 @@ def test_the_config_reads_it(block: Block, tmp_path: Path) -> None:
         for name in reversed(path.split(".")):
             value = {name: value}
         found = value
-    of_ours = block.page == "docs/serving.md"
-    ours = "serving.mode" in block.text or "gguf" in block.text or of_ours
+    of_ours = block.page in ("docs/engines.md", "docs/quickstart.md", "docs/serving.md")
+    ours = of_ours or "gguf" in block.text
     engine = {"kind": "onnxruntime" if ours else "tensorrt_llm"} | found.pop("engine", {})
     hub = {"hub": "org/name", "revision": "0" * 40}  # `checkpoints: hub` takes no path
     config = {"name": "x", "target": hub, "drafter": hub, "engine": engine} | found
@@ -82,7 +82,7 @@ def test_the_config_reads_it(block: Block, tmp_path: Path) -> None:
 
 
 def test_the_smallest_config_is_the_file() -> None:
-    (shown,) = (block.text for block in read("README.md") if block.language == "yaml")
+    (shown,) = (block.text for block in read("docs/quickstart.md") if block.language == "yaml")
     assert yaml.safe_load(shown) == yaml.safe_load((ROOT / "build_configs/pycode.yaml").read_text())
 
 
@@ -106,6 +106,16 @@ def test_structure_names_files_that_are_there() -> None:
     text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
     assert len(named(text)) > 90
     assert not [str(file) for file in named(text) if not file.is_file()]
+    functions = [
+        (file, name)
+        for names in re.findall(r"`[\w/]+\.py` (?:`\w+`(?:, | and )?)+", text)
+        for file in re.findall(r"`([\w/]+\.py)`", names)
+        for name in re.findall(r"`(\w+)`", names)
+    ]
+    assert len(functions) > 15
+    for file, name in functions:
+        (path,) = named(f"`{file}`")
+        assert f"def {name}(" in path.read_text(encoding="utf-8"), f"{file} has no {name}"
     fifteen = named(text.partition("## Read these 15 files")[2].partition("## The rooms")[0])
     assert len(fifteen) == 15
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in fifteen) <= 3_000

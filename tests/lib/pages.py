@@ -45,6 +45,7 @@ NOT_RUN = {
         "docs/benchmarks.md",
         "python3 -m venv aiperf",
     ): "installs AIPerf; test_bench_matrix.py runs it",
+    ("docs/engines.md", "python tests/gpu/offline.py WHEELS"): "needs a GPU",
     ("docs/dgx-b300.md", "on_gpus --name matrix"): "installs AIPerf in the container",
     ("docs/release.md", "kubectl apply -f BUILD"): "a cluster; test_deployment.py reads the folder",
     ("docs/release.md", "pip wheel --no-deps"): "builds an image",
