@@ -337,7 +337,7 @@ def _make_calls(port: int, calls: list[Any], times: int) -> None:
 def test_the_table_in_the_docs_is_the_code() -> None:
     rows = re.findall(
         r"^\| `(\w+)` \| ([\w ]+) \| (\w+) \| (?:`(\w+)`[^|]*)?\|",
-        (ROOT / "docs" / "metrics.md").read_text(),
+        (ROOT / "docs" / "serving.md").read_text(),
         re.MULTILINE,
     )
     table = [
