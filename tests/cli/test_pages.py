@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from pages import NOT_RUN, PAGES, ROOT, Block, not_run, read, unfinished
+from pages import FENCE, NOT_RUN, PAGES, ROOT, Block, not_run, read, unfinished
 from test_metrics import _check_query
 
 from dflash_trt.cli.main import app
@@ -51,6 +51,22 @@ def test_every_option_is_on_a_page() -> None:
         )
     }
     assert not missing
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_every_link_leads_to_a_page_and_a_heading(page: str) -> None:
+    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / file if file else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
 
 
 def of(*languages: str) -> list[Any]:
