@@ -124,7 +124,7 @@ def test_structure_names_files_that_are_there() -> None:
     assert not [str(file) for file in named(text) if not file.is_file()]
     functions = [
         (file, name)
-        for names in re.findall(r"`[\w/]+\.py` (?:`\w+`(?:, | and )?)+", text)
+        for names in re.findall(r"`[\w/]+\.py` (?:`\w+`(?:, | and )?)+", " ".join(text.split()))
         for file in re.findall(r"`([\w/]+\.py)`", names)
         for name in re.findall(r"`(\w+)`", names)
     ]
