@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,18 @@ def test_a_wrong_command_line_is_found() -> None:
         with pytest.raises(AssertionError):
             unfinished(line.split())
     assert unfinished(["build", "--tp", "2"])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_line_is_understood(page: str) -> None:
+    """Also those within a line of Docker's or Slurm's, and those that no test runs."""
+    for block in read(page):
+        if block.language in ("sh", "command"):
+            for line in re.findall(r"^[^#\n]*?\bdflash-trt ([^#\n]*)", block.text, re.MULTILINE):
+                line = re.split(r" [&|;>]", line)[0].rstrip()
+                words = shlex.split(line[:-1] if line.count("'") % 2 else line)
+                if words and words[0].islower():
+                    unfinished(words)
 
 
 def test_every_option_is_on_a_page() -> None:
