@@ -44,10 +44,11 @@ class OnnxRuntime(Section):
         description="copy: store the weights in the build; link: read what is possible from the "
         "checkpoint files, which must not change (less disk, slower to load)",
     )
-    quantize: Literal["int8", "int4"] | None = Field(
+    quantize: Literal["int8", "int4", "none"] | None = Field(
         default=None,
         description="quantizes linear layers to int8 or int4, one scale for 32 weights; `build` "
-        "measures the loss of accuracy. Unset: keep the checkpoint's precision",
+        "measures the loss of accuracy. none: the checkpoint's precision. Unset: as none, but a "
+        "quantized GGUF file keeps its blocks, with a drafter in int8",
     )
 
     @model_validator(mode="before")
@@ -60,7 +61,7 @@ class OnnxRuntime(Section):
 
     @model_validator(mode="after")
     def _cuda_is_exact(self) -> "OnnxRuntime":
-        if self.device == "cuda" and self.quantize:
+        if self.device == "cuda" and self.quantize not in (None, "none"):
             raise PydanticCustomError(
                 "one_gpu",
                 "device: cuda runs in the checkpoint's precision; leave out quantize",

@@ -96,7 +96,7 @@ class DrafterSource(Source):
         default=None,
         description="quantizes the drafter's linear layers, or none of them, whatever "
         "engine.quantize says of the target's (engine kind onnxruntime only); `build` measures the "
-        "acceptance with it. Unset: as engine.quantize",
+        "acceptance with it. Unset: as engine.quantize, and int8 beside a quantized GGUF file",
     )
 
 
