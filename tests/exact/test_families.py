@@ -95,8 +95,13 @@ def test_a_published_config_is_read_as_by_transformers(config: Path, tmp_path: P
     save_file({"model.norm.weight": np.ones(1, np.float32)}, tmp_path / "model.safetensors")
     spec = load_target(tmp_path).spec
     model = AutoConfig.from_pretrained(tmp_path).get_text_config()
-    for field in ("vocab_size", "hidden_size", "rms_norm_eps", "max_position_embeddings"):
+    for field in ("vocab_size", "hidden_size", "rms_norm_eps"):
         assert getattr(spec, field) == getattr(model, field)
+    scaled = getattr(model, "rope_parameters", {}).get("original_max_position_embeddings")
+    longest = model.max_position_embeddings
+    if scaled and model.rope_parameters["rope_type"] == "yarn":  # as vLLM derives it
+        longest = max(longest, int(scaled * model.rope_parameters["factor"]))
+    assert spec.max_position_embeddings == longest
     assert spec.tie_word_embeddings == model.tie_word_embeddings
     assert spec.final_logit_softcapping == getattr(model, "final_logit_softcapping", None)
     assert spec.attn_logit_softcapping == getattr(model, "attn_logit_softcapping", None)

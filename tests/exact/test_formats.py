@@ -20,7 +20,7 @@ from built_pairs import MAX_SEQ_LEN, SLOTS, BuiltPair
 from exact import NEW_TOKENS, drafter_step, one_by_one, rounds_of, run_all, scheduler_of
 from families import DRAFTER, TARGET, to_speculators
 from op_profile import assert_in_profile
-from pairs import teach, write_pair
+from pairs import teach, tiny_tokenizer, write_pair
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -43,6 +43,7 @@ def target_of(expected: Any, directory: Path) -> Path:
     if len(expected["head"]) == 64:
         model.lm_head.weight.data = torch.tensor(expected["head"])
     model.save_pretrained(directory)
+    tiny_tokenizer(config.vocab_size).save_pretrained(directory)
     return directory
 
 

@@ -112,7 +112,8 @@ def test_plain_pytorch_reads_and_steps_as_transformers_does(target: Path) -> Non
 
 def test_the_command_trains_and_says_what_it_did(trained: Path) -> None:
     lines = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
-    assert [line.get("event") for line in lines] == ["ready", "training begins", "end"]
+    events = [line["event"] for line in lines if "event" in line]  # once a minute there is none
+    assert events == ["ready", "training begins", "end"]
     assert lines[-1]["step"] >= 2
     assert lines[-1]["conversations"] >= 4
     assert lines[-1]["tau, chat"] >= 1

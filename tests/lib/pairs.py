@@ -134,7 +134,7 @@ def write_pair(
     target = AutoModelForCausalLM.from_config(config)
     _redraw(target, generator)
     target.to(getattr(torch, dtype)).save_pretrained(pair.target_dir)
-    _tokenizer(vocab).save_pretrained(pair.target_dir)
+    tiny_tokenizer(vocab).save_pretrained(pair.target_dir)
 
     shared = {
         "vocab_size": vocab,
@@ -256,7 +256,7 @@ def _redraw(model: torch.nn.Module, generator: torch.Generator) -> None:
             tensor.copy_(gain * noise / inputs**0.5)
 
 
-def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     """Byte-level where the vocabulary has room for 256 bytes, else one word per id."""
     special = {vocab - 2: "<|end|>", vocab - 1: "<|mask|>"}
     if vocab >= 258:
