@@ -15,7 +15,7 @@ from dflash_trt.cli.output import Built, Config, Json, reporting, writing
 from dflash_trt.errors import RequestError
 
 app = typer.Typer(help="Measure engines and servers.", no_args_is_help=True, rich_markup_mode=None)
-OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # options that no cell says
+OPTIONS = ("max_tokens", "prompt_count", "repeats", "seed")  # options that cells do not record
 
 
 @app.command()
@@ -126,13 +126,13 @@ def matrix(
 
 
 def _labeled(names: list[str]) -> dict[str, str]:
-    """By what a report calls them: files by their names alone, where these differ."""
+    """Return names by label: files by base name, if these differ."""
     short = {Path(name).name: name for name in names}
     return short if len(short) == len({*names}) else {name: name for name in names}
 
 
 def _some_of(name: str, text: str, known: Collection[str]) -> tuple[str, ...]:
-    """Words with commas between them, each once."""
+    """Split comma-separated words, without duplicates; RequestError for an unknown one."""
     found = tuple(dict.fromkeys(text.split(",")))
     for each in found:
         if each not in known:
@@ -146,7 +146,7 @@ def _some_of(name: str, text: str, known: Collection[str]) -> tuple[str, ...]:
 def _numbers(
     name: str, text: str, kind: type, word: str | None = None, least: float = 1e-3
 ) -> tuple[Any, ...]:
-    """Parse numbers with commas between them, at least `least` each; `word` stands for None."""
+    """Parse comma-separated numbers, at least `least` each; `word` stands for None."""
     found = []
     for part in text.split(","):
         try:

@@ -12,7 +12,7 @@ import typer
 
 from dflash_trt.errors import RequestError
 
-KEY_HEADER = "triton-grpc-protocol-inference-key"  # Triton's, of its restricted protocols
+KEY_HEADER = "triton-grpc-protocol-inference-key"  # of Triton's restricted protocols
 
 
 def generate(
@@ -65,7 +65,7 @@ def generate(
             rounds += chunk.round_tokens
             if not json_:
                 print(chunk.text, end="", flush=True)
-    assert final is not None  # the client raises when a stream ends without its summary
+    assert final is not None  # the client raises if a stream ends without a summary
     rate = final.completion_tokens / max(final.seconds, 1e-9)
     if json_:
         found = {"text": text, "token_ids": ids, "round_tokens": rounds, **asdict(final)}
@@ -81,7 +81,7 @@ def generate(
 
 
 def _prompt(argument: str) -> str:
-    """The prompt itself, or stdin's for "-"; RequestError unless it is UTF-8 text."""
+    """Return the prompt, from stdin for "-"; RequestError unless it is UTF-8 text."""
     try:
         raw = sys.stdin.buffer.read() if argument == "-" else os.fsencode(argument)
         text = raw.decode("utf-8")

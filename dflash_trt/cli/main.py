@@ -1,4 +1,4 @@
-"""The command line. Commands map one to one to functions; heavy modules load inside them."""
+"""The command line. Commands map to functions; heavy modules load inside them."""
 
 import os
 import sys
@@ -43,7 +43,7 @@ def common(
 
 
 def main() -> int:
-    """Entry point; the exit code: 0, 1 failed, 2 bad usage or config, 130 interrupted."""
+    """Run the command line; return 0, 1 failed, 2 bad usage or config, 130 interrupted."""
     try:
         app()
     except SystemExit as exit_:

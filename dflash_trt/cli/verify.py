@@ -1,4 +1,4 @@
-"""`dflash-trt verify` and `doctor`: whether a build decodes as it should, and on this machine."""
+"""`dflash-trt verify` and `doctor`: whether a build decodes correctly, and runs on this machine."""
 # ruff: noqa: PLC0415
 
 import json
