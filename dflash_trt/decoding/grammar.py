@@ -47,10 +47,7 @@ class Grammars:
     """Compile grammars for one model's tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        """Store the tokenizer.
-
-        vocab_size: size of the logits; eos_token_ids: allowed where a grammar may end.
-        """
+        """Store a vocab_size for the logits; eos_token_ids are allowed where a grammar may end."""
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._lock = threading.Lock()
@@ -138,10 +135,7 @@ class Matcher:
     """
 
     def __init__(self, inner: "LLMatcher", words: int, mark: int | None) -> None:
-        """Set up at the start of a text.
-
-        words: 32-bit words in a mask; mark: see `Grammars._mark`.
-        """
+        """Start a text; words: 32-bit words in a mask; mark: see `Grammars._mark`."""
         self._start, self._inner, self._words, self._mark = inner, inner, words, mark
         self._text: list[int] = []
         self._ahead: list[int] = []  # drafts that `_inner` has consumed too
@@ -221,7 +215,7 @@ class Matcher:
         return True
 
     def _recover(self) -> bool:
-        """Replace the inner matcher after an error, which is final; return whether there was one."""
+        """Replace the inner matcher after an error, which is final; return whether one occurred."""
         if not self._inner.is_error():
             return False
         self._inner, self._ahead = self._start.deep_copy(), []

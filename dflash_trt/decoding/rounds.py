@@ -1,7 +1,4 @@
-"""One round: verify, then draft.
-
-Array operations are few: after an engine call they run cold, and a small model's round is short.
-"""
+"""One round: verify, then draft, with few array operations, because they run cold."""
 
 import time
 from collections.abc import Sequence
@@ -235,7 +232,7 @@ def committed_logprobs(
 def _score_drafts(
     x: VerifyInput, i: int, path: Sequence[int], logits: Float32, scores: Float32
 ) -> None:
-    """Write log-probabilities of row i's drafts whose parents were accepted to `scores` `[D + 1]`."""
+    """Write log-probabilities of drafts after accepted nodes of row i to `scores` `[D + 1]`."""
     length, known, *_ = x.rows[i].tolist()
     after: dict[int, list[int]] = {node: [] for node in (0, *path)}
     for node, parent in enumerate(parents_of(x, i), 1):

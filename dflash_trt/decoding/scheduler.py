@@ -95,10 +95,7 @@ class Scheduler:
         first_slot: int = 0,
         prefix_cache: PrefixCache | None = None,
     ) -> None:
-        """Set up without sequences.
-
-        proposer: makes the proposals for an adaptive policy; chains by default.
-        """
+        """Set up without sequences; proposer: for an adaptive policy, by default chains."""
         self._run_round = run_round
         self._max_slots = slots
         self._max_seq_len = max_seq_len
@@ -146,10 +143,7 @@ class Scheduler:
         self._slots.forget()
 
     def submit(self, request: Request, matcher: Matcher | None = None) -> Sequence:
-        """Queue a request.
-
-        matcher: state of its grammar. Raises RequestError for a request that can never run.
-        """
+        """Queue a request with its grammar's matcher; RequestError if it can never run."""
         check_request(request, self._max_seq_len)
         sequence = Sequence(request, matcher=matcher)
         self._queue.add(sequence, request.priority)

@@ -166,7 +166,7 @@ class Sequence:
         return taken
 
     def commit_row(self, tokens: Seq[int], sources: Seq[int], output: RoundOutput, i: int) -> int:
-        """Commit accepted drafts of these sources, the target's token and their log-probabilities."""
+        """Commit accepted drafts of these sources, the target's token and log-probabilities."""
         taken = self.commit(tokens)
         self.sources += [*sources, 0][:taken]
         if self.request.sampling.logprobs is not None:

@@ -193,10 +193,7 @@ class _Call:
 
 
 class _Connection:
-    """Connection to the server's gRPC port.
-
-    url: HOST:PORT; headers: sent with every request.
-    """
+    """Connection to a gRPC port; url: HOST:PORT; headers: sent with every request."""
 
     _grpc: Any
 

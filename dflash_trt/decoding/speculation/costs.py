@@ -69,7 +69,7 @@ class CostModel:
     def add(
         self, n: int, width: int, context: int, verify: float, draft: float, streak: int
     ) -> None:
-        """Add the seconds of a round of n rows with `width` drafts each, and of the drafter after."""
+        """Add the seconds of a round: n rows of `width` drafts each, and the drafter after it."""
         near, at = _near(context), n.bit_length()
         self._now += 1
         if not self._now % REFRESH:

@@ -179,10 +179,7 @@ class Policy:
         self.draft_tokens = draft_tokens
 
     def choose(self, rows: Sequence[Row], context: int, feed: bool = False) -> StepPlan:
-        """Choose a round.
-
-        context: mean tokens per row; feed: whether the drafter must run.
-        """
+        """Choose a round; context: mean tokens per row; feed: whether the drafter must run."""
         raise NotImplementedError
 
     def prefill(self, n: int, sampled: bool) -> bool:
@@ -197,10 +194,7 @@ class Policy:
         """Record how many drafts of a verified proposal were accepted."""
 
     def timed(self, verify: float, draft: float, choosing: float) -> None:
-        """Record seconds of the last round: the drafter (0: not run), the rest, and the choice.
-
-        Called once for consecutive plain rounds, with the last one.
-        """
+        """Record seconds of the last round: the drafter (0: not run), the rest, and the choice."""
 
 
 class Fixed(Policy):

@@ -94,7 +94,7 @@ def walk(
 
 @lru_cache(maxsize=1024)
 def ancestors(parents: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """Return `[S, S]`, S = 1 + len(parents): whether token i attends to j, itself or an ancestor."""
+    """Return whether token i attends to token j: `[S, S]`, S = 1 + len(parents)."""
     seen = np.eye(1 + len(parents), dtype=bool)
     for node, parent in enumerate(parents, 1):
         seen[node, :node] = seen[parent, :node]

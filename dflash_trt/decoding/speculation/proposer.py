@@ -92,10 +92,7 @@ def forced_drafts(matcher: Matcher, size: int, sampled: bool) -> list[Proposal]:
 def best_drafts(
     matcher: Matcher, ids: Int64, probs: Float32, size: int, max_depth: int, sampled: bool
 ) -> Proposal:
-    """Return `best_tree`, or `best_chain` if max_depth is 0, under a grammar.
-
-    Forbidden candidates are left out; forced tokens replace candidates.
-    """
+    """Return `best_tree`, or `best_chain` if max_depth is 0, as the grammar allows."""
     lines, orders, candidates = probs.tolist(), (-probs).argsort(-1).tolist(), ids.tolist()
 
     def after(path: list[int], draft: _Draft) -> Iterator[_Draft]:
@@ -160,11 +157,7 @@ class Proposer:
         lookup: bool = False,
         candidates: int = ALL,
     ) -> None:
-        """Set limits.
-
-        max_drafts: per row in a round; max_depth: of trees, 0 for chains; candidates: requested of
-        the drafter per draft.
-        """
+        """Set limits: drafts per row, depth of trees (0: chains), candidates of a draft."""
         self.candidates = candidates
         self._max_drafts, self._max_depth, self._lookup = max_drafts, max_depth, lookup
         self._texts: WeakKeyDictionary[Sequence, NgramIndex] = WeakKeyDictionary()

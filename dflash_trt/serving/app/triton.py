@@ -156,9 +156,9 @@ async def _pass_back(answer: httpcore.Response, send: Send) -> None:
 
 
 def parse_checked(text: bytes, most: int) -> dict[str, Any]:
-    """Return the JSON object; RequestError if invalid or too deep, or if a shape is too large.
+    """Return the JSON object; RequestError if invalid, or a shape exceeds `most` elements.
 
-    Triton 2.51 allocates a shape before it looks at the data; most: elements allowed.
+    Triton 2.51 allocates a shape before it looks at the data.
     """
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -47,10 +47,7 @@ class Control:
 
 
 class ControlServer:
-    """The request handler's end.
-
-    `answer` runs a command and returns the state after it.
-    """
+    """The request handler's end; `answer` runs a command and returns the state after it."""
 
     def __init__(self, answer: Callable[[Command], Status]) -> None:
         self._answer = answer

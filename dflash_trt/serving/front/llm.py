@@ -131,7 +131,7 @@ class TensorRTLLM:
         return Sequence(request)
 
     def check(self, request: Request) -> None:
-        """Raise RequestError for what TensorRT-LLM with a drafter refuses, ignores or cannot hold."""
+        """Raise RequestError for what TensorRT-LLM with a drafter refuses, ignores or cannot do."""
         if not request.drafting and self._drafts:
             raise RequestError(
                 "drafting: false is not possible: TensorRT-LLM drafts for all requests or none",

@@ -153,10 +153,7 @@ class Metrics:
     """
 
     def __init__(self, sink: Any, max_drafts: int, rounds: bool = True) -> None:
-        """Start the thread.
-
-        sink: the module `triton_python_backend_utils`; for the rest see `families`.
-        """
+        """Start the thread; sink: `triton_python_backend_utils`; for the rest see `families`."""
         self._sink = sink
         self._families = families(max_drafts, rounds)
         self.progress = 0  # prompt and generated tokens processed since the start

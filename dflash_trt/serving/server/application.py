@@ -32,10 +32,7 @@ class Application:
     def __init__(
         self, directory: Path, http_port: int, triton: Ports, security: Security, page: bool
     ) -> None:
-        """Open the port.
-
-        triton: Triton's ports; page: whether to serve the page at /.
-        """
+        """Open the port; triton: Triton's ports; page: whether to serve the page at /."""
         if importlib.util.find_spec("fastapi") is None:  # found, not imported
             raise ServerError(
                 "`serve` needs the Python packages fastapi and uvicorn",
@@ -67,8 +64,7 @@ class Application:
     def _launch(self, log: Log) -> "subprocess.Popen[bytes]":
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dflash_trt.serving.app"],
-            env=os.environ
-            | {"PYTHONSAFEPATH": "1", FORM: log.form},  # nothing from the current directory
+            env=os.environ | {"PYTHONSAFEPATH": "1", FORM: log.form},  # no local modules
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.fileno(),
