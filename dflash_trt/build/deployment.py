@@ -91,7 +91,7 @@ def _graphs(
     caches = sum(info.token_bytes * info.slots * info.cache_len for info in infos)
     kept = config.serving.prefix_cache_mib << 20
     # weights have 16 bits and are computed in 32; the rest are processes
-    wide = 2 if isinstance(engine, OnnxRuntime) and engine.quantize is None else 1
+    wide = 2 if isinstance(engine, OnnxRuntime) and engine.quantize in (None, "none") else 1
     plan = infos[0].plan
     return {
         "llm": False,

@@ -52,7 +52,8 @@ def prepare(
     spec = drafter.spec if drafter else None
     asked = speculation.draft_tokens, serving.max_seq_len
     warnings = check_pair(target, drafter, *asked, CHAT_CHECKS)
-    config = _with_max_seq_len(config, target.spec, spec)
+    config, asked_for = _with_max_seq_len(config, target.spec, spec), bool(_precision(config))
+    config = _with_precision(config, target)
     length = config.serving.max_seq_len or 0
     target, drafter = for_length(target, length), drafter and for_length(drafter, length)
     _check_even(config, target.spec, spec)
@@ -67,8 +68,28 @@ def prepare(
         if drafter_at and drafter
         else None,
         warnings,
-        partial(_write, config=config, target=target, drafter=drafter, report=report),
+        partial(
+            _write,
+            config=config,
+            target=target,
+            drafter=drafter,
+            measure=asked_for,
+            report=report,
+        ),
     )
+
+
+def _with_precision(config: BuildConfig, target: Target) -> BuildConfig:
+    """Name the precision of both models where the config leaves it to a quantized GGUF file."""
+    engine, bits = config.engine, target.weights.stored_bits
+    if not isinstance(engine, OnnxRuntime) or engine.device == "cuda":
+        return config
+    if engine.quantize is not None or bits is None:
+        return config
+    changed: dict[str, Any] = {"engine": engine.model_copy(update={"quantize": f"int{bits}"})}
+    if config.drafter is not None and config.drafter.quantize is None:
+        changed["drafter"] = config.drafter.model_copy(update={"quantize": "int8"})
+    return config.model_copy(update=changed)
 
 
 def _precision(config: BuildConfig) -> dict[str, str]:
@@ -116,8 +137,10 @@ def _write(
     config: BuildConfig,
     target: Target,
     drafter: Drafter | None,
+    measure: bool,
     report: Report,
 ) -> Written:
+    """Write engines and repository; measure: whether the drafter's own precision costs tau."""
     # imported here: it takes most of the time of a build without work
     from dflash_trt.build.engines import build_drafter, build_target  # noqa: PLC0415
     from dflash_trt.graphs import Storage  # noqa: PLC0415
@@ -158,7 +181,7 @@ def _write(
     write_repository(directory, config, target.spec, block_size)
     write_deployment(directory, config, int(plans.tensor_parallel_size if plans else 1))
     cost = None
-    if drafter is not None and _precision(config):
+    if drafter is not None and measure:
         # imported here: it loads the runtime
         from dflash_trt.build.quantization import measure_drafter  # noqa: PLC0415
 

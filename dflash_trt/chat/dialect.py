@@ -64,7 +64,7 @@ PART, IN_TEXT = "a part of the content", "in the text"  # where reasoning is, if
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a model writes, and the form in which its template takes chats with tools.
+    """Writing style of a model, and the form in which its template takes chats with tools.
 
     format: None if the template writes calls in an unknown format.
     """

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from dflash_trt.checkpoints.files import read_json
-from dflash_trt.checkpoints.gguf import BITS, LINK, Blocks, Packed, open_tensors
+from dflash_trt.checkpoints.gguf import BITS, LINK, PLAIN, Blocks, Packed, open_tensors
 from dflash_trt.checkpoints.quantized import MODELOPT_FILE, Quantized, dequantized
 from dflash_trt.checkpoints.stored import AGAIN, DTYPES, Stored, read_header
 from dflash_trt.errors import CheckpointError
@@ -74,7 +74,6 @@ def take_shard(tensor: Stored | Quantized | Packed, shard: Shard) -> Stored | Te
     return replace(tensor, offset=tensor.offset + shard.start * row, shape=shape)
 
 
-PLAIN = ("BF16", "F16", "F32")
 MAPS = {"d2t": "I64", "t2d": "BOOL"}  # a drafter's vocabulary maps, which are no weights
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -159,6 +158,22 @@ class Weights:
         for start in range(0, tensor.size, rows * width):
             values = tensor.read(start, min(rows * width, tensor.size - start))
             yield values.reshape(-1, *tensor.shape[1:])
+
+    @property
+    def stored_bits(self) -> Literal[4, 8] | None:
+        """The bits that keep the blocks of a GGUF file's layers; None: they are not quantized.
+
+        4 for at most 5 bits a weight, scales included (Q4_0, Q4_1, Q4_K), otherwise 8.
+        """
+        layers = [
+            tensor
+            for name, tensor in self._tensors.items()
+            if isinstance(tensor, Packed) and ".layers." in name and tensor.kind not in PLAIN
+        ]
+        if not layers:
+            return None
+        bits = sum(tensor.size * 8 * tensor.block[1] / tensor.block[0] for tensor in layers)
+        return 4 if bits <= 5 * sum(tensor.size for tensor in layers) else 8
 
     def block_format(self, name: str) -> str | None:
         """Return a tensor's format in `gguf.BITS`, which `blocks` supports; else None."""

@@ -325,7 +325,7 @@ def _remarks(plan: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"These are estimates. Of {errors['checked']} published figures that the model was not "
         f"fitted to, half are off by less than {median:.0%} and nine of ten by less than "
-        f"{nine_of_ten:.0%} (docs/planning.md). Prefill is not in them."
+        f"{nine_of_ten:.0%} (docs/speculation.md). Prefill is not in them."
     )
     if plan["assumed"]["attention_backend"] != "TRTLLM":
         entries = plan["memory"][-1]["by_context"].values()

@@ -47,7 +47,7 @@ class Grammars:
     """Compile grammars for one model's tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        """Store a vocab_size for the logits; eos_token_ids are allowed where a grammar may end."""
+        """Set up for logits of `vocab_size`; eos_token_ids are allowed where a grammar may end."""
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._lock = threading.Lock()

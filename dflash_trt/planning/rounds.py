@@ -3,7 +3,7 @@
 A round is memory reads, plus arithmetic, communication, kernels too small to fill a GPU, and host
 time. Reads and arithmetic are added instead of taking the larger: published rounds grow with their
 tokens long before arithmetic bounds them. Constants are fitted to published figures
-(docs/planning.md).
+(docs/speculation.md).
 """
 
 import math

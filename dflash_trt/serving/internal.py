@@ -63,7 +63,7 @@ def given(name: str) -> str:
     if not value:
         raise ServerError(
             f"{name} is not in the environment of this Triton server",
-            "Start it with `dflash-trt serve`, or set it as docs/operations.md says.",
+            "Start it with `dflash-trt serve`, or set it as docs/serving.md says.",
         )
     return value
 

@@ -78,7 +78,7 @@ def _quantize(task: dict[str, Any], report: Callable[[int, int], None]) -> None:
 
 
 def _share_scales(model: Any) -> None:
-    """Use one scale for fused matrices, or loading would round them again (FP8 only)."""
+    """Use one scale for matrices that servers fuse; ModelOpt's export omits this for FP8."""
     from modelopt.torch.export.quant_utils import preprocess_linear_fusion  # noqa: PLC0415
 
     for parent in model.modules():

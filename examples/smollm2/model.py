@@ -15,8 +15,8 @@ from torch.nn import functional as F
 BLOCK = 8  # the anchor and the drafts after it
 DRAFTS = BLOCK - 1
 MASK = 16  # <empty_output>, which no chat has
-LAYERS = 4
-DRAFT_VOCABULARY = 16_384
+LAYERS = 3
+DRAFT_VOCABULARY = 12_288
 RANK, CANDIDATES = 32, 16  # of the candidate selector
 HARD = 0.5  # share of the text's own token in the loss; the rest follows the target's likeliest
 TOP = 16  # of the likeliest

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
-from pages import NOT_RUN, PAGES, ROOT, Block, not_run, read, unfinished
+from pages import FENCE, NOT_RUN, PAGES, ROOT, Block, not_run, read, unfinished
 from test_metrics import _check_query
 
 from dflash_trt.cli.main import app
@@ -36,6 +37,18 @@ def test_a_wrong_command_line_is_found() -> None:
     assert unfinished(["build", "--tp", "2"])
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_line_is_understood(page: str) -> None:
+    """Also those within a line of Docker's or Slurm's, and those that no test runs."""
+    for block in read(page):
+        if block.language in ("sh", "command"):
+            for line in re.findall(r"^[^#\n]*?\bdflash-trt ([^#\n]*)", block.text, re.MULTILINE):
+                line = re.split(r" [&|;>]", line)[0].rstrip()
+                words = shlex.split(line[:-1] if line.count("'") % 2 else line)
+                if words and words[0].islower():
+                    unfinished(words)
+
+
 def test_every_option_is_on_a_page() -> None:
     pages = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     root = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -51,6 +64,22 @@ def test_every_option_is_on_a_page() -> None:
         )
     }
     assert not missing
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_every_link_leads_to_a_page_and_a_heading(page: str) -> None:
+    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / file if file else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
 
 
 def of(*languages: str) -> list[Any]:
@@ -72,8 +101,8 @@ def test_the_config_reads_it(block: Block, tmp_path: Path) -> None:
         for name in reversed(path.split(".")):
             value = {name: value}
         found = value
-    of_ours = block.page == "docs/prefix_cache.md"
-    ours = "serving.mode" in block.text or "gguf" in block.text or of_ours
+    names = ("engines", "models", "quickstart", "serving", "speculation")
+    ours = block.page in [f"docs/{name}.md" for name in names]
     engine = {"kind": "onnxruntime" if ours else "tensorrt_llm"} | found.pop("engine", {})
     hub = {"hub": "org/name", "revision": "0" * 40}  # `checkpoints: hub` takes no path
     config = {"name": "x", "target": hub, "drafter": hub, "engine": engine} | found
@@ -82,7 +111,7 @@ def test_the_config_reads_it(block: Block, tmp_path: Path) -> None:
 
 
 def test_the_smallest_config_is_the_file() -> None:
-    (shown,) = (block.text for block in read("README.md") if block.language == "yaml")
+    (shown,) = (block.text for block in read("docs/quickstart.md") if block.language == "yaml")
     assert yaml.safe_load(shown) == yaml.safe_load((ROOT / "build_configs/pycode.yaml").read_text())
 
 
@@ -106,6 +135,16 @@ def test_structure_names_files_that_are_there() -> None:
     text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
     assert len(named(text)) > 90
     assert not [str(file) for file in named(text) if not file.is_file()]
+    functions = [
+        (file, name)
+        for names in re.findall(r"`[\w/]+\.py` (?:`\w+`(?:, | and )?)+", " ".join(text.split()))
+        for file in re.findall(r"`([\w/]+\.py)`", names)
+        for name in re.findall(r"`(\w+)`", names)
+    ]
+    assert len(functions) > 15
+    for file, name in functions:
+        (path,) = named(f"`{file}`")
+        assert f"def {name}(" in path.read_text(encoding="utf-8"), f"{file} has no {name}"
     fifteen = named(text.partition("## Read these 15 files")[2].partition("## The rooms")[0])
     assert len(fifteen) == 15
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in fifteen) <= 3_000

@@ -183,6 +183,29 @@ def test_blocks_of_every_format_stay(
     check_blocks(pairs[name], tmp_path, kind, bits)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [(Kind.F16, None), (Kind.Q4_0, 4), (Kind.Q4_1, 4), (Kind.Q5_0, 8), (Kind.Q8_0, 8)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_a_quantized_file_keeps_its_bits_by_default(
+    pairs: dict[str, Pair], tmp_path: Path, kind: Kind, bits: int | None
+) -> None:
+    pair = pairs["llama"]
+    ggufs.write(tmp_path / "tiny.gguf", pair.target_dir, kind)
+    sources = f"target: {{gguf: tiny.gguf}}\ndrafter: {{path: {pair.drafter_dir}}}\n"
+    for quantize, expected in (("", bits), ("engine: {quantize: none}\n", None)):
+        (tmp_path / "tiny.yaml").write_text(f"name: tiny\n{sources}{quantize}")
+        build(load_config(tmp_path / "tiny.yaml"), tmp_path / "built", quiet)
+        graphs = {
+            role: (tmp_path / "built" / "engines" / role / "model.onnx").read_bytes()
+            for role in ("target", "drafter")
+        }
+        assert (b"4_bit" in graphs["target"]) == (expected == 4)
+        assert (b"8_bit" in graphs["target"]) == (expected is not None)  # a head of 4 has 8
+        assert (b"8_bit" in graphs["drafter"]) == (expected is not None)
+
+
 def check_blocks(pair: Pair, directory: Path, kind: Kind, bits: Any) -> None:
     """A quantised engine's logits are the dequantised model's but for the rounding of inputs.
 

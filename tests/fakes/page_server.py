@@ -1,4 +1,4 @@
-"""A stand-in for the OpenAI front, for what the page asks of it: docs/clients.md#drafting.
+"""A stand-in for the OpenAI front, for the page: docs/serving.md#drafting-of-each-token.
 
 The page's files are served by the real routes. A request outside the contract is an error of the
 test: leaving the block raises it.

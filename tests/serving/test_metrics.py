@@ -337,7 +337,7 @@ def _make_calls(port: int, calls: list[Any], times: int) -> None:
 def test_the_table_in_the_docs_is_the_code() -> None:
     rows = re.findall(
         r"^\| `(\w+)` \| ([\w ]+) \| (\w+) \| (?:`(\w+)`[^|]*)?\|",
-        (ROOT / "docs" / "metrics.md").read_text(),
+        (ROOT / "docs" / "serving.md").read_text(),
         re.MULTILINE,
     )
     table = [
@@ -418,7 +418,7 @@ def test_the_alerts_query_what_is_exported() -> None:
     rules = [
         rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
     ]
-    documented = re.findall(r"^\| `(Dflash\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.M)
+    documented = re.findall(r"^\| `(Dflash\w+)` \|", (ROOT / "docs/serving.md").read_text(), re.M)
     assert [rule["alert"] for rule in rules] == documented
     for rule in rules:
         assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}

@@ -2,7 +2,7 @@
 
 vLLM's and SGLang's tests of their OpenAI servers and llama.cpp's server tests were read, nothing is
 copied. A row is a request and what has to hold of its answer; what we do otherwise on purpose is
-in docs/clients.md ("As others have it").
+in docs/serving.md ("Differences from other servers").
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.soak
 
 OURS = ("dflash-trt", "curl", "python", "openssl", "umask", "sha256sum", "cat", "#", "-", "}", "'")
 GPT_OSS = ROOT / "build_configs" / "dgx-b300" / "gpt-oss-120b.yaml"
-OVER_LLM = {"docs/planning.md", "docs/structure.md"}  # CONFIG is gpt-oss's
+OVER_LLM = {"docs/speculation.md", "docs/structure.md"}  # CONFIG is gpt-oss's
 ELSEWHERE = ("serve ", "doctor", "build build_configs/dgx", "on_gpus", "bench ", ":8002", "PORT")
 ELSEWHERE += ("export ", "llm_args_schema")  # of models on the Hub; of TensorRT-LLM
 FASTER = 'case "$1" in verify) set -- "$@" --max-tokens 8 ;; esac'

@@ -111,7 +111,7 @@ def test_the_page_says_what_is_fetched(cache: Path, name: str) -> None:
     sizes = [index["metadata"]["total_size"], PAIRS[name].gib * (1 << 30)]
     gpus = load_config(FOLDER / "dgx-b300" / f"{name}.yaml").engine.gpus or 8
     row = " | ".join((f"| `{name}`", str(gpus), *(f"{size / 1e9:.1f}" for size in sizes)))
-    assert f"{row} |" in (FOLDER.parent / "docs/first-hour.md").read_text()
+    assert f"{row} |" in (FOLDER.parent / "docs/dgx-b300.md").read_text()
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")

@@ -71,7 +71,7 @@ class _Values:
         return PLAIN[kind]
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        """Return the rule of an object: its properties in the schema's order, no others."""
+        """Return the rule of an object: its named properties in the schema's order, or any."""
         self._only(schema, "type", "properties", "required", "additionalProperties")
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not properties:

@@ -35,7 +35,7 @@ class CallDelta:
 
 @dataclass
 class News:
-    """What a piece of text added."""
+    """Additions from a piece of text."""
 
     reasoning: str = ""
     content: str = ""

@@ -1,3 +1,3 @@
-"""ONNX Runtime's CUDA provider: the same graph, on one NVIDIA GPU (docs/cuda.md)."""
+"""ONNX Runtime's CUDA provider: the same graph, on one NVIDIA GPU (docs/engines.md)."""
 
 PROVIDER = "CUDAExecutionProvider"

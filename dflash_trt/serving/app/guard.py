@@ -54,7 +54,7 @@ def connection_limit() -> int:
 
 @dataclass
 class State:
-    """Whether requests are accepted, and the running ones."""
+    """State of the server: whether it accepts requests, and the running ones."""
 
     ready: bool = False
     draining: bool = False

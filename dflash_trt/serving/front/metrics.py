@@ -1,4 +1,4 @@
-"""Prometheus metrics of the public model, on Triton's endpoint; docs/metrics.md lists them.
+"""Prometheus metrics of the public model, on Triton's endpoint; docs/serving.md lists them.
 
 `pb.Metric` shapes this file: a call costs tens of microseconds in two processes, so values are
 added up here and sent once an interval; concurrent calls crash the server, so one thread makes them
@@ -22,7 +22,7 @@ INTERVAL = 1.0  # seconds between two sends
 CLOSE_TIMEOUT = 2.0  # seconds
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
-TALLY = "histogram as counters"  # for thousands of values a second: see docs/metrics.md
+TALLY = "histogram as counters"  # for thousands of values a second: see docs/serving.md
 
 PHASES = ("verify", "draft", "hop", "scheduler")
 REASONS = ("stop", "length", "cancelled", "error", "refused")

@@ -69,7 +69,7 @@ class RequestOutput:
     )
     drafting_rounds: Annotated[
         list[str],
-        "with include_drafting, else not there: each new round as JSON (docs/clients.md)",
+        "with include_drafting, else not there: each new round as JSON (docs/serving.md)",
     ] = field(default_factory=list)
 
 
