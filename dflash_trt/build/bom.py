@@ -26,7 +26,7 @@ SPDX = {
     )
 }
 ALGORITHMS = {"sha256": "SHA-256", "blake3": "BLAKE3"}
-# libraries whose version shows in the bytes of a build
+# libraries whose version affects a build's bytes
 LIBRARIES = ("onnx-ir", "ml-dtypes", "numpy", "safetensors", "tokenizers", "gguf", "tensorrt")
 
 Json = dict[str, Any]

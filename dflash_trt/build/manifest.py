@@ -109,7 +109,7 @@ def check_build(
     report: Callable[[str, int, int], None] = lambda *_: None,
     digested: Container[str] = (),
 ) -> None:
-    """Raise BuildError unless the files are those that were built.
+    """Raise BuildError unless the files are unchanged since the build.
 
     depth: None is full up to `FULL` bytes, else quick; digested: files already verified. Files that
     only deploy the build may all be missing.

@@ -80,7 +80,7 @@ def prepare(
 
 
 def _with_precision(config: BuildConfig, target: Target) -> BuildConfig:
-    """Name the precision of both models where the config leaves it to a quantized GGUF file."""
+    """Fill in the precision of both models for a quantized GGUF file, unless configured."""
     engine, bits = config.engine, target.weights.stored_bits
     if not isinstance(engine, OnnxRuntime) or engine.device == "cuda":
         return config

@@ -27,7 +27,7 @@ WIDE = re.compile(r"%[-+ #0]*(\*|\d{5,}|\d*\.(\*|\d{5,}))")  # a printf field of
 
 
 class LimitError(RequestError):
-    """The template makes too much."""
+    """The template exceeds a limit."""
 
 
 class _Generation(Extension):

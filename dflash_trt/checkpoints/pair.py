@@ -24,11 +24,11 @@ from dflash_trt.planning import target_size
 TARGET_CHECKS: list[Check[[Pair]]] = model_checks.OF_THE_TARGET
 PAIR_CHECKS: list[Check[[Pair]]] = checks_of(model_checks, training_checks)
 EAGLE3_CHECKS: list[Check[[Pair]]] = [*TARGET_CHECKS, *upstream_checks.OF_EAGLE3]
-# what TensorRT-LLM's workers take: an error stands against the pair, a note does not
+# requirements of TensorRT-LLM's workers: an error rules the pair out, a note does not
 TENSORRT_LLM_CHECKS: list[Check[[Pair]]] = [
     check for check in checks_of(upstream_checks) if check not in upstream_checks.OF_EAGLE3
 ]
-# checks of what only our own reader refuses
+# checks of limits of our own reader
 READER_CHECKS = ("target-tensors", "drafter-tensors")
 # bytes per parameter; quantized ones have a float32 scale per 32 (graphs/quantized.py; the head,
 # int8 even with int4, counts as the rest)

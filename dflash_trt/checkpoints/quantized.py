@@ -149,7 +149,7 @@ def dequantized(
         if name not in used and not name.endswith((*ACTIVATIONS, *CACHE))
     }
     for name in sorted(rest.keys() & made.keys()):
-        raise CheckpointError(f"{directory} holds {name} twice, plain and quantised", INSTEAD)
+        raise CheckpointError(f"{directory} holds {name} twice, plain and quantized", INSTEAD)
     return {**rest, **made}
 
 
@@ -203,7 +203,7 @@ def announced_blocks(config: Mapping[str, Any], directory: Path) -> list[Block] 
         raise CheckpointError(f"{directory}: {field}: {first['msg']}", AGAIN) from None
     if other := _not_handled(quant):
         raise CheckpointError(
-            f"{directory} is quantised by {other}, which dflash-trt does not read", INSTEAD
+            f"{directory} is quantized by {other}, which dflash-trt does not read", INSTEAD
         )
     weights = [group.weights for group in quant.config_groups.values() if group.weights]
     blocks = [quant.weight_block_size, *(each.block_structure for each in weights)]

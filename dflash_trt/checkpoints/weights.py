@@ -122,8 +122,8 @@ class Weights:
             if isinstance(tensor, Stored) and tensor.dtype not in (*PLAIN, MAPS.get(name)):
                 raise CheckpointError(
                     f"tensor {name} of {tensor.file} is {tensor.dtype}; only BF16, F16 and F32 are "
-                    "read, and quantised weights that config.json announces, with their scales",
-                    "Use the checkpoint's unquantised version",
+                    "read, and quantized weights that config.json announces, with their scales",
+                    "Use the checkpoint's unquantized version",
                 )
 
     @property
@@ -161,9 +161,9 @@ class Weights:
 
     @property
     def stored_bits(self) -> Literal[4, 8] | None:
-        """The bits that keep the blocks of a GGUF file's layers; None: they are not quantized.
+        """Bits that preserve the blocks of a GGUF file's layers; None: they are not quantized.
 
-        4 for at most 5 bits a weight, scales included (Q4_0, Q4_1, Q4_K), otherwise 8.
+        4 if a weight takes at most 5 bits, scales included (Q4_0, Q4_1, Q4_K), otherwise 8.
         """
         layers = [
             tensor

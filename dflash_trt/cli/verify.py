@@ -88,7 +88,7 @@ def doctor(
         bool | None,
         typer.Option(
             "--generate/--no-generate",
-            help="Whether to load the model and decode. Default: if all else is well.",
+            help="Whether to load the model and decode. Default: if no other check fails.",
         ),
     ] = None,
     check: Check = None,

@@ -51,7 +51,7 @@ class Source(Section):
         return self
 
     def pinned(self, commit: str | None) -> Self:
-        """Return the source at the commit found, because a branch may move; None: not on the Hub."""
+        """Return the source at its commit, because a branch may move; None: not on the Hub."""
         return self if commit is None else self.model_copy(update={"revision": commit})
 
     def below(self, folder: Path) -> Self:

@@ -232,8 +232,8 @@ class EngineLoop:
     def _measure_costs(self) -> None:
         """Measure as soon as the models that run rounds are loaded."""
         if self._settings.mode == "ensemble":
-            # a call of another model while this one is still being loaded crashes the server, whose
-            # threads for it are made last (python_be.cc, LaunchStubProcess)
+            # calling another model while this one loads crashes the server, whose threads for it
+            # are made last (python_be.cc, LaunchStubProcess)
             time.sleep(WAIT_LOADED)
         while not self._closing:
             try:
